@@ -1,0 +1,1 @@
+"""DistributedDataParallel training of ResNets, to be started by torchrun or alone."""

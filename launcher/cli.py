@@ -1,0 +1,5 @@
+"""The `ddpctl` command."""
+
+
+def main() -> None:
+    raise SystemExit("not yet")

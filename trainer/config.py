@@ -1,0 +1,263 @@
+"""`Config`: everything a run can be told, as one frozen value. Flags are made from its fields.
+
+Each field carries its group in `--help`, its help line and its other spellings (torchvision's,
+timm's and those of older DDP tutorials). The value is printed by `--print-config`, saved in every
+checkpoint and written to the first line of metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import UsageError
+
+GROUPS = ("network", "data", "batch", "optimizer", "schedule", "run", "checkpoints", "output")
+
+
+def flag(
+    group: str,
+    default: Any,
+    text: str,
+    *aliases: str,
+    choices: tuple[Any, ...] | None = None,
+    bare: str | None = None,
+    kind: type | None = None,
+) -> Any:
+    """A field of Config. `bare` is what the flag means when it is given without a value."""
+    return field(
+        default=default,
+        metadata={
+            "group": group,
+            "help": text,
+            "aliases": aliases,
+            "choices": choices,
+            "bare": bare,
+            "kind": kind or type(default),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    # network
+    model: str = flag(
+        "network", "resnet18", "resnet8, 20, 18, 34, 50, 101 or 152", "--arch", "--net"
+    )
+    stem: str = flag(
+        "network",
+        "cifar",
+        "first layers: 3x3 for small images, or 7x7",
+        choices=("cifar", "imagenet"),
+    )
+    width: int | None = flag("network", None, "channels of the first stage", kind=int)
+    num_classes: int | None = flag(
+        "network", None, "classes (default: those of the data)", kind=int
+    )
+    bn: str = flag(
+        "network",
+        "local",
+        "batch norm statistics: of a rank, of all ranks (GPU), or fixed",
+        choices=("local", "sync", "frozen"),
+    )
+    channels_last: bool = flag("network", True, "NHWC memory layout")
+    compile: bool = flag("network", False, "torch.compile inside DDP", "--torchcompile")
+
+    # data
+    data: str = flag(
+        "data", "", "folder, `synthetic` or `download`", "--data-path", "--data-dir", "--data-url"
+    )
+    synthetic_train: int = flag("data", 5000, "synthetic images to train on", "--dataset-size")
+    synthetic_test: int = flag("data", 1000, "synthetic images to test on")
+    synthetic_size: int = flag("data", 32, "edge of a synthetic image in pixels")
+    val_split: float = flag(
+        "data", 0.0, "part of the training images kept for choosing the best epoch (0 to 0.5)"
+    )
+    augment: bool = flag("data", True, "random crop and flip of the training images")
+    image_size: int = flag("data", 224, "edge in pixels for ImageFolder trees")
+    workers: int = flag("data", 4, "threads that decode an ImageFolder tree", "-j", "--num-workers")
+
+    # batch
+    batch_size: int | None = flag(
+        "batch",
+        None,
+        "images a rank and optimizer step (default 128)",
+        "-b",
+        "--batch-per-rank",
+        kind=int,
+    )
+    global_batch: int | None = flag(
+        "batch",
+        None,
+        "images an optimizer step, all ranks together",
+        "--global-batch-size",
+        kind=int,
+    )
+    grad_accum_steps: int = flag(
+        "batch", 1, "micro-batches that a rank's batch is cut into", "--grad-accu-steps"
+    )
+    canonical_shards: int = flag(
+        "batch", 0, "bitwise equal weights at every world size that divides this (0: off)"
+    )
+    drop_last: bool = flag("batch", False, "leave out the last, smaller batch of an epoch")
+    amp: str = flag("batch", "off", "mixed precision", choices=("off", "bf16", "fp16"), bare="bf16")
+
+    # optimizer
+    opt: str = flag("optimizer", "sgd", "optimizer", choices=("sgd", "adam", "adamw"))
+    lr: float = flag("optimizer", 0.1, "peak learning rate", "--learning-rate")
+    lr_scaling: str = flag(
+        "optimizer",
+        "none",
+        "how --lr grows with global batch / --lr-base-size",
+        choices=("none", "linear", "sqrt"),
+    )
+    lr_base_size: int = flag("optimizer", 256, "global batch that --lr is meant for")
+    momentum: float = flag("optimizer", 0.9, "momentum of SGD")
+    nesterov: bool = flag("optimizer", True, "Nesterov's form of momentum")
+    weight_decay: float = flag("optimizer", 5e-4, "weight decay", "--wd")
+    norm_weight_decay: float | None = flag(
+        "optimizer", None, "weight decay of batch norm and biases (default: as all)", kind=float
+    )
+    label_smoothing: float = flag("optimizer", 0.0, "label smoothing (0 to 1)", "--smoothing")
+    clip_grad_norm: float = flag(
+        "optimizer", 0.0, "largest gradient norm (0: no limit)", "--clip-grad"
+    )
+    ema: float = flag(
+        "optimizer",
+        0.0,
+        "decay of averaged weights, which are then evaluated (0: off)",
+        "--ema-decay",
+    )
+
+    # schedule
+    epochs: int = flag("schedule", 10, "passes over the training images", "--num-epochs")
+    max_steps: int = flag("schedule", 0, "stop after so many steps in all (0: by epochs)")
+    schedule: str = flag(
+        "schedule",
+        "cosine",
+        "shape of the learning rate",
+        "--lr-scheduler",
+        "--sched",
+        choices=("cosine", "multistep", "triangular", "constant"),
+    )
+    warmup_epochs: float = flag(
+        "schedule", 1.0, "epochs of linear warm-up", "--lr-warmup-epochs", "--warm"
+    )
+    milestones: str = flag(
+        "schedule", "60,120,160", "epochs at which multistep decays", "--lr-milestones"
+    )
+    gamma: float = flag("schedule", 0.2, "factor of each multistep decay", "--lr-gamma")
+    min_lr: float = flag("schedule", 0.0, "learning rate at the end of cosine", "--lr-min")
+
+    # run
+    preset: str = flag("run", "", "a named set of defaults, which flags override")
+    seed: int = flag("run", 0, "of weights, order and augmentation", "--random-seed")
+    deterministic: bool = flag(
+        "run", False, "deterministic algorithms only", "--use-deterministic-algorithms"
+    )
+    device: str = flag("run", "auto", "where to train", choices=("auto", "cpu", "cuda"))
+    spawn: int = flag("run", 0, "start so many ranks on this machine, without torchrun")
+    threads: int = flag("run", 0, "CPU threads a rank (0: torch's choice)")
+    timeout: float = flag("run", 120.0, "seconds after which a silent peer counts as lost")
+    check_every: int = flag("run", 1000, "steps between checks that replicas are equal (0: off)")
+    poll_every: int = flag(
+        "run", 0, "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)"
+    )
+
+    # checkpoints
+    resume: str = flag(
+        "checkpoints",
+        "",
+        "auto, none, or a checkpoint folder (default: auto under ddpctl, else none)",
+        bare="auto",
+    )
+    resume_override: bool = flag(
+        "checkpoints", False, "accept a checkpoint of other data, batch or seed"
+    )
+    checkpoint_dir: str = flag(
+        "checkpoints", "", "where ckpt/step-* go (default: the output folder)", "--model-dir"
+    )
+    save_every: str = flag(
+        "checkpoints", "1ep", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)"
+    )
+    keep: int = flag(
+        "checkpoints", 3, "newest checkpoints to keep, at least 2", "--checkpoint-hist"
+    )
+    export_every: int = flag(
+        "checkpoints", 1, "epochs between epoch_N.pth files (0: none)", "--save-epoch"
+    )
+
+    # output
+    out: str = flag("output", "", "output folder (default ./output)", "--output-dir", "--output")
+    eval_every: int = flag("output", 1, "epochs between evaluations", "--val-interval")
+    eval_batch_size: int = flag("output", 500, "images a rank and evaluation step")
+    test_only: bool = flag("output", False, "evaluate the checkpoint and stop")
+    print_every: int = flag(
+        "output", 50, "steps between lines of progress", "--print-freq", "--print-interval"
+    )
+    tensorboard: bool = flag("output", False, "also write TensorBoard event files")
+    plot: bool = flag("output", False, "draw curves.png at the end")
+
+    def problems(self) -> Iterator[str]:
+        """What cannot be, one line each; nothing here looks at the machine or the data."""
+        for name in AT_LEAST_ONE:
+            if (value := getattr(self, name)) is not None and value < 1:
+                yield f"--{name.replace('_', '-')} {value}: at least 1"
+        for name in NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                yield f"--{name.replace('_', '-')} {getattr(self, name)}: not below 0"
+        if self.keep < 2:
+            yield f"--keep {self.keep}: at least 2, so that a damaged newest one is no loss"
+        if not 0 <= self.val_split <= 0.5:
+            yield f"--val-split {self.val_split}: 0 to 0.5"
+        if not 0 <= self.label_smoothing < 1:
+            yield f"--label-smoothing {self.label_smoothing}: 0 to 1"
+        if not 0 <= self.momentum < 1:
+            yield f"--momentum {self.momentum}: 0 to 1"
+        if not 0 <= self.ema < 1:
+            yield f"--ema {self.ema}: 0 to 1"
+        if self.canonical_shards and self.grad_accum_steps > 1:
+            yield "--canonical-shards cuts the batch itself: leave --grad-accum-steps at 1"
+        if self.canonical_shards and self.bn == "sync":
+            yield "--canonical-shards gives each shard its own statistics: --bn local or frozen"
+        if self.bn == "sync" and self.device == "cpu":
+            yield "--bn sync needs GPUs: --bn local, or frozen, on CPU"
+        if self.amp == "fp16" and self.canonical_shards:
+            yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
+        for name in ("milestones", "save_every"):
+            try:
+                getattr(self, f"parsed_{name}")
+            except ValueError:
+                yield f"--{name.replace('_', '-')} {getattr(self, name)!r}: not understood"
+
+    @property
+    def parsed_milestones(self) -> list[int]:
+        return [int(part) for part in self.milestones.split(",") if part.strip()]
+
+    @property
+    def parsed_save_every(self) -> tuple[int, str]:
+        """(5, "ep"), (500, "st") or (60, "s"); (0, "ep") is at the end only."""
+        match = re.fullmatch(r"(\d+)(ep|st|s)?", self.save_every.strip())
+        if not match:
+            raise ValueError(self.save_every)
+        return int(match[1]), match[2] or "ep"
+
+
+AT_LEAST_ONE = (
+    *("width", "num_classes", "synthetic_train", "synthetic_test", "synthetic_size"),
+    *("image_size", "batch_size", "global_batch", "grad_accum_steps", "lr_base_size"),
+    *("epochs", "eval_every", "eval_batch_size", "print_every"),
+)
+NOT_NEGATIVE = (
+    *("canonical_shards", "lr", "weight_decay", "clip_grad_norm", "max_steps", "warmup_epochs"),
+    *("min_lr", "seed", "spawn", "threads", "timeout", "check_every", "poll_every"),
+    *("export_every", "workers"),
+)
+
+
+def check(config: Config) -> None:
+    """Raises UsageError with all problems, one a line."""
+    if problems := list(config.problems()):
+        raise UsageError("\n".join(problems))

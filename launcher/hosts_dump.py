@@ -18,8 +18,9 @@ def dump_cluster(cluster: Cluster) -> str:
     job = _said(cluster.job)
     if job:
         document["job"] = job
-    # No folding of long lines: an argument may hold any run of spaces.
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=2**31 - 1)
+    # Escapes, not the characters: YAML would fold U+0085 and the like into a space. No folding of
+    # long lines either: an argument may hold any run of spaces.
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=2**31 - 1)
 
 
 def _said(part: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from .hosts_problems import Problems, shown
 from .hosts_values import At, Place, Reading
 
 MAX_BYTES = 1_000_000
+LONGEST_PATH = 4096
 
 
 def text_of(path: Path) -> str:
@@ -48,7 +49,7 @@ def look(reading: Reading, unused: Collection[str] = ()) -> None:
             reading.problems.add(
                 place.line,
                 place.key,
-                f"found {shown(place.path)}, which {why}",
+                f"found {shown(place.path, LONGEST_PATH)}, which {why}",
                 allowed=f"{'a folder' if place.kind == 'folder' else 'a file'} on this machine",
                 remedy="correct the path or create it",
             )
@@ -76,7 +77,7 @@ def _look_into_env_file(place: Place, reading: Reading) -> None:
     """Says which lines are wrong, and of a line only its name: the values are secrets."""
     path = Path(place.path)
     if path.stat().st_size > MAX_BYTES:
-        found = f"found {shown(place.path)}, which is larger than 1 MB"
+        found = f"found {shown(place.path, LONGEST_PATH)}, which is larger than 1 MB"
         reading.problems.add(place.line, place.key, found, remedy="is it this file?")
         return
     for number, raw in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -84,7 +85,9 @@ def _look_into_env_file(place: Place, reading: Reading) -> None:
         name, equals, _ = line.partition("=")
         if not line or line.startswith("#"):
             continue
-        at = At(reading, f"{place.key}: {shown(place.path)} line {number}", "NAME=value")
+        at = At(
+            reading, f"{place.key}: {shown(place.path, LONGEST_PATH)} line {number}", "NAME=value"
+        )
         if not equals or "\ufffd" in line or "\0" in line:
             at.wrong(place.line, "a line that is not NAME=value in UTF-8", "mend or remove it")
         else:

@@ -54,9 +54,9 @@ class Problems:
             raise HostsFileError(self.lines())
 
 
-def shown(text: str) -> str:
-    """`text` on one line, safe to print on a terminal, and not longer than a message can bear."""
-    short = text if len(text) <= SHOWN else text[:SHOWN] + "..."
+def shown(text: str, most: int = SHOWN) -> str:
+    """`text` on one line, safe to print on a terminal, and at most `most` characters of it."""
+    short = text if len(text) <= most else text[:most] + "..."
     return short if short.isprintable() and short.strip() == short and short else repr(short)
 
 

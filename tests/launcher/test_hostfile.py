@@ -1,0 +1,96 @@
+"""DeepSpeed and MPI hostfiles, and `-H`: each slot is a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import HostsFileError
+from launcher.hostfile import is_hostfile, is_hosts_flag, parse_hostfile, parse_hosts_flag
+from launcher.hosts import Cluster, Host, Job, load
+
+
+def test_a_deepspeed_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("# cluster\n\ngpu1 slots=8   # the master\nbob@gpu2 slots = 4\ngpu3\n")
+    assert load(path) == Cluster(
+        hosts=(Host("gpu1", gpus=8), Host("gpu2", user="bob", gpus=4), Host("gpu3")),
+        job=Job(),
+        source=str(path),
+    )
+
+
+def test_mpi_spellings() -> None:
+    made = parse_hostfile("gpu1:8\ngpu2 slots=2 max_slots=4\n[fe80::1]:2\n", "hf")
+    assert made.hosts == (Host("gpu1", gpus=8), Host("gpu2", gpus=2), Host("fe80::1", gpus=2))
+
+
+def test_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = (Host("gpu1", gpus=8), Host("gpu2", user="bob", gpus=0), Host("gpu3"))
+    assert parse_hosts_flag("gpu1:8,bob@gpu2:0,gpu3").hosts == hosts
+    monkeypatch.chdir(tmp_path)
+    assert load("gpu1:8,bob@gpu2:0,gpu3").hosts == hosts
+    (tmp_path / "gpu1:8").write_text("hosts: [other]\n")
+    assert load("gpu1:8").hosts == (Host("other"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpu1 slots=8\n", True),
+        ("\n# x\ngpu1  slots=8 max_slots=9\n", True),
+        ("gpu1:8\n", True),
+        ("gpu1 slots=\n", True),
+        ("hosts:\n  - gpu1\n", False),
+        ("hosts: [gpu1]\n", False),
+        ("nonsense\n", False),
+        ("{hosts: [a]}\n", False),
+        ("- gpu1\n", False),
+        ("", False),
+    ],
+)
+def test_a_hostfile_is_told_from_yaml_by_its_content(text: str, told: bool) -> None:
+    assert is_hostfile(text) is told
+
+
+@pytest.mark.parametrize("name", ["hosts.yaml", "a,b", "/tmp/x:8", "dir/gpu1:8", "gpu1", "a:b"])
+def test_a_file_name_is_no_list_of_hosts(name: str) -> None:
+    assert not is_hosts_flag(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu1 slots=8\ngpu1 slots=8\n", "hf:2: hosts[1]: found gpu1 twice"),
+        ("gpu1 slots=x\n", "hf:1: hosts[0].slots: found x"),
+        ("gpu1 slots=-1\n", "hf:1: hosts[0].slots: found -1"),
+        ("gpu1 slots=\n", "hf:1: hosts[0].slots: found ''"),
+        ("gpu1 slot=8\n", "did you mean 'slots'?"),
+        ("gpu1 slots=8 slots=9\n", "found slots=9 twice"),
+        ("gpu1 slots=8\n-oX slots=2\n", "hf:2: hosts[1]: found -oX"),
+        ("gpu1 slots=8\ngpu2 8\n", "hf:2: hosts[1]: found 8"),
+        ("# nothing\n", "found no hosts"),
+    ],
+)
+def test_a_wrong_hostfile(text: str, expected: str) -> None:
+    with pytest.raises(HostsFileError) as caught:
+        parse_hostfile(text, "hf")
+    assert any(expected in line for line in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("gpu1:8,gpu1:8", "twice"),
+        ("gpu1:8,,gpu2:8", "hosts[1]: found an empty text"),
+        ("gpu1:x", "found x"),
+        ("-x:8", "an option to ssh"),
+        ("", "found an empty text"),
+    ],
+)
+def test_a_wrong_flag(value: str, expected: str) -> None:
+    with pytest.raises(HostsFileError) as caught:
+        parse_hosts_flag(value)
+    assert any(expected in line for line in caught.value.problems), caught.value.problems
+    assert caught.value.problems[0].startswith("-H: ")

@@ -1,0 +1,362 @@
+"""A hosts file that is wrong: every problem at once, each one line with its place and remedy."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import HostsFileError
+from launcher.hosts import load, parse
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(HostsFileError) as caught:
+        parse(text, "hosts.yaml", base="/etc/cluster")
+    assert caught.value.exit_code == 2
+    assert all("\n" not in line for line in caught.value.problems)
+    return caught.value.problems
+
+
+def test_every_problem_is_told_at_once_in_the_order_of_the_file() -> None:
+    found = problems(
+        """defaults: {port: -22}
+hosts:
+  - {host: a, prot: 22}
+  - {host: b, port: 0}
+  - {host: b, gpus: 2}
+job:
+  imgae: x
+  nproc_per_node: 0
+  engine: process
+"""
+    )
+    assert [line.split(": ")[:2] for line in found] == [
+        ["hosts.yaml:1", "defaults.port"],
+        ["hosts.yaml:3", "hosts[0].prot"],
+        ["hosts.yaml:3", "hosts[0].host"],
+        ["hosts.yaml:4", "hosts[1].port"],
+        ["hosts.yaml:4", "hosts[1].host"],
+        ["hosts.yaml:5", "hosts[2].host"],
+        ["hosts.yaml:5", "hosts[2]"],
+        ["hosts.yaml:7", "job.imgae"],
+        ["hosts.yaml:8", "job.nproc_per_node"],
+    ]
+
+
+def test_the_form_of_a_problem() -> None:
+    assert problems("hosts:\n  - host: a\n    prot: 2222\n") == [
+        "hosts.yaml:3: hosts[0].prot: found an unknown key; allowed: gpus, host, host_keys, "
+        "identity_file, interface, internal_ip, port, proxy_jump, user; correct or remove it; "
+        "did you mean 'port'?"
+    ]
+    assert problems("hosts: [a]\njob:\n  master_port: 70000\n") == [
+        "hosts.yaml:3: job.master_port: found 70000; allowed: a number from 1 to 65535, or auto; "
+        "write a number from 1 to 65535"
+    ]
+
+
+HOST_PROBLEMS = [
+    ("{host: a, port: -1}", "found -1"),
+    ("{host: a, port: 0}", "found 0"),
+    ("{host: a, port: 70000}", "found 70000"),
+    ("{host: a, port: 0022}", "octal; write 22"),
+    ("{host: a, port: 22.0}", "found 22.0"),
+    ("{host: a, port: yes}", "found yes"),
+    ("{host: a, port: }", "found nothing"),
+    ("{host: a, port: [22]}", "found a list"),
+    ("{host: a, port: 22, port: 23}", "written twice (first on line 2)"),
+    ("{host: a, gpus: -1}", "found -1"),
+    ("{host: a, gpus: al}", "did you mean 'all'?"),
+    ("{host: a, gpus: []}", "write gpus: 0"),
+    ("{host: a, gpus: [0, 0]}", "GPU 0 twice"),
+    ("{host: a, gpus: [-1]}", "found -1"),
+    ("{host: a, gpus: [a, 1]}", "found a;"),
+    ("{host: a, gpus: '0,1'}", "write gpus: [0, 1]"),
+    ("{host: a, gpus: {0: 1}}", "found a mapping"),
+    ("{host: -oProxyCommand=id}", "an option to ssh"),
+    ("-oProxyCommand=id", "an option to ssh"),
+    ("u@-host", "an option to ssh"),
+    ("{host: 'a b'}", "found a b"),
+    ('{host: "a\\nb"}', r"found 'a\nb'"),
+    ('{host: "a\\e[31mb"}', r"\x1b"),
+    ("{host: 'a;id'}", "remove ;"),
+    ("{host: '$(id)'}", "found $(id)"),
+    ("{host: bob@gpu}", "write host: gpu and user: bob"),
+    ("{host: 'gpu:2222'}", "write host: gpu and port: 2222"),
+    ("{host: 'a:b:c'}", "a colon is only for IPv6"),
+    ("{host: }", "found nothing"),
+    ("{host: ''}", "found an empty text"),
+    ("''", "found an empty text"),
+    ("{gpus: 2}", "found no host"),
+    ("gpu1:8", "write {host: gpu1, port: 8} or {host: gpu1, gpus: 8}"),
+    ("gpu1:99999", "found 99999"),
+    ("'@gpu1'", "found an empty text"),
+    ("u@", "found an empty text"),
+    ("5", 'quote it if meant: "5"'),
+    ("yes", "a yes/no value"),
+    ("[a]", "found a list"),
+    ("{host: a, user: 'x y'}", "found x y"),
+    ("{host: a, user: -x}", "an option to ssh"),
+    ("{host: a, user: 'x;y'}", "remove ;"),
+    ("{host: a, user: no}", "a yes/no value"),
+    ("{host: a, identity_file: ''}", "found an empty text"),
+    ("{host: a, identity_file: ~bob/key}", "write the absolute path"),
+    ("{host: a, proxy_jump: -x}", "an option to ssh"),
+    ("{host: a, proxy_jump: 'a,-x'}", "write [user@]host[:port]"),
+    ("{host: a, proxy_jump: 'a:0'}", "a port is a number"),
+    ("{host: a, proxy_jump: 'a b'}", "found a b"),
+    ("{host: a, internal_ip: gpu1}", "write the address itself"),
+    ("{host: a, internal_ip: 10.0.0.1/24}", "write the address itself"),
+    ("{host: a, internal_ip: 10.0.0.256}", "write the address itself"),
+    ("{host: a, internal_ip: 0.0.0.0}", "an address that the host itself carries"),
+    ("{host: a, interface: 'ib0,ib1'}", "write one name"),
+    ("{host: a, interface: '^docker0'}", "write one name"),
+    ("{host: a, interface: a-very-long-interface}", "write one name"),
+    ("{host: a, host_keys: no}", "found no; allowed: ask or accept-new"),
+    ("{host: a, host_keys: accept_new}", "did you mean 'accept-new'?"),
+    ("{host: local, port: 22}", "this machine is not reached by SSH"),
+    ("u@local", "this machine is not reached by SSH"),
+    ("{host: a, hostname: b}", "did you mean 'host'?"),
+    ("{host: a, slots: 8}", "did you mean 'gpus'?"),
+    ("{host: a, image: b}", "move it under job:"),
+    ("{host: a, [b]: c}", "a key that is not text"),
+    ("!!python/object/apply:os.system ['id']", "YAML tag"),
+]
+
+
+@pytest.mark.parametrize(("written", "expected"), HOST_PROBLEMS)
+def test_a_wrong_host(written: str, expected: str) -> None:
+    found = problems(f"hosts:\n  - {written}\n")
+    assert any(expected in line for line in found), found
+    assert all(line.startswith("hosts.yaml:2: ") for line in found)
+
+
+JOB_PROBLEMS = [
+    ("engine: podman", "found podman; allowed: docker or process"),
+    ("engine: Docker", "did you mean 'docker'?"),
+    ("image: Foo/Bar", "lower case"),
+    ("image: 'a b'", "as `docker images` shows it"),
+    ("image: --privileged", "as `docker images` shows it"),
+    ("image: 1.10", 'quote it if meant: "1.10"'),
+    ("image:", "found nothing"),
+    ("workdir: 5", "a number"),
+    ("workdir: /", "a folder below the root"),
+    ('dataset: "a\\0b"', "no program can be given"),
+    ("command: python train.py --lr 1", "write [train.py, --lr, 1]"),
+    ("command: [python3, train.py]", "leave python3 out"),
+    ("command: [torchrun, train.py]", "leave torchrun out"),
+    ("command: []", "nothing to run"),
+    ("command: [train.py, [1]]", "job.command[1]: found a list"),
+    ("command: [train.py, null]", "job.command[1]: found nothing"),
+    ('command: [train.py, "\\0"]', "no program can be given"),
+    ("resume_args: --resume", "write [--resume]"),
+    ("nproc_per_node: 0", "found 0"),
+    ("nproc_per_node: two", "write a whole decimal number"),
+    ("master_port: 0", "found 0"),
+    ("master_port: -29500", "found -29500"),
+    ("master_port: 029500", "write 29500"),
+    ("master_port: atuo", "did you mean 'auto'?"),
+    ("env: [A=1]", "write NAME: value"),
+    ("env: {A B: 1}", "job.env.A B: found the name A B"),
+    ("env: {1A: 1}", "found the name 1A"),
+    ("env: {RANK: 1}", "ddpctl or torchrun sets it"),
+    ("env: {A: }", "found nothing"),
+    ("env: {A: [1]}", "found a list"),
+    ("env: {A: 1, A: 2}", "written twice"),
+    ("mounts: /a:/b", "found text"),
+    ("mounts: [/a]", "write FOLDER_ON_THE_HOST"),
+    ("mounts: ['a:/b']", "both folders are absolute"),
+    ("mounts: ['/a:b']", "both folders are absolute"),
+    ("mounts: ['~/a:/b']", "both folders are absolute"),
+    ("mounts: ['/a:/b:rx']", "rx is no mode"),
+    ("mounts: ['/a:/b:ro:x']", "write FOLDER_ON_THE_HOST"),
+    ("mounts: ['/a:/checkpoints/x']", "ddpctl's own"),
+    ("mounts: ['/a:/']", "ddpctl's own"),
+    ("mounts: ['/a:/../output']", "without `..`"),
+    ("mounts: ['/a:/c', '/b:/c/']", "two mounts at /c"),
+    ("{dataset: d, mounts: ['/a:/data']}", "where dataset goes"),
+    ("{workdir: d, mounts: ['/a:/workspace/x']}", "where workdir goes"),
+    ("shm_size: 16q", "write for example 16g"),
+    ("shm_size: 16", "less than 1 MiB"),
+    ("shm_size: -16g", "write for example 16g"),
+    ("shm_size: 0", "less than 1 MiB"),
+    ("shm_size: 9999999t", "so much memory"),
+    ("user: bob", "write for example user: 1000:1000"),
+    ("user: hots", "did you mean 'host'?"),
+    ("user: '1:99999999999'", "write for example"),
+    ("max_restarts: -1", "found -1"),
+    ("stop_timeout: 60s", "found 60s"),
+    ("stop_timeout: -1", "found -1"),
+    ("volumes: []", "did you mean 'mounts'?"),
+    ("gpus: 2", "move it under hosts:"),
+    ("engine: process", "use host: local"),
+    ("nproc_per_node: 3", "found 2 GPUs for job.nproc_per_node 3"),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), JOB_PROBLEMS)
+def test_a_wrong_job(line: str, expected: str) -> None:
+    found = problems(f"hosts:\n  - host: a\n    gpus: 2\njob:\n  {line}\n")
+    assert any(expected in text for text in found), found
+
+
+def test_process_engine_has_no_container_to_mount_into() -> None:
+    (found,) = problems("hosts: [local]\njob:\n  engine: process\n  mounts: ['/a:/b']\n")
+    assert found.startswith("hosts.yaml:4: job.mounts: ")
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "[a, a]",
+        "[a, A]",
+        "[local, local]",
+        "[{host: a, gpus: 2}, {host: a, gpus: 2}]",
+        "[{host: a, gpus: [0, 1]}, {host: a, gpus: [1]}]",
+        "[{host: a, gpus: [0]}, {host: a}]",
+        "[a, {host: a, port: 22}]",
+        "[b, {host: a, gpus: [0]}, {host: a, gpus: 1}]",
+    ],
+)
+def test_one_gpu_belongs_to_one_node(hosts: str) -> None:
+    (found,) = problems(f"hosts: {hosts}\n")
+    assert "the same machine twice only with disjoint lists of GPU ids" in found
+
+
+def test_a_spare_is_no_host_already() -> None:
+    (found,) = problems("hosts: [a]\nspares: [a]\n")
+    assert found.startswith("hosts.yaml:2: spares[0]: ")
+
+
+def test_two_machines_have_two_addresses() -> None:
+    (found,) = problems(
+        "hosts:\n  - {host: a, internal_ip: 10.0.0.1}\n  - {host: b, internal_ip: 10.0.0.1}\n"
+    )
+    assert found.startswith("hosts.yaml:3: hosts[1].internal_ip: found 10.0.0.1, which hosts[0]")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "found an empty file"),
+        ("# only a comment\n", "found an empty file"),
+        ("just some words\n", "found text"),
+        ("- a\n- b\n", "found a list"),
+        ("hosts:\n", "found no hosts"),
+        ("hosts: []\n", "found no hosts"),
+        ("job: {}\n", "found no hosts"),
+        ("hosts: {a: {}}\n", "found a mapping"),
+        ("hosts: a,b\n", "found text"),
+        ("hosts: [a]\nspares: b\n", "spares: found text"),
+        ("hosts: [a]\njob: [b]\n", "job: found a list"),
+        ("hosts: [a]\ndefaults: 3\n", "defaults: found a number"),
+        ("hosts: [a]\nhosts: [b]\n", "written twice"),
+        ("hosts: [a]\nhots: [b]\n", "did you mean 'hosts'?"),
+        ("hosts: [a]\nimage: b\n", "move it under job:"),
+        ("hosts: [a]\ndefaults: {internal_ip: 10.0.0.1}\n", "move it under hosts:"),
+        ("hosts: [a\n", "not YAML"),
+        ("hosts:\n\t- a\n", "not YAML"),
+        ("{{{{", "not YAML"),
+        ("hosts: [a]\n---\nhosts: [b]\n", "not YAML"),
+        ("hosts: [*a]\n", "not YAML"),
+        ("hosts: &a [*a]\n", "an alias of itself"),
+        ("hosts: [a]\njob: {<<: 3}\n", "`<<` of a number"),
+        ("a\x00b", "not YAML"),
+        ("hosts: [\ud800]", "not YAML"),
+        ("[" * 10_000, "nested more than"),
+        ("hosts: [" + "&a a, *a," * 200 + "]", "more than 100 aliases"),
+    ],
+)
+def test_a_document_that_is_no_hosts_file(text: str, expected: str) -> None:
+    found = problems(text)
+    assert any(expected in line for line in found), found
+
+
+def test_a_billion_laughs_are_refused_at_once() -> None:
+    levels = "\n".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 12)}]" for i in range(1, 12))
+    start = time.monotonic()
+    found = problems("l0: &l0 [ha]\n" + levels + "\nhosts: *l11\n")
+    assert "aliases" in found[0]
+    assert time.monotonic() - start < 1
+
+
+# Files
+
+
+def file_problems(path: Path) -> list[str]:
+    with pytest.raises(HostsFileError) as caught:
+        load(path)
+    return caught.value.problems
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    def said(name: str, data: bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(data)
+        (line,) = file_problems(path)
+        assert line.startswith(str(path))
+        return line
+
+    assert "found an empty file" in said("empty", b"")
+    assert "more than 1 MB" in said("large", b"# x\n" * 2_500_000)
+    assert "a binary file" in said("binary", bytes(range(256)))
+    assert ":2: found byte 0xe9, which is not UTF-8" in said("latin1", b"hosts:\n  - caf\xe9\n")
+    assert "not UTF-8" in said("utf16", "hosts: [a]".encode("utf-16"))
+    (line,) = file_problems(tmp_path)
+    assert line.startswith(f"{tmp_path}: cannot be read: is a directory; ")
+    (line,) = file_problems(tmp_path / "none.yaml")
+    assert "cannot be read: no such file or directory" in line
+    (line,) = file_problems(Path(f"{tmp_path}/\0"))
+    assert "cannot be read" in line
+
+
+def test_a_byte_order_mark_is_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_bytes(b"\xef\xbb\xbfhosts: [a]\n")
+    assert load(path).hosts[0].host == "a"
+
+
+def test_files_that_are_not_there_are_named_with_everything_else(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("x")
+    path = tmp_path / "hosts.yaml"
+    path.write_text(
+        """defaults: {identity_file: id_none}
+hosts: [a, {host: b, identity_file: .}]
+job:
+  workdir: plain
+  dataset: nowhere
+  env_file: none.env
+  max_restarts: -1
+"""
+    )
+    assert [line.split("; ")[0] for line in file_problems(path)] == [
+        f"{path}:1: defaults.identity_file: found {tmp_path}/id_none, which does not exist",
+        f"{path}:2: hosts[1].identity_file: found {tmp_path}, which is no file",
+        f"{path}:4: job.workdir: found {tmp_path}/plain, which is no folder",
+        f"{path}:5: job.dataset: found {tmp_path}/nowhere, which does not exist",
+        f"{path}:6: job.env_file: found {tmp_path}/none.env, which does not exist",
+        f"{path}:7: job.max_restarts: found -1",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_key_that_may_not_be_read(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(mode=0)
+    path = tmp_path / "hosts.yaml"
+    path.write_text("hosts: [{host: a, identity_file: key}]\n")
+    assert "cannot be read (permission denied)" in file_problems(path)[0]
+
+
+def test_an_env_file_is_checked_without_showing_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "secrets.env").write_bytes(
+        b"# comment\n\nTOKEN=hunter2\nhunter3\nA B=hunter4\nRANK=hunter5\nX=\xff hunter6\n"
+    )
+    path = tmp_path / "hosts.yaml"
+    path.write_text("hosts: [a]\njob:\n  env_file: secrets.env\n")
+    found = file_problems(path)
+    assert [line.split(" line ")[1][0] for line in found] == ["4", "5", "6", "7"]
+    assert "hunter" not in "".join(found)

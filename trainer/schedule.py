@@ -1,0 +1,101 @@
+"""The learning rate and the samples of a step, as pure functions of the step.
+
+Nothing here has state, so resuming at a step needs nothing but its number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainer.config import Config
+from trainer.errors import UsageError
+
+FEW_STEPS = 25  # an epoch of fewer optimizer steps rarely trains well: the batch is too large
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run. A global batch is cut into `parts` equal micro-batches; rank r computes
+    parts r*k to (r+1)*k-1, where k is `parts_per_rank`."""
+
+    samples: int
+    global_batch: int
+    world_size: int
+    parts: int
+    steps_per_epoch: int
+    epochs: int
+    total_steps: int
+    peak_lr: float
+    warmup_steps: int
+
+    @property
+    def parts_per_rank(self) -> int:
+        return self.parts // self.world_size
+
+    def batch_of(self, step: int) -> tuple[int, int]:
+        """First and last+1 position in the epoch's order of the batch of global step `step`."""
+        start = step % self.steps_per_epoch * self.global_batch
+        return start, min(start + self.global_batch, self.samples)
+
+
+def make_plan(config: Config, samples: int, world_size: int) -> Plan:
+    """Raises UsageError for a batch that does not divide: nothing is ever rounded."""
+    batch = global_batch(config, world_size)
+    parts = config.canonical_shards or world_size * config.grad_accum_steps
+    if parts % world_size:
+        raise UsageError(f"--canonical-shards {parts} does not divide by {world_size} ranks")
+    if batch % parts:
+        raise UsageError(
+            f"a global batch of {batch} does not divide into {parts} equal parts "
+            f"({world_size} ranks, --grad-accum-steps {config.grad_accum_steps}, "
+            f"--canonical-shards {config.canonical_shards})"
+        )
+    steps = samples // batch if config.drop_last else -(-samples // batch)
+    if steps == 0:
+        raise UsageError(f"a global batch of {batch} with --drop-last: there are {samples} images")
+    total = config.max_steps or steps * config.epochs
+    return Plan(
+        samples=samples,
+        global_batch=batch,
+        world_size=world_size,
+        parts=parts,
+        steps_per_epoch=steps,
+        epochs=-(-total // steps),
+        total_steps=total,
+        peak_lr=config.lr * lr_factor(config, batch),
+        warmup_steps=min(round(config.warmup_epochs * steps), total // 2),
+    )
+
+
+def global_batch(config: Config, world_size: int) -> int:
+    return config.global_batch or (config.batch_size or 128) * world_size
+
+
+def lr_factor(config: Config, batch: int) -> float:
+    """Linear is a rule for SGD; sqrt suits adaptive optimizers."""
+    ratio = batch / config.lr_base_size
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
+
+
+def lr_at(step: int, config: Config, plan: Plan) -> float:
+    """Learning rate of optimizer step `step`, which counts from 0."""
+    warmup = plan.warmup_steps
+    if step < warmup:
+        return plan.peak_lr * (step + 1) / warmup
+    if config.schedule == "constant":
+        return plan.peak_lr
+    if config.schedule == "multistep":
+        epoch = step // plan.steps_per_epoch
+        passed = sum(epoch >= milestone for milestone in config.parsed_milestones)
+        return plan.peak_lr * config.gamma**passed
+    done = (step - warmup) / max(1, plan.total_steps - warmup)
+    if config.schedule == "triangular":
+        return plan.peak_lr * (1 - done)
+    return config.min_lr + (plan.peak_lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Where part `index` of `parts` begins and ends in a batch of `size`: sizes differ by at
+    most one, and depend on nothing else, so W ranks of k parts cut as W*k ranks of one do."""
+    return size * index // parts, size * (index + 1) // parts

@@ -1,0 +1,248 @@
+"""The Docker SDK on a machine, over the connection that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+import docker
+import docker.context
+import docker.errors
+import docker.utils
+import requests
+import requests.adapters
+import urllib3.connection
+import urllib3.connectionpool
+
+from launcher.errors import CommandTimeout, DdpctlError, DockerUnavailable
+
+from .stream import CHUNK, Stream
+
+TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
+IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
+
+# Non-interactive logins often miss the folders where people put the docker command.
+_DIAL = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"; exec docker system dial-stdio'
+
+Open = Callable[..., Stream]
+
+
+def client_through(name: str, open_stream: Open) -> docker.DockerClient:
+    """The SDK on machine `name`, each of its connections a command there."""
+    return _client(name, base_url="http://docker:80", adapter=_Adapter(name, open_stream))
+
+
+def local_client(name: str) -> docker.DockerClient:
+    """The SDK on this machine: DOCKER_HOST, else the docker command's context, else its socket."""
+    try:
+        return _client(name, **_local_endpoint())
+    except docker.errors.DockerException as error:
+        raise unavailable(name, str(error)) from None
+
+
+def _local_endpoint() -> dict[str, Any]:
+    if os.environ.get("DOCKER_HOST"):
+        return dict(docker.utils.kwargs_from_env())
+    name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
+    context = docker.context.ContextAPI.get_context(name)
+    if context is None:
+        raise docker.errors.DockerException(f"no docker context is named {name}")
+    return {"base_url": context.Host, "tls": context.TLSConfig or False}
+
+
+def _client(name: str, **endpoint: Any) -> docker.DockerClient:
+    try:
+        return _Client(_Api(name, **endpoint))
+    except docker.errors.DockerException as error:
+        if isinstance(error.__cause__, DdpctlError):
+            raise error.__cause__ from None
+        raise unavailable(name, str(error)) from None
+
+
+class _Client(docker.DockerClient):
+    def __init__(self, api: docker.APIClient) -> None:
+        self.api = api
+
+
+class _Api(docker.APIClient):
+    def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
+        self._name = name
+        self._adapter = adapter
+        super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
+
+    def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
+        return self._adapter or super().get_adapter(url)
+
+    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+        """Any call: what goes wrong below the engine's own answer is one line."""
+        if self._adapter:
+            kwargs["proxies"] = {}  # this machine's proxies lead nowhere over there
+        try:
+            return super().send(request, **kwargs)
+        except requests.exceptions.Timeout:
+            raise CommandTimeout(
+                f"{self._name}: Docker did not answer {request.method} {request.path_url} in time; "
+                "look whether dockerd or a disk hangs there"
+            ) from None
+        except requests.exceptions.ConnectionError as error:
+            raise unavailable(self._name, str(error)) from None
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """An adapter of requests whose connections are commands on the machine."""
+
+    def __init__(self, name: str, open_stream: Open) -> None:
+        self._pool = _Pool(name, open_stream)
+        super().__init__()
+
+    def get_connection_with_tls_context(self, *_: Any, **__: Any) -> _Pool:
+        return self._pool
+
+    def get_connection(self, *_: Any, **__: Any) -> _Pool:
+        return self._pool
+
+    def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
+        return request.path_url
+
+    def close(self) -> None:
+        self._pool.close()
+        super().close()
+
+
+class _Pool(urllib3.connectionpool.HTTPConnectionPool):
+    def __init__(self, name: str, open_stream: Open) -> None:
+        super().__init__("docker", maxsize=IDLE_CONNECTIONS, block=False, retries=False)
+        self._name = name
+        self._open_stream = open_stream
+
+    def _new_conn(self) -> _Connection:
+        self.num_connections += 1
+        return _Connection(self._name, self._open_stream)
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    def __init__(self, name: str, open_stream: Open) -> None:
+        super().__init__("docker", blocksize=CHUNK)
+        self._name = name
+        self._open_stream = open_stream
+
+    def _new_conn(self) -> Any:
+        return StreamSocket(self._name, self._open_stream(["sh", "-c", _DIAL]))
+
+    @property
+    def is_connected(self) -> bool:
+        sock: Any = self.sock
+        return sock is not None and sock.is_alive()
+
+
+class StreamSocket(io.RawIOBase):
+    """As much of a socket as http.client and the SDK use, over a command's two ends."""
+
+    def __init__(self, name: str, stream: Stream) -> None:
+        self._name = name
+        self._stream = stream
+        self._timeout: float | None = None
+        self._heard = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer), self._timeout)
+        if not data and not self._heard:
+            raise unavailable(self._name, self._last_words())
+        self._heard = True
+        buffer[: len(data)] = data
+        return len(data)
+
+    def sendall(self, data: Any) -> None:
+        try:
+            self._stream.write(data, self._timeout)
+        except BrokenPipeError:
+            # the engine may have answered before it hung up: http.client reads that
+            if not self._heard:
+                raise unavailable(self._name, self._last_words()) from None
+            raise
+
+    def makefile(self, mode: str, *_: Any, **__: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Unclosed(self), CHUNK)
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def gettimeout(self) -> float | None:
+        return self._timeout
+
+    def is_alive(self) -> bool:
+        return not self.closed and self._stream.is_alive()
+
+    def shutdown(self, _how: int) -> None:
+        self._stream.close_stdin()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+    def _last_words(self) -> str:
+        """Why the command behind this ended, in its own words."""
+        with contextlib.suppress(TimeoutError):
+            code = self._stream.wait(5.0)
+            self._stream.stderr_all(5.0)
+            return self._stream.stderr_tail() or f"`docker system dial-stdio` ended with {code}"
+        return "the engine hung up"
+
+
+class _Unclosed(io.RawIOBase):
+    """A response reads through this: closing it leaves the connection for the next one."""
+
+    def __init__(self, sock: StreamSocket) -> None:
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._sock.readinto(buffer)
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._sock.settimeout(timeout)
+
+    def gettimeout(self) -> float | None:
+        return self._sock.gettimeout()
+
+
+def unavailable(name: str, said: str) -> DockerUnavailable:
+    """What the engine or its command said, as one line with the remedy."""
+    text = " ".join(said.split())
+    for signs, problem, remedy in _PROBLEMS:
+        if any(sign in text for sign in signs):
+            return DockerUnavailable(f"{name}: {problem}; {remedy}")
+    return DockerUnavailable(f"{name}: Docker does not answer: {text[-300:]}")
+
+
+_PROBLEMS = (
+    (
+        ("permission denied", "Permission denied", "PermissionError"),
+        "this user may not use Docker",
+        "on that host `sudo usermod -aG docker USER`, then log in again",
+    ),
+    (
+        ("is not a docker command", "unknown command", "unknown flag", "Usage:  docker"),
+        "the docker command is too old for `docker system dial-stdio`",
+        "install Docker 18.09 or newer there",
+    ),
+    (
+        ("docker: not found", "docker: command not found", "No such file or directory: 'docker'"),
+        "the docker command is not installed",
+        "install Docker Engine there: https://docs.docker.com/engine/install/",
+    ),
+    (
+        ("Cannot connect to the Docker daemon", "Connection refused", "No such file or directory"),
+        "the Docker daemon does not run",
+        "on that host `sudo systemctl start docker`",
+    ),
+)

@@ -1,0 +1,193 @@
+"""Node: one machine, reached by SSH or this one; each_node: many at once.
+
+node = Node(Host("gpu1.lab"))
+node.run(["nvidia-smi", "-L"]).stdout
+with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
+    while chunk := log.read():
+        ...
+node.docker.containers.list()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from launcher.errors import CommandTimeout, DdpctlError, NodesFailed
+from launcher.hosts import Host
+
+from .local import LocalMachine
+from .shell import with_environment
+from .stream import CHUNK, STDERR_TAIL, Completed, Deadline, Stream
+
+if TYPE_CHECKING:
+    import docker
+
+T = TypeVar("T")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+__all__ = ["Completed", "Node", "Stream", "each_node"]
+
+
+class Machine(Protocol):
+    """What SSH and this machine have in common."""
+
+    def connect(self) -> None: ...
+    def open(
+        self, argv: Sequence[str], *, stdin: bool = True, stderr_limit: int | None = STDERR_TAIL
+    ) -> Stream: ...
+    def close(self) -> None: ...
+
+
+class Node:
+    """One machine. Connects on first use, then keeps the connection; safe in many threads."""
+
+    def __init__(self, host: Host, *, connect_timeout: float = 10.0) -> None:
+        self.host = host
+        self.name = host.name
+        self._machine = _machine(host, connect_timeout)
+        self._docker: docker.DockerClient | None = None
+        self._docker_lock = threading.Lock()
+        self._home: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Node({self.name})"
+
+    def connect(self) -> None:
+        """HostUnreachable, in one line with the remedy, when it cannot be."""
+        self._machine.connect()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
+        env: Mapping[str, str] = _NOTHING,
+    ) -> Completed:
+        """Runs one command to its end, in the home folder.
+
+        `env` is added to its environment and never shown in a process list. CommandTimeout after
+        `timeout` seconds, HostUnreachable when the connection does not last that long.
+        """
+        if env:
+            argv, preamble = with_environment(argv, env)
+            stdin = preamble + stdin
+        deadline = Deadline(timeout)
+        stream = self._machine.open(argv, stderr_limit=None)
+        try:
+            threading.Thread(target=_feed, args=(stream, stdin), daemon=True).start()
+            stdout = bytearray()
+            while chunk := stream.read(CHUNK, deadline.left()):
+                stdout += chunk
+            stderr = stream.stderr_all(deadline.left() or 0.0)
+            return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
+        except TimeoutError:
+            raise CommandTimeout(
+                f"{self.name}: `{argv[0]}` did not end within {timeout:g} s; "
+                "look whether the machine or one of its disks hangs"
+            ) from None
+        finally:
+            stream.close()
+
+    def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
+        """Starts one command and hands over its streams.
+
+        With `stdin=False` it reads nothing and is ended when the stream closes or the connection
+        breaks, so that a `tail -F` never stays behind.
+        """
+        return self._machine.open(argv, stdin=stdin)
+
+    @property
+    def docker(self) -> docker.DockerClient:
+        """The Docker SDK, over this same connection. DockerUnavailable in one line, with the
+        remedy, when the machine is there and its engine is not."""
+        with self._docker_lock:
+            if self._docker is None:
+                from . import docker_api
+
+                if isinstance(self._machine, LocalMachine):
+                    self._docker = docker_api.local_client(self.name)
+                else:
+                    self._docker = docker_api.client_through(self.name, self._machine.open)
+            return self._docker
+
+    def home(self) -> str:
+        """The home folder of the user there."""
+        if self._home is None:
+            self._home = self.run(["sh", "-c", 'printf %s "$HOME"']).stdout.decode()
+        return self._home
+
+    def close(self) -> None:
+        with self._docker_lock:
+            client, self._docker = self._docker, None
+        if client is not None:
+            client.close()
+        self._machine.close()
+
+
+def each_node(nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32) -> dict[Node, T]:
+    """`do` for every node at once, at most `limit` at a time, waiting for all of them.
+
+    NodesFailed carries every error and every result by host name; a name that stands twice in
+    `nodes` is told apart as `name (2)`.
+    """
+    results: dict[Node, T] = {}
+    errors: dict[Node, BaseException] = {}
+    todo = list(reversed(nodes))
+
+    def work() -> None:
+        while True:
+            try:
+                node = todo.pop()
+            except IndexError:
+                return
+            try:
+                results[node] = do(node)
+            except BaseException as error:
+                errors[node] = error
+
+    threads = [
+        threading.Thread(target=work, daemon=True, name="node")
+        for _ in range(min(limit, len(nodes)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures: dict[str, DdpctlError] = {}
+    names = _unique_names(nodes)
+    for node, error in errors.items():
+        if not isinstance(error, DdpctlError):
+            raise error
+        failures[names[node]] = error
+    if failures:
+        raise NodesFailed(failures, {names[node]: result for node, result in results.items()})
+    return {node: results[node] for node in nodes}
+
+
+def _unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
+    seen: dict[str, int] = {}
+    names = {}
+    for node in nodes:
+        seen[node.name] = count = seen.get(node.name, 0) + 1
+        names[node] = node.name if count == 1 else f"{node.name} ({count})"
+    return names
+
+
+def _machine(host: Host, connect_timeout: float) -> Machine:
+    if host.is_local:
+        return LocalMachine()
+    from .ssh import SshMachine  # paramiko takes its time: a local run does without
+
+    return SshMachine(host, connect_timeout=connect_timeout)
+
+
+def _feed(stream: Stream, data: bytes) -> None:
+    """A command need not read what it is told: then it ends, and its exit code tells."""
+    with contextlib.suppress(OSError, DdpctlError):
+        stream.write(data)
+        stream.close_stdin()

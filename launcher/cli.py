@@ -1,5 +1,115 @@
-"""The `ddpctl` command."""
+"""The `ddpctl` command: which commands there are, in the order of `--help`; errors and exit codes.
+
+Command modules import what is heavy (paramiko, docker, pydantic) inside their functions, so that
+`ddpctl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from launcher import __version__
+from launcher.commands import attach, fetch, kill, launch, logs, ps, push, resume
+from launcher.errors import DdpctlError
+
+app = typer.Typer(
+    name="ddpctl",
+    help="Launch PyTorch DistributedDataParallel training in containers on several hosts over SSH.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+COMMANDS = {
+    "push": push.push,
+    "launch": launch.launch,
+    "resume": resume.resume,
+    "kill": kill.kill,
+    "ps": ps.ps,
+    "logs": logs.logs,
+    "attach": attach.attach,
+    "fetch": fetch.fetch,
+}
+for name, function in COMMANDS.items():
+    app.command(name)(function)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddpctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
-    raise SystemExit("not yet")
+    """The console script. Exit codes: CONTRACT section 6."""
+    own, launch.after_dashes = split_command(sys.argv[1:])
+    try:
+        code = app(args=own, standalone_mode=False)
+    except DdpctlError as error:
+        _say(str(error))
+        code = error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        code = _foreign(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def split_command(argv: list[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before the first `--` is ours, what stands after it is torchrun's to run.
+
+    Both spellings of a flag are understood: --nproc_per_node is --nproc-per-node.
+    """
+    own, command = argv, None
+    if "--" in argv:
+        at = argv.index("--")
+        own, command = argv[:at], argv[at + 1 :]
+    return [_dashes(argument) for argument in own], command
+
+
+def _dashes(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def _foreign(error: Exception) -> int:
+    """click's own errors are usage; anything else is our bug, and says so with its traceback."""
+    import click
+
+    if isinstance(error, click.exceptions.Abort):
+        _say("interrupted")
+        return 130
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    raise error
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        print(f"ddpctl: error: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """What one host says about itself: one POSIX `sh` script, one round trip, one frozen value.
 
-The script needs nothing but a shell and coreutils: no Python, no iproute2 on the host. Everything that
+The script needs nothing but a shell and coreutils: no Python, no iproute2 on the host. All that
 it prints is parsed here; a section that a host cannot fill is empty, never an error.
 """
 

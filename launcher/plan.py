@@ -24,7 +24,7 @@ AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which
 
 @dataclass(frozen=True)
 class Found:
-    """What only the hosts (and what was pushed to them) can tell. One entry a node, in rank order."""
+    """What only the hosts can tell, after the push. Tuples have one entry a node, in rank order."""
 
     facts: tuple[Facts, ...]
     images: tuple[str, ...]  # by digest or id, as that host's engine names it
@@ -58,6 +58,21 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one node of one attempt is found on its host."""
+
+    node_rank: int
+    attempt: int
+    container: str  # its name
+    run_dir: str
+    control_dir: str  # holds supervisor.py, spec.json and the journal
+
+    @property
+    def journal(self) -> str:
+        return f"{self.control_dir}/journal"
+
+
+@dataclass(frozen=True)
 class NodePlan:
     node_rank: int
     host: Host
@@ -65,12 +80,7 @@ class NodePlan:
     container: Container
     internal_ip: str
     interface: str | None
-    run_dir: str  # on the host
-    control_dir: str  # on the host; holds supervisor.py, spec.json and the journal
-
-    @property
-    def journal(self) -> str:
-        return f"{self.control_dir}/journal"
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -239,6 +249,23 @@ def torchrun_command(plan: Plan, node_rank: int, nnodes: int) -> tuple[str, ...]
     )
 
 
+def place_of(run_id: str, node_rank: int, attempt: int, home: str) -> Place:
+    """`home` is ~/.ddpctl of the host, written out."""
+    run_dir = f"{home}/runs/{run_id}"
+    return Place(
+        node_rank=node_rank,
+        attempt=attempt,
+        container=container_name(run_id, node_rank),
+        run_dir=run_dir,
+        control_dir=f"{run_dir}/nodes/{node_rank}/attempt-{attempt}",
+    )
+
+
+def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
+    """The same, from the run's folder on the host."""
+    return place_of(run_id, node_rank, attempt, run_dir.removesuffix(f"/runs/{run_id}"))
+
+
 def container_name(run_id: str, node_rank: int) -> str:
     return f"ddpctl-{run_id}-{node_rank}"
 
@@ -250,15 +277,14 @@ def _node_plan(
     facts = found.facts[rank] if found else None
     interface = host.interface or (facts.interface_of(address) if facts else None)
     home = f"{facts.home}/.ddpctl" if facts and facts.home else HOME
-    run_dir = f"{home}/runs/{plan.run_id}"
-    control_dir = f"{run_dir}/nodes/{rank}/attempt-{plan.attempt}"
+    place = place_of(plan.run_id, rank, plan.attempt, home)
     gpus = _container_gpus(host, facts)
     container = Container(
-        name=container_name(plan.run_id, rank),
+        name=place.container,
         image=found.images[rank] if found and found.images else cluster.job.image,
-        env=_environment(plan, cluster, rank, interface, resume, facts, run_dir, home),
+        env=_environment(plan, cluster, rank, interface, resume, facts, place.run_dir, home),
         labels=_labels(plan, rank, cluster.nnodes),
-        mounts=_mounts(plan, cluster.job, home, run_dir, control_dir),
+        mounts=_mounts(plan, cluster.job, home, place),
         gpus=gpus,
         user=_user(cluster.job, facts),
         shm_size=cluster.job.shm_size,
@@ -272,8 +298,7 @@ def _node_plan(
         container=container,
         internal_ip=address,
         interface=interface,
-        run_dir=run_dir,
-        control_dir=control_dir,
+        place=place,
     )
 
 
@@ -301,15 +326,15 @@ def _labels(plan: Plan, rank: int, nnodes: int) -> dict[str, str]:
     }
 
 
-def _mounts(plan: Plan, job: Job, home: str, run_dir: str, control_dir: str) -> tuple[Mount, ...]:
-    mounts = [Mount(control_dir, CONTROL_DIR)]
+def _mounts(plan: Plan, job: Job, home: str, place: Place) -> tuple[Mount, ...]:
+    mounts = [Mount(place.control_dir, CONTROL_DIR)]
     if job.dataset:
         digest = plan.dataset_digest or "<digest>"
         mounts.append(Mount(f"{home}/datasets/{digest}", "/data", read_only=True))
     if job.workdir:
-        mounts.append(Mount(f"{run_dir}/workspace", "/workspace"))
-    mounts.append(Mount(f"{run_dir}/checkpoints", "/checkpoints"))
-    mounts.append(Mount(f"{run_dir}/output", "/output"))
+        mounts.append(Mount(f"{place.run_dir}/workspace", "/workspace"))
+    mounts.append(Mount(f"{place.run_dir}/checkpoints", "/checkpoints"))
+    mounts.append(Mount(f"{place.run_dir}/output", "/output"))
     for mount in job.mounts:
         source, target, *mode = mount.split(":")
         mounts.append(Mount(source, target, read_only="ro" in mode))

@@ -1,0 +1,5 @@
+"""`python -m launcher` is `ddpctl`."""
+
+from launcher.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""Catching up: what the hosts' journals hold beyond this machine's copy, fetched once."""
+
+from __future__ import annotations
+
+from launcher.errors import DdpctlError, NodesFailed
+from launcher.follow import Line, READ_SIZE
+from launcher.following import Party
+from launcher.journal import Reader
+from launcher.logstore import LogStore
+from launcher.plan import Place
+from launcher.remote.node import Node, each_node
+
+
+def catch_up(party: Party, store: LogStore) -> dict[str, DdpctlError]:
+    """Brings every node's log up to date. Returns the hosts that could not be seen."""
+    places: dict[Node, list[Place]] = {}
+    for node, place in zip(party.nodes, party.places, strict=True):
+        places.setdefault(node, []).append(place)
+
+    def fetch(node: Node) -> None:
+        for place in places[node]:
+            _fetch(node, place, store)
+
+    try:
+        each_node(list(places), fetch)
+    except NodesFailed as error:
+        return error.failures
+    return {}
+
+
+def _fetch(node: Node, place: Place, store: LogStore) -> None:
+    log = store.node(place.node_rank)
+    reader = Reader()
+    consumed = log.offset(place.attempt)
+    stream = node.open(["tail", "-c", f"+{consumed + 1}", place.journal], stdin=False)
+    try:
+        while data := stream.read(READ_SIZE):
+            consumed += len(data)
+            records = reader.feed(data)
+            lines = [
+                Line(node.name, place.node_rank, r.rank, r.text, r.time)
+                for r in records
+                if r.event is None
+            ]
+            if records:
+                log.write(
+                    (line.render() for line in lines),
+                    time=records[-1].time,
+                    attempt=place.attempt,
+                    offset=consumed - reader.pending,
+                )
+    finally:
+        stream.close()

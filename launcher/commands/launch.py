@@ -1,0 +1,116 @@
+"""ddpctl launch"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options
+
+after_dashes: list[str] | None = None
+"""What stood after `--`, put here by launcher.cli before the command is called."""
+
+
+def launch(
+    hosts: options.Hosts = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="What torchrun runs, in job.command's place."),
+    ] = None,
+    host_list: options.HostList = None,
+    name: Annotated[str, typer.Option("--name", help="A name for the run, part of its id.")] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
+    ] = False,
+    no_push: Annotated[bool, typer.Option("--no-push", help="Everything is there already.")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Skip the preflight.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan; contact nobody.")
+    ] = False,
+    max_restarts: Annotated[
+        int | None, typer.Option("--max-restarts", help="Whole-job restarts after a failure.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Added to job.env.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", help="In job.image's place.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="In job.dataset's place.")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", help="In job.workdir's place.")] = None,
+    nproc_per_node: Annotated[
+        int | None, typer.Option("--nproc-per-node", help="In job.nproc_per_node's place.")
+    ] = None,
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option("--hang-timeout", help="Seconds without progress that end the run as hung."),
+    ] = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Check, push, start torchrun on every node, follow the logs, exit as the run did.
+
+    \b
+    ddpctl launch hosts.yaml
+    ddpctl launch hosts.yaml --detach -- train.py --epochs 90
+    ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
+    """
+    import datetime
+    import os
+
+    from launcher import launch as launching
+    from launcher import show
+    from launcher.hosts import load
+
+    given = list(command or [])
+    if host_list and hosts:  # with -H, everything that is not a flag is the command
+        given, hosts = [hosts, *given], None
+    if after_dashes is not None:
+        given += after_dashes
+    overridden = {"dataset": dataset, "workdir": workdir}
+    cluster = load(
+        options.hosts_of(hosts, host_list),
+        overridden=[key for key, value in overridden.items() if value is not None],
+    ).with_job(
+        cwd=os.getcwd(),  # noqa: PTH109
+        image=image,
+        dataset=dataset,
+        workdir=workdir,
+        env=parse_env(env or []),
+        nproc_per_node=nproc_per_node,
+        max_restarts=max_restarts,
+        command=given or None,
+    )
+    wishes = launching.Wishes(
+        name=launching.checked_name(name),
+        detach=detach,
+        push=not no_push,
+        check=not no_check,
+        hang_timeout=hang_timeout,
+    )
+    console = options.console(quiet, verbose)
+    if dry_run:
+        plan = launching.dry_run(cluster, wishes, datetime.datetime.now())
+        if as_json:
+            console.json(show.plan_document(plan))
+        else:
+            console.print(show.plan_text(plan))
+        return 0
+    return launching.launch(cluster, wishes, console)
+
+
+def parse_env(words: list[str]) -> dict[str, str] | None:
+    """--env K=V, and --env K for the value that K has here, as docker run has them."""
+    import os
+
+    from launcher.errors import UsageError
+
+    env = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            if key not in os.environ:
+                raise UsageError(f"--env {key}: not set here; write --env {key}=VALUE")
+            value = os.environ[key]
+        env[key] = value
+    return env or None

@@ -1,0 +1,55 @@
+"""ddpctl logs"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options
+
+
+def logs(
+    run: options.Run = None,
+    hosts: options.LookOn = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    node: Annotated[int | None, typer.Option("--node", help="Only this node's lines.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="The last N lines.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="T", help="10m, 2h, or an RFC 3339 time.")
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
+    ] = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Merged logs of all nodes, of a live or a finished run. Never stops a run.
+
+    \b
+    ddpctl logs -f
+    ddpctl logs 20261121 --rank 3 --tail 100
+    """
+    import re
+    import time
+
+    from launcher.errors import UsageError
+    from launcher.logview import Wanted, parse_since
+    from launcher.readlogs import read
+    from launcher.runs import find
+
+    try:
+        wanted = Wanted(
+            node=node,
+            rank=rank,
+            grep=re.compile(grep.encode()) if grep is not None else None,
+            since=parse_since(since, time.time()) if since is not None else None,
+            tail=tail,
+        )
+    except re.error as error:
+        raise UsageError(f"--grep {grep!r}: not a regular expression: {error}") from None
+    except ValueError:
+        raise UsageError(f"--since {since!r}: give 30s, 10m, 2h, 3d or a time such as "
+                         "2026-11-21T15:30:00Z") from None
+    return read(find(run, hosts), wanted, options.console(quiet, verbose), follow=follow)

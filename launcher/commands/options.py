@@ -1,0 +1,50 @@
+"""Arguments and flags that several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from launcher.console import Console
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each step on stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Hosts = Annotated[
+    str | None,
+    typer.Argument(metavar="HOSTS", help="A hosts file, a DeepSpeed hostfile, or use -H."),
+]
+HostList = Annotated[
+    str | None, typer.Option("-H", metavar="HOST:GPUS,...", help="Hosts in place of a file.")
+]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="A run id or its beginning; default: the newest run."),
+]
+RunOrHosts = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN or HOSTS]", help="A run id, its beginning, or a hosts file."),
+]
+LookOn = Annotated[
+    str | None,
+    typer.Option("--hosts", metavar="HOSTS", help="Look for the run on these hosts."),
+]
+
+
+def console(quiet: bool, verbose: bool) -> Console:
+    from launcher.console import Console
+
+    return Console(quiet=quiet, verbose=verbose)
+
+
+def hosts_of(hosts: str | None, host_list: str | None) -> str:
+    """The one place where hosts come from; both or none is an error."""
+    if hosts and host_list:
+        raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
+    if not hosts and not host_list:
+        raise UsageError("no hosts: give a hosts file (see hosts.example.yaml) or -H gpu1:8,gpu2:8")
+    return hosts or host_list or ""

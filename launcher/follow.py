@@ -1,0 +1,274 @@
+"""Following a run: every node's journal and engine at once, one queue, one story.
+
+A journal is read by byte offset, so a cut connection costs time and never a line. Losing sight of a
+host is said and is not a failure: its node is concluded only when somebody has seen it end, or when
+all that can be seen has ended and it stays out of sight.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.engine import Engine, NodeStatus
+from launcher.errors import DdpctlError
+from launcher.journal import Reader, Record
+from launcher.logstore import LogStore
+from launcher.plan import Place
+from launcher.remote.node import Node, Stream
+
+READ_SIZE = 1 << 18  # bytes
+QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
+BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to see a host again
+DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
+UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One node to follow."""
+
+    node: Node
+    engine: Engine
+    place: Place
+    offset: int = 0  # bytes of the journal that are already known
+
+
+@dataclass(frozen=True)
+class Line:
+    host: str
+    node_rank: int
+    rank: int | None
+    text: bytes
+    time: float  # unix seconds, the host's clock
+
+    def render(self) -> bytes:
+        """As CONTRACT section 4 has it."""
+        who = self.host if self.rank is None else f"{self.host}:{self.rank}"
+        return b"[%b] %b\n" % (who.encode(), self.text)
+
+
+@dataclass
+class NodeOutcome:
+    """What has been learned of one node so far."""
+
+    node_rank: int
+    host: str
+    events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    tail: list[Line] = field(default_factory=list)  # the newest lines, for the failure's excerpt
+    end: dict[str, Any] | None = None  # the supervisor's last word
+    status: NodeStatus | None = None  # the engine's, once it has exited
+    unseen_since: float | None = None  # time.monotonic() since when the host is out of sight
+    unseen_reason: str = ""
+    done: bool = False
+
+    @property
+    def exit_code(self) -> int | None:
+        if self.end is not None:
+            code = self.end.get("exit_code")
+            return code if isinstance(code, int) else None
+        return self.status.exit_code if self.status else None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.end is not None and self.end.get("state") == "succeeded"
+
+    @property
+    def failed(self) -> bool:
+        return self.done and not self.succeeded
+
+
+TAIL_LINES = 400  # a rank's last lines are looked for among these
+
+
+@dataclass(frozen=True)
+class _Batch:
+    node_rank: int
+    records: list[Record]
+    offset: int
+    consumed: int  # with the partial record at the end
+
+
+@dataclass(frozen=True)
+class _Exited:
+    node_rank: int
+    status: NodeStatus
+    size: int  # of the journal, bytes
+
+
+@dataclass(frozen=True)
+class _Sight:
+    node_rank: int
+    lost: str | None  # why, or None: in sight again
+
+
+class Follow:
+    """One pass over a run, from its offsets to its end. `events()` is the loop."""
+
+    def __init__(self, watches: Sequence[Watch], store: LogStore | None = None) -> None:
+        self.watches = list(watches)
+        self.store = store
+        self.outcomes = {
+            w.place.node_rank: NodeOutcome(w.place.node_rank, w.node.name) for w in watches
+        }
+        self._queue: queue.Queue[_Batch | _Exited | _Sight] = queue.Queue(QUEUE_SIZE)
+        self._offsets = {w.place.node_rank: w.offset for w in watches}
+        self._consumed = dict(self._offsets)
+        self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
+        self._over = threading.Event()
+        self._streams: dict[int, Stream] = {}
+
+    def events(self) -> Iterator[Line | NodeOutcome | str | None]:
+        """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s."""
+        self._start_threads()
+        try:
+            while not all(outcome.done for outcome in self.outcomes.values()):
+                yield from self._next()
+                yield from self._conclude()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._over.set()
+        for stream in list(self._streams.values()):
+            stream.close()
+
+    def _start_threads(self) -> None:
+        for watch in self.watches:
+            for work in (self._read_journal, self._wait_for_exit):
+                threading.Thread(target=work, args=(watch,), daemon=True).start()
+
+    # --- the loop's two halves: take one item; see who is done -------------------------------
+
+    def _next(self) -> Iterator[Line | NodeOutcome | str | None]:
+        try:
+            item = self._queue.get(timeout=0.2)
+        except queue.Empty:
+            yield None
+            return
+        if isinstance(item, _Batch):
+            yield from self._take_batch(item)
+        elif isinstance(item, _Exited):
+            self.outcomes[item.node_rank].status = item.status
+            self._sizes[item.node_rank] = (item.size, time.monotonic())
+        else:
+            yield from self._take_sight(item)
+
+    def _take_batch(self, batch: _Batch) -> Iterator[Line]:
+        outcome = self.outcomes[batch.node_rank]
+        attempt = self.watches[batch.node_rank].place.attempt
+        lines = []
+        for record in batch.records:
+            if record.event is not None:
+                outcome.events.append((record.time, record.event))
+                if record.event.get("kind") == "end":
+                    outcome.end = record.event
+            else:
+                lines.append(
+                    Line(outcome.host, batch.node_rank, record.rank, record.text, record.time)
+                )
+        outcome.tail = (outcome.tail + lines)[-TAIL_LINES:]
+        self._offsets[batch.node_rank] = batch.offset
+        self._consumed[batch.node_rank] = batch.consumed
+        if self.store and batch.records:
+            self.store.node(batch.node_rank).write(
+                (line.render() for line in lines),
+                time=batch.records[-1].time,
+                attempt=attempt,
+                offset=batch.offset,
+            )
+        yield from lines
+
+    def _take_sight(self, item: _Sight) -> Iterator[str]:
+        outcome = self.outcomes[item.node_rank]
+        if item.lost is None:
+            if outcome.unseen_since is not None:
+                yield f"{outcome.host}: in sight again"
+            outcome.unseen_since = None
+        elif outcome.unseen_since is None:
+            outcome.unseen_since, outcome.unseen_reason = time.monotonic(), item.lost
+            yield f"cannot see {item.lost}; the run goes on, and so do the attempts to see it"
+
+    def _conclude(self) -> Iterator[NodeOutcome | str]:
+        now = time.monotonic()
+        for rank, outcome in self.outcomes.items():
+            if not outcome.done and self._has_ended(rank, outcome, now):
+                outcome.done = True
+                yield outcome
+        waiting = [o for o in self.outcomes.values() if not o.done]
+        if waiting and all(o.unseen_since for o in waiting):
+            if len(waiting) == len(self.outcomes):
+                return  # nothing at all is in sight: that says nothing about the run
+            newest = max(o.unseen_since or 0.0 for o in waiting)
+            ended = [o for o in self.outcomes.values() if o.done]
+            if any(o.failed for o in ended) and now - newest > UNSEEN_TIMEOUT:
+                for outcome in waiting:
+                    outcome.done = True
+                    yield outcome
+
+    def _has_ended(self, rank: int, outcome: NodeOutcome, now: float) -> bool:
+        if outcome.status is None:
+            return False
+        if outcome.end is not None:
+            return True
+        size, since = self._sizes[rank]
+        return self._consumed[rank] >= size or now - since > DRAIN_TIMEOUT
+
+    # --- one thread each a node ----------------------------------------------------------------
+
+    def _read_journal(self, watch: Watch) -> None:
+        rank = watch.place.node_rank
+        reader = Reader()
+        offset, tries = watch.offset, 0
+        while not self._over.is_set():
+            try:
+                argv = ["tail", "-c", f"+{offset + 1}", "-F", watch.place.journal]
+                stream = self._streams[rank] = watch.node.open(argv, stdin=False)
+                self._put(_Sight(rank, None))
+                while data := stream.read(READ_SIZE):
+                    tries = 0
+                    offset += len(data)
+                    records = reader.feed(data)
+                    self._put(_Batch(rank, records, offset - reader.pending, offset))
+                    if records and (records[-1].event or {}).get("kind") == "end":
+                        return
+                stream.close()
+                reason = f"{watch.node.name} (its log stream ended)"
+            except DdpctlError as error:
+                reason = str(error)
+            if not self._over.is_set():
+                if tries:
+                    self._put(_Sight(rank, reason))
+                self._over.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
+                tries += 1
+
+    def _wait_for_exit(self, watch: Watch) -> None:
+        rank, tries = watch.place.node_rank, 0
+        while not self._over.is_set():
+            try:
+                status = watch.engine.wait(watch.place)
+                self._put(_Exited(rank, status, self._journal_size(watch)))
+                return
+            except DdpctlError as error:
+                if self._over.is_set():
+                    return
+                if tries:
+                    self._put(_Sight(rank, str(error)))
+                self._over.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
+                tries += 1
+
+    def _journal_size(self, watch: Watch) -> int:
+        done = watch.node.run(["sh", "-c", 'wc -c < "$1"', "sh", watch.place.journal])
+        return int(done.stdout.split()[0]) if done.code == 0 and done.stdout.strip() else 0
+
+    def _put(self, item: _Batch | _Exited | _Sight) -> None:
+        while not self._over.is_set():
+            try:
+                self._queue.put(item, timeout=0.5)
+                return
+            except queue.Full:
+                continue

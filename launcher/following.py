@@ -1,0 +1,230 @@
+"""Following one attempt to its end: show, record, stop what must stop, say why it failed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.cause import Evidence, FirstFailure, NodeEvidence, first_failure, headline
+from launcher.console import Console
+from launcher.engine import Engine
+from launcher.errors import DdpctlError
+from launcher.follow import Follow, Line, NodeOutcome, Watch
+from launcher.interrupts import Interrupts
+from launcher.logstore import LogStore
+from launcher.plan import Place
+from launcher.record import AttemptRecord, RunFolder, RunRecord, timestamp
+from launcher.recorder import spawn
+from launcher.remote.node import Node
+from launcher.stop import stop_run
+
+EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
+EXIT_UNCONFIRMED = 6
+EXIT_INTERRUPTED = 130
+GANG_GRACE = 8.0  # seconds the supervisors have to stop each other before the launcher does it
+
+
+@dataclass(frozen=True)
+class Party:
+    """The nodes of one attempt, in rank order, with what is needed to act on each."""
+
+    nodes: Sequence[Node]
+    engines: dict[Node, Engine]
+    places: Sequence[Place]
+
+
+def follow(
+    party: Party,
+    folder: RunFolder,
+    record: RunRecord,
+    skews: Sequence[float],
+    console: Console,
+    interrupts: Interrupts,
+    *,
+    owned: bool = True,
+) -> int:
+    """Shows and records the attempt until it has ended; returns its exit code.
+
+    owned: the run is this command's own, so Ctrl-C can stop it. Otherwise Ctrl-C only leaves.
+    """
+    with contextlib.ExitStack() as stack:
+        store = LogStore.acquire(folder.logs)
+        if store:
+            stack.callback(store.close)
+        watches = [
+            Watch(
+                node=node,
+                engine=party.engines[node],
+                place=place,
+                offset=store.node(place.node_rank).offset(place.attempt) if store else 0,
+            )
+            for node, place in zip(party.nodes, party.places, strict=True)
+        ]
+        stack.enter_context(interrupts.held())
+        following = Following(party, Follow(watches, store), folder, record, console, interrupts)
+        following.owned = owned
+        return following.to_the_end(skews)
+
+
+class Following:
+    """One attempt being followed: what to do about each thing that is heard."""
+
+    def __init__(
+        self,
+        party: Party,
+        follow: Follow,
+        folder: RunFolder,
+        record: RunRecord,
+        console: Console,
+        interrupts: Interrupts,
+    ) -> None:
+        self.party, self.follow, self.folder = party, follow, folder
+        self.record, self.console, self.interrupts = record, console, interrupts
+        self.owned = True
+        self.stopping: threading.Thread | None = None
+        self.unconfirmed: dict[str, DdpctlError] = {}
+        self.interrupted = False
+        self.asked_at: float | None = None  # when the first Ctrl-C was answered with the choices
+        self.failed_at: float | None = None
+
+    def to_the_end(self, skews: Sequence[float]) -> int:
+        for event in self.follow.events():
+            if isinstance(event, Line):
+                self.console.line(event.render())
+                continue
+            self.console.flush()
+            if isinstance(event, NodeOutcome):
+                self._node_ended(event)
+            elif event is not None:
+                self.console.say(event)
+            if (signal := self.interrupts.take()) is not None and self._heard(signal):
+                return self._detach()
+            self._back_up_the_gang()
+        self.console.flush()
+        return self._conclude(skews)
+
+    def _node_ended(self, outcome: NodeOutcome) -> None:
+        node = self.record.attempt.nodes[outcome.node_rank]
+        node.exit_code = outcome.exit_code
+        node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
+        self.folder.save(self.record)
+        if outcome.failed and self.failed_at is None:
+            self.failed_at = time.monotonic()
+
+    def _back_up_the_gang(self) -> None:
+        """The supervisors stop each other. Where that did not happen, the launcher does it."""
+        if self.failed_at is not None and time.monotonic() - self.failed_at > GANG_GRACE:
+            self._stop(cancel=False)
+
+    def _heard(self, number: int) -> bool:
+        """Acts on a signal; True when the launcher is to leave and the run to go on."""
+        if number == signal.SIGHUP or not self.owned:
+            return True
+        on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
+        if on_terminal and self.asked_at is None:
+            self.asked_at = time.monotonic()
+            run_id = self.folder.run_id
+            self.console.say(
+                f"Ctrl-C again stops the run on all hosts. To leave it running, close this "
+                f"terminal or `kill -HUP {os.getpid()}`; `ddpctl attach {run_id}` comes back to it"
+            )
+            return False
+        self.interrupted = True
+        self._stop(cancel=True)
+        return False
+
+    def _stop(self, *, cancel: bool) -> None:
+        if self.stopping is not None:
+            return
+        hosts = len({node.name for node in self.party.nodes})
+        self.console.say(f"stopping the run on {hosts} hosts")
+        self.stopping = threading.Thread(target=self._stop_everywhere, daemon=True)
+        self.stopping.start()
+
+    def _stop_everywhere(self) -> None:
+        _, self.unconfirmed = stop_run(
+            self.party.nodes,
+            self.party.engines,
+            self.folder.run_id,
+            self.record.stop_timeout,
+            remove=False,
+        )
+
+    def _detach(self) -> int:
+        self.follow.close()
+        if self.follow.store:
+            self.follow.store.close()
+            spawn(self.folder)
+        self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
+        return EXIT_INTERRUPTED
+
+    def _conclude(self, skews: Sequence[float]) -> int:
+        if self.stopping:
+            self.stopping.join()
+        outcomes = list(self.follow.outcomes.values())
+        attempt = self.record.attempt
+        attempt.ended = timestamp()
+        failure = self._failure(outcomes, skews)
+        if all(outcome.succeeded for outcome in outcomes):
+            attempt.state = "SUCCEEDED"
+        elif self.interrupted or was_cancelled(outcomes):
+            attempt.state = "CANCELLED"
+        else:
+            attempt.state = "FAILED"
+            attempt.first_failure = dataclasses.asdict(failure) if failure else None
+        self.record.pending_stop = sorted(self.unconfirmed)
+        self.folder.save(self.record)
+        for host, error in self.unconfirmed.items():
+            self.console.error(f"{host}: the stop was not confirmed: {error}")
+        tell(self.folder.run_id, attempt, self.console)
+        if self.unconfirmed:
+            return EXIT_UNCONFIRMED
+        return EXIT_INTERRUPTED if self.interrupted else EXIT[attempt.state]
+
+    def _failure(self, outcomes: list[NodeOutcome], skews: Sequence[float]) -> FirstFailure | None:
+        if all(outcome.succeeded for outcome in outcomes):
+            return None
+        return first_failure(
+            Evidence(
+                nproc_per_node=max(1, self.record.attempt.world_size // len(outcomes)),
+                nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
+            )
+        )
+
+
+def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
+    """The last words about an attempt: how it ended, and the first failure's story."""
+    if attempt.state != "FAILED" or attempt.first_failure is None:
+        console.say(f"run {run_id} {attempt.state.lower()}")
+        return
+    failure = FirstFailure(**attempt.first_failure)
+    console.error(f"run {run_id} failed: {headline(failure)}")
+    for line in (failure.excerpt or "").splitlines():
+        console.error(f"  | {line}")
+    if failure.remedy:
+        console.error(f"remedy: {failure.remedy}")
+
+
+def was_cancelled(outcomes: Sequence[NodeOutcome]) -> bool:
+    return any(o.end is not None and o.end.get("state") == "cancelled" for o in outcomes)
+
+
+def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:
+    """What is known of one node, for the search of the cause."""
+    return NodeEvidence(
+        node_rank=outcome.node_rank,
+        host=outcome.host,
+        clock_skew=clock_skew,
+        events=tuple(outcome.events),
+        tail=tuple((line.time, line.rank, line.text) for line in outcome.tail),
+        exit_code=outcome.status.exit_code if outcome.status else None,
+        oom_killed=outcome.status.oom_killed if outcome.status else False,
+        unseen=outcome.unseen_reason if outcome.unseen_since is not None else None,
+    )

@@ -1,0 +1,165 @@
+"""Launching: check, push, plan, start on every node, follow to the end."""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher import push
+from launcher.console import Console
+from launcher.errors import UsageError
+from launcher.facts import Facts
+from launcher.following import Party, follow
+from launcher.hosts import Cluster, dump
+from launcher.interrupts import Interrupts
+from launcher.plan import Found, Plan, make_plan
+from launcher.record import (
+    RunFolder,
+    new_attempt,
+    new_record,
+    state_home,
+    timestamp,
+    write_atomically,
+)
+from launcher.recorder import spawn
+from launcher.remote.node import Node
+from launcher.start import ask, connect, engine_of, members, read_env_file, start
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks of a launch beyond the hosts file."""
+
+    name: str = ""
+    detach: bool = False
+    push: bool = True
+    check: bool = True
+    hang_timeout: float | None = None
+
+
+def checked_name(name: str) -> str:
+    if name and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,40}", name):
+        raise UsageError(
+            f"--name {name!r}: only a-z, 0-9, `_`, `.` and `-`, at most 41, the first a letter or digit"
+        )
+    return name
+
+
+def new_run_id(name: str, now: datetime.datetime, suffix: str) -> str:
+    """Sorts by time, is unique, and stays legal in a container name and a label."""
+    return "-".join(part for part in (name, now.strftime("%Y%m%d-%H%M%S"), suffix) if part)
+
+
+def owner() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def dry_run(cluster: Cluster, wishes: Wishes, now: datetime.datetime) -> Plan:
+    """The plan as far as it is known without asking anybody."""
+    run_id = new_run_id(wishes.name, now, secrets.token_hex(2))
+    return make_plan(cluster, run_id=run_id, owner=owner(), name=wishes.name)
+
+
+def launch(cluster: Cluster, wishes: Wishes, console: Console) -> int:
+    """check, push, start on every node, follow to the end; returns the exit code of CONTRACT 6."""
+    run_id = new_run_id(wishes.name, datetime.datetime.now(), secrets.token_hex(2))
+    nodes = connect(cluster)
+    try:
+        with Interrupts() as interrupts:
+            return _launch(cluster, wishes, console, nodes, run_id, interrupts)
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def _launch(
+    cluster: Cluster,
+    wishes: Wishes,
+    console: Console,
+    nodes: list[Node],
+    run_id: str,
+    interrupts: Interrupts,
+) -> int:
+    environment = read_env_file(cluster.job.env_file)
+    with console.step(f"asking {len(nodes)} hosts"):
+        facts = ask(nodes)
+    if wishes.check:
+        preflight(cluster, nodes, facts, console)
+    what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
+    pushed = push.push(nodes, cluster, what=what, progress=push.progress_for(console))
+    found = Found(
+        facts=facts,
+        images=tuple(pushed.images[rank] for rank in range(len(nodes))),
+        dataset_digest=pushed.dataset_digest,
+        workdir_digest=pushed.workdir_digest,
+        image_digest=pushed.image_digest,
+        used_ports=used_ports(nodes[0], cluster),
+    )
+    plan = make_plan(cluster, run_id=run_id, owner=owner(), name=wishes.name, found=found)
+    folder = remember(plan, cluster)
+    record = folder.load()
+    crew = members(nodes, plan)
+    with interrupts.held():
+        try:
+            start(
+                crew,
+                plan,
+                facts,
+                token=secrets.token_hex(32),
+                secrets=environment,
+                hang_timeout=wishes.hang_timeout,
+                say=console.say,
+            )
+        except BaseException:
+            record.attempt.state = "FAILED"
+            record.attempt.ended = timestamp()
+            folder.save(record)
+            raise
+        record.attempt.state, record.attempt.started = "RUNNING", timestamp()
+        folder.save(record)
+        ranks = f"{plan.nnodes} nodes, {plan.world_size} ranks"
+        console.say(f"run {run_id} started: {ranks}, master {plan.master_addr}:{plan.master_port}")
+        party = Party(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
+        if wishes.detach:
+            return detach(folder, console)
+        return follow(
+            party, folder, record, [f.clock_skew for f in facts], console, interrupts
+        )
+
+
+def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
+    """Master ports promised to runs on node 0 that may not listen yet."""
+    statuses = engine_of(node, cluster.job.engine).list()
+    return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port.isdigit())
+
+
+def preflight(
+    cluster: Cluster, nodes: Sequence[Node], facts: Sequence[Facts], console: Console
+) -> None:
+    """What can be seen to fail is said before anything is pushed. Raises PreflightError."""
+
+
+def remember(plan: Plan, cluster: Cluster) -> RunFolder:
+    """The run's folder on this machine, with hosts.yaml as used and a PENDING attempt."""
+    folder = RunFolder(state_home() / "runs" / plan.run_id)
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder.hosts_file, dump(cluster))
+    record = new_record(plan)
+    record.attempts.append(new_attempt(plan))
+    folder.save(record)
+    return folder
+
+
+def detach(folder: RunFolder, console: Console) -> int:
+    """Leaves the run to itself, and its logs to a recorder of this machine."""
+    spawn(folder)
+    console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
+    console.print(folder.run_id)
+    return 0
+
+

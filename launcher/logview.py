@@ -1,0 +1,81 @@
+"""Reading this machine's copy of a run's logs: all nodes merged by time, and what is asked of them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.logstore import read_marks
+
+PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines; None asks for all. since: unix seconds."""
+
+    node: int | None = None
+    rank: int | None = None
+    grep: re.Pattern[bytes] | None = None
+    since: float | None = None
+    tail: int | None = None
+
+    def takes(self, node_rank: int, line: bytes) -> bool:
+        if self.node is not None and node_rank != self.node:
+            return False
+        if self.rank is not None and rank_of(line) != self.rank:
+            return False
+        return self.grep is None or self.grep.search(line) is not None
+
+
+def rank_of(line: bytes) -> int | None:
+    match = PREFIX.match(line)
+    return int(match.group(2)) if match and match.group(2) else None
+
+
+def merged(folder: Path, wanted: Wanted) -> Iterator[bytes]:
+    """The recorded lines, batches of all nodes in the order of time."""
+    lines = _chosen(folder, wanted)
+    return iter(deque(lines, wanted.tail)) if wanted.tail is not None else lines
+
+
+def _chosen(folder: Path, wanted: Wanted) -> Iterator[bytes]:
+    for node_rank, batch in _batches(folder, wanted.since):
+        for line in batch:
+            if wanted.takes(node_rank, line):
+                yield line
+
+
+def _batches(folder: Path, since: float | None) -> Iterator[tuple[int, Iterable[bytes]]]:
+    spans = []
+    for index in folder.glob(".node-*.index"):
+        node_rank = int(index.name.split("-")[1].split(".")[0])
+        start = 0
+        for mark in read_marks(index):
+            if mark.size > start and (since is None or mark.time >= since):
+                spans.append((mark.time, node_rank, start, mark.size))
+            start = mark.size
+    files = {}
+    try:
+        for _, node_rank, start, end in sorted(spans):
+            if node_rank not in files:
+                files[node_rank] = (folder / f"node-{node_rank}.log").open("rb")
+            file = files[node_rank]
+            file.seek(start)
+            yield node_rank, [line + b"\n" for line in file.read(end - start).split(b"\n")[:-1]]
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def parse_since(text: str, now: float) -> float:
+    """10s, 5m, 2h, 3d ago, or an RFC 3339 time, as unix seconds. Raises ValueError."""
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        return now - float(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    import datetime
+
+    moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return moment.timestamp()

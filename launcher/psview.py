@@ -1,0 +1,80 @@
+"""What `ps` shows: the nodes of runs on all hosts, and which hosts could not be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from launcher.engine import NodeStatus
+from launcher.errors import DdpctlError
+from launcher.hosts import Cluster, load
+from launcher.record import FINAL, run_folders
+from launcher.runs import look
+from launcher.start import connect
+
+
+def clusters_to_ask(hosts: str | None, *, everything: bool) -> list[Cluster]:
+    """The hosts file's cluster; without one, those of the runs that this machine remembers."""
+    if hosts is not None:
+        return [load(hosts, job_files=False)]
+    folders = [f for f in run_folders() if everything or f.load().state not in FINAL]
+    return [load(folder.hosts_file, job_files=False) for folder in folders]
+
+
+def see(clusters: Iterable[Cluster]) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+    """All nodes of runs on all these hosts, each once, the newest run first."""
+    found: dict[tuple[str, str], NodeStatus] = {}
+    failures: dict[str, DdpctlError] = {}
+    for cluster in clusters:
+        nodes = connect(cluster)
+        try:
+            statuses, failed = look(nodes, cluster)
+        finally:
+            for node in nodes:
+                node.close()
+        found |= {(status.host, status.handle): status for status in statuses}
+        failures |= failed
+    ordered = sorted(found.values(), key=lambda s: s.node_rank)
+    ordered.sort(key=lambda s: s.run_id, reverse=True)
+    return ordered, failures
+
+
+def document(
+    statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]
+) -> dict[str, Any]:
+    """ps --json, version 1: runs with their nodes, and the hosts that were not seen."""
+    runs: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        run = runs.setdefault(
+            status.run_id,
+            {
+                "run_id": status.run_id,
+                "name": status.name,
+                "attempt": status.attempt,
+                "nnodes": status.nnodes,
+                "owner": status.owner,
+                "nodes": [],
+            },
+        )
+        node = dataclasses.asdict(status)
+        for key in ("run_id", "name", "nnodes", "owner"):
+            del node[key]
+        run["nodes"].append(node)
+    for run in runs.values():
+        run["state"] = run_state(run["nodes"], run["nnodes"])
+    unseen = [{"host": host, "error": str(error)} for host, error in failures.items()]
+    return {"version": 1, "runs": list(runs.values()), "unseen": unseen}
+
+
+def run_state(nodes: Sequence[Mapping[str, Any]], nnodes: int) -> str:
+    """What the engines' view of a run's nodes amounts to."""
+    states = {node["state"] for node in nodes}
+    if states & {"running", "paused", "restarting"}:
+        return "RUNNING"
+    if states == {"created"}:
+        return "PENDING"
+    codes = [node["exit_code"] for node in nodes]
+    if any(code not in (0, None) for code in codes):
+        return "FAILED"
+    return "SUCCEEDED" if len(codes) == nnodes and set(codes) == {0} else "UNKNOWN"

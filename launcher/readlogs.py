@@ -1,0 +1,57 @@
+"""The `logs` command's work: catch up with the hosts, show what is wanted, follow if asked."""
+
+from __future__ import annotations
+
+from launcher.attach import party_of
+from launcher.catchup import catch_up
+from launcher.console import Console
+from launcher.follow import Follow, Line, Watch
+from launcher.following import Party
+from launcher.interrupts import Interrupts
+from launcher.logstore import LogStore
+from launcher.logview import Wanted, merged
+from launcher.record import RunFolder
+
+
+def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
+    """Returns 0, or 4 when a host could not be seen, whose lines may then be missing."""
+    record = folder.load()
+    with party_of(folder, record) as party:
+        store = LogStore.acquire(folder.logs)
+        failures = catch_up(party, store) if store else {}
+        for line in merged(folder.logs, wanted):
+            console.line(line)
+        console.flush()
+        for error in failures.values():
+            console.error(f"cannot see {error}")
+        if follow:
+            _go_on(party, store, wanted, console)
+        if store:
+            store.close()
+    return 4 if failures else 0
+
+
+def _go_on(party: Party, store: LogStore | None, wanted: Wanted, console: Console) -> None:
+    watches = [
+        Watch(node, party.engines[node], place, _known(store, place.node_rank, place.attempt))
+        for node, place in zip(party.nodes, party.places, strict=True)
+    ]
+    follow = Follow(watches, store)
+    with Interrupts() as interrupts, interrupts.held():
+        for event in follow.events():
+            if isinstance(event, Line):
+                line = event.render()
+                if wanted.takes(event.node_rank, line):
+                    console.line(line)
+                continue
+            console.flush()
+            if isinstance(event, str):
+                console.say(event)
+            if interrupts.take() is not None:
+                follow.close()
+                return
+    console.flush()
+
+
+def _known(store: LogStore | None, node_rank: int, attempt: int) -> int:
+    return store.node(node_rank).offset(attempt) if store else 0

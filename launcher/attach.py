@@ -10,7 +10,7 @@ from launcher.console import Console
 from launcher.following import EXIT, Party, follow, tell
 from launcher.hosts import load
 from launcher.interrupts import Interrupts
-from launcher.logstore import LogStore
+from launcher.logstore import LogStore, known_marks
 from launcher.logview import Wanted, merged
 from launcher.plan import place_in
 from launcher.record import FINAL, RunFolder, RunRecord
@@ -25,15 +25,18 @@ def attach(folder: RunFolder, console: Console) -> int:
             for host, error in catch_up(party, store).items():
                 console.say(f"cannot see {host} now: {error}")
             store.close()
-            for line in merged(folder.logs, Wanted()):
-                console.line(line)
-            console.flush()
+        known = known_marks(folder.logs)
+        for line in merged(folder.logs, Wanted(), known):
+            console.line(line)
+        console.flush()
         if record.state in FINAL:
             tell(folder.run_id, record.attempt, console)
             return EXIT[record.state]
         with Interrupts() as interrupts:
             skews = [0.0] * len(party.nodes)
-            return follow(party, folder, record, skews, console, interrupts, owned=False)
+            return follow(
+                party, folder, record, skews, console, interrupts, owned=False, known=known
+            )
 
 
 @contextmanager

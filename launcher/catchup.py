@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from launcher.errors import DdpctlError, NodesFailed
-from launcher.follow import Line, READ_SIZE
+from launcher.follow import READ_SIZE, Line
 from launcher.following import Party
 from launcher.journal import Reader
-from launcher.logstore import LogStore
+from launcher.logstore import LogStore, offset_in
 from launcher.plan import Place
 from launcher.remote.node import Node, each_node
 
@@ -31,7 +31,7 @@ def catch_up(party: Party, store: LogStore) -> dict[str, DdpctlError]:
 def _fetch(node: Node, place: Place, store: LogStore) -> None:
     log = store.node(place.node_rank)
     reader = Reader()
-    consumed = log.offset(place.attempt)
+    consumed = offset_in({place.node_rank: log.mark}, place)
     stream = node.open(["tail", "-c", f"+{consumed + 1}", place.journal], stdin=False)
     try:
         while data := stream.read(READ_SIZE):

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.cause import Evidence, FirstFailure, NodeEvidence, first_failure, headline
@@ -18,7 +18,7 @@ from launcher.engine import Engine
 from launcher.errors import DdpctlError
 from launcher.follow import Follow, Line, NodeOutcome, Watch
 from launcher.interrupts import Interrupts
-from launcher.logstore import LogStore
+from launcher.logstore import LogStore, Mark, offset_in
 from launcher.plan import Place
 from launcher.record import AttemptRecord, RunFolder, RunRecord, timestamp
 from launcher.recorder import spawn
@@ -49,10 +49,12 @@ def follow(
     interrupts: Interrupts,
     *,
     owned: bool = True,
+    known: Mapping[int, Mark] | None = None,
 ) -> int:
     """Shows and records the attempt until it has ended; returns its exit code.
 
     owned: the run is this command's own, so Ctrl-C can stop it. Otherwise Ctrl-C only leaves.
+    known: what has been shown already.
     """
     with contextlib.ExitStack() as stack:
         store = LogStore.acquire(folder.logs)
@@ -63,7 +65,7 @@ def follow(
                 node=node,
                 engine=party.engines[node],
                 place=place,
-                offset=store.node(place.node_rank).offset(place.attempt) if store else 0,
+                offset=offset_in(known or {}, place),
             )
             for node, place in zip(party.nodes, party.places, strict=True)
         ]
@@ -145,16 +147,17 @@ class Following:
             return
         hosts = len({node.name for node in self.party.nodes})
         self.console.say(f"stopping the run on {hosts} hosts")
-        self.stopping = threading.Thread(target=self._stop_everywhere, daemon=True)
+        self.stopping = threading.Thread(target=self._stop_everywhere, args=(cancel,), daemon=True)
         self.stopping.start()
 
-    def _stop_everywhere(self) -> None:
+    def _stop_everywhere(self, cancel: bool) -> None:
         _, self.unconfirmed = stop_run(
             self.party.nodes,
-            self.party.engines,
+            {node: [engine] for node, engine in self.party.engines.items()},
             self.folder.run_id,
             self.record.stop_timeout,
             remove=False,
+            cancel=cancel,
         )
 
     def _detach(self) -> int:

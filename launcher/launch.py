@@ -20,6 +20,7 @@ from launcher.interrupts import Interrupts
 from launcher.plan import Found, Plan, make_plan
 from launcher.record import (
     RunFolder,
+    RunRecord,
     new_attempt,
     new_record,
     state_home,
@@ -45,7 +46,7 @@ class Wishes:
 def checked_name(name: str) -> str:
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,40}", name):
         raise UsageError(
-            f"--name {name!r}: only a-z, 0-9, `_`, `.` and `-`, at most 41, the first a letter or digit"
+            f"--name {name!r}: only a-z, 0-9, `_`, `.`, `-`, at most 41 of them, a letter or digit first"
         )
     return name
 
@@ -68,24 +69,42 @@ def dry_run(cluster: Cluster, wishes: Wishes, now: datetime.datetime) -> Plan:
 def launch(cluster: Cluster, wishes: Wishes, console: Console) -> int:
     """check, push, start on every node, follow to the end; returns the exit code of CONTRACT 6."""
     run_id = new_run_id(wishes.name, datetime.datetime.now(), secrets.token_hex(2))
+    return run_attempt(cluster, wishes, console, run_id)
+
+
+def run_attempt(
+    cluster: Cluster,
+    wishes: Wishes,
+    console: Console,
+    run_id: str,
+    earlier: RunRecord | None = None,
+) -> int:
+    """One attempt of a run, from the first question to the exit code. `earlier`: what is resumed."""
     nodes = connect(cluster)
     try:
         with Interrupts() as interrupts:
-            return _launch(cluster, wishes, console, nodes, run_id, interrupts)
+            facts, plan = prepare_plan(cluster, wishes, console, nodes, run_id, earlier)
+            folder, record = remember(plan, cluster, earlier)
+            with interrupts.held():
+                party = start_all(cluster, wishes, console, nodes, facts, plan, folder, record)
+                if wishes.detach:
+                    return detach(folder, console)
+                skews = [f.clock_skew for f in facts]
+                return follow(party, folder, record, skews, console, interrupts)
     finally:
         for node in nodes:
             node.close()
 
 
-def _launch(
+def prepare_plan(
     cluster: Cluster,
     wishes: Wishes,
     console: Console,
-    nodes: list[Node],
+    nodes: Sequence[Node],
     run_id: str,
-    interrupts: Interrupts,
-) -> int:
-    environment = read_env_file(cluster.job.env_file)
+    earlier: RunRecord | None,
+) -> tuple[tuple[Facts, ...], Plan]:
+    """Asks the hosts, checks and pushes; nothing is started yet, so a Ctrl-C may come any time."""
     with console.step(f"asking {len(nodes)} hosts"):
         facts = ask(nodes)
     if wishes.check:
@@ -94,42 +113,56 @@ def _launch(
     pushed = push.push(nodes, cluster, what=what, progress=push.progress_for(console))
     found = Found(
         facts=facts,
-        images=tuple(pushed.images[rank] for rank in range(len(nodes))),
+        images=pushed.images,
         dataset_digest=pushed.dataset_digest,
         workdir_digest=pushed.workdir_digest,
         image_digest=pushed.image_digest,
         used_ports=used_ports(nodes[0], cluster),
     )
-    plan = make_plan(cluster, run_id=run_id, owner=owner(), name=wishes.name, found=found)
-    folder = remember(plan, cluster)
-    record = folder.load()
+    plan = make_plan(
+        cluster,
+        run_id=run_id,
+        owner=owner(),
+        name=earlier.name if earlier else wishes.name,
+        attempt=len(earlier.attempts) + 1 if earlier else 1,
+        resume=earlier is not None,
+        found=found,
+    )
+    return facts, plan
+
+
+def start_all(
+    cluster: Cluster,
+    wishes: Wishes,
+    console: Console,
+    nodes: Sequence[Node],
+    facts: Sequence[Facts],
+    plan: Plan,
+    folder: RunFolder,
+    record: RunRecord,
+) -> Party:
+    """All nodes started and recorded as RUNNING, or none and recorded as FAILED."""
     crew = members(nodes, plan)
-    with interrupts.held():
-        try:
-            start(
-                crew,
-                plan,
-                facts,
-                token=secrets.token_hex(32),
-                secrets=environment,
-                hang_timeout=wishes.hang_timeout,
-                say=console.say,
-            )
-        except BaseException:
-            record.attempt.state = "FAILED"
-            record.attempt.ended = timestamp()
-            folder.save(record)
-            raise
-        record.attempt.state, record.attempt.started = "RUNNING", timestamp()
-        folder.save(record)
-        ranks = f"{plan.nnodes} nodes, {plan.world_size} ranks"
-        console.say(f"run {run_id} started: {ranks}, master {plan.master_addr}:{plan.master_port}")
-        party = Party(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
-        if wishes.detach:
-            return detach(folder, console)
-        return follow(
-            party, folder, record, [f.clock_skew for f in facts], console, interrupts
+    try:
+        start(
+            crew,
+            plan,
+            facts,
+            record=folder.document(),
+            token=secrets.token_hex(32),
+            secrets=read_env_file(cluster.job.env_file),
+            hang_timeout=wishes.hang_timeout,
         )
+    except BaseException:
+        record.attempt.state, record.attempt.ended = "FAILED", timestamp()
+        folder.save(record)
+        raise
+    record.attempt.state, record.attempt.started = "RUNNING", timestamp()
+    folder.save(record)
+    ranks = f"{plan.nnodes} nodes, {plan.world_size} ranks"
+    where = f"master {plan.master_addr}:{plan.master_port}"
+    console.say(f"run {plan.run_id} started: {ranks}, {where}")
+    return Party(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
 
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
@@ -144,15 +177,17 @@ def preflight(
     """What can be seen to fail is said before anything is pushed. Raises PreflightError."""
 
 
-def remember(plan: Plan, cluster: Cluster) -> RunFolder:
+def remember(
+    plan: Plan, cluster: Cluster, earlier: RunRecord | None
+) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with hosts.yaml as used and a PENDING attempt."""
     folder = RunFolder(state_home() / "runs" / plan.run_id)
     folder.logs.mkdir(parents=True, exist_ok=True)
     write_atomically(folder.hosts_file, dump(cluster))
     record = new_record(plan)
-    record.attempts.append(new_attempt(plan))
+    record.attempts = [*(earlier.attempts if earlier else ()), new_attempt(plan)]
     folder.save(record)
-    return folder
+    return folder, record
 
 
 def detach(folder: RunFolder, console: Console) -> int:
@@ -161,5 +196,3 @@ def detach(folder: RunFolder, console: Console) -> int:
     console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
     console.print(folder.run_id)
     return 0
-
-

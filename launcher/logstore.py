@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from launcher.plan import Place
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Mark:
     attempt: int
     offset: int  # bytes of that attempt's journal that the log contains
     size: int  # bytes of the log
+
+
+def offset_in(known: Mapping[int, Mark], place: Place) -> int:
+    """Where in a node's journal to go on after what is known of it."""
+    mark = known.get(place.node_rank)
+    return mark.offset if mark and mark.attempt == place.attempt else 0
 
 
 class NodeLog:
@@ -36,10 +44,6 @@ class NodeLog:
         self._log.truncate(self.mark.size)
         _cut_partial_line(self.index)
         self._index = self.index.open("a")
-
-    def offset(self, attempt: int) -> int:
-        """Where in this attempt's journal to go on."""
-        return self.mark.offset if self.mark.attempt == attempt else 0
 
     def write(self, lines: Iterable[bytes], *, time: float, attempt: int, offset: int) -> None:
         text = b"".join(lines)
@@ -83,6 +87,14 @@ class LogStore:
         for log in self._nodes.values():
             log.close()
         self._lock.close()  # which lets go of the lock
+
+
+def known_marks(folder: Path) -> dict[int, Mark]:
+    """How far this machine's copy goes now, for each node that it has."""
+    return {
+        int(index.name.split("-")[1].split(".")[0]): last_mark(index)
+        for index in folder.glob(".node-*.index")
+    }
 
 
 def last_mark(index: Path) -> Mark:

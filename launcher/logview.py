@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.logstore import read_marks
+from launcher.logstore import Mark, known_marks, read_marks
 
 PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
@@ -36,36 +36,42 @@ def rank_of(line: bytes) -> int | None:
     return int(match.group(2)) if match and match.group(2) else None
 
 
-def merged(folder: Path, wanted: Wanted) -> Iterator[bytes]:
-    """The recorded lines, batches of all nodes in the order of time."""
-    lines = _chosen(folder, wanted)
+def merged(
+    folder: Path, wanted: Wanted, known: Mapping[int, Mark] | None = None
+) -> Iterator[bytes]:
+    """The recorded lines, batches of all nodes in the order of time; only as far as `known` goes."""
+    marks = known_marks(folder) if known is None else known
+    lines = _chosen(folder, wanted, marks)
     return iter(deque(lines, wanted.tail)) if wanted.tail is not None else lines
 
 
-def _chosen(folder: Path, wanted: Wanted) -> Iterator[bytes]:
-    for node_rank, batch in _batches(folder, wanted.since):
+def _chosen(folder: Path, wanted: Wanted, known: Mapping[int, Mark]) -> Iterator[bytes]:
+    for node_rank, batch in _batches(folder, wanted.since, known):
         for line in batch:
             if wanted.takes(node_rank, line):
                 yield line
 
 
-def _batches(folder: Path, since: float | None) -> Iterator[tuple[int, Iterable[bytes]]]:
+def _batches(
+    folder: Path, since: float | None, known: Mapping[int, Mark]
+) -> Iterator[tuple[int, Iterable[bytes]]]:
     spans = []
-    for index in folder.glob(".node-*.index"):
-        node_rank = int(index.name.split("-")[1].split(".")[0])
+    for node_rank, last in known.items():
         start = 0
-        for mark in read_marks(index):
-            if mark.size > start and (since is None or mark.time >= since):
-                spans.append((mark.time, node_rank, start, mark.size))
-            start = mark.size
+        for mark in read_marks(folder / f".node-{node_rank}.index"):
+            if mark.size > start and mark.size <= last.size:
+                if since is None or mark.time >= since:
+                    spans.append((mark.time, node_rank, start, mark.size))
+                start = mark.size
     files = {}
     try:
         for _, node_rank, start, end in sorted(spans):
             if node_rank not in files:
                 files[node_rank] = (folder / f"node-{node_rank}.log").open("rb")
-            file = files[node_rank]
-            file.seek(start)
-            yield node_rank, [line + b"\n" for line in file.read(end - start).split(b"\n")[:-1]]
+            files[node_rank].seek(start)
+            text = files[node_rank].read(end - start)
+            # not splitlines, which would tear a line at a carriage return
+            yield node_rank, [line + b"\n" for line in text.split(b"\n")[:-1]]
     finally:
         for file in files.values():
             file.close()

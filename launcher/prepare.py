@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,12 @@ fi
 """
 
 
-def prepare(node: Node, plan: Plan, node_plan: NodePlan, spec: dict[str, Any], uid: int) -> None:
+def prepare(
+    node: Node, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
+) -> None:
     """Makes the folders that the containers mount. `uid` is the SSH user's on that host.
+
+    documents: file name -> what to write as JSON into the node's control folder.
 
     Raises CommandFailed: no room, no permission, the pushed code is gone.
     """
@@ -54,7 +59,7 @@ def prepare(node: Node, plan: Plan, node_plan: NodePlan, spec: dict[str, Any], u
     foreign = plan.engine == "docker" and user not in (str(uid), "0")
     argv = ["sh", "-c", SCRIPT, "sh", place.run_dir, place.control_dir, code]
     done = node.run(
-        [*argv, "open" if foreign else ""], stdin=_control_files(plan, spec), timeout=120.0
+        [*argv, "open" if foreign else ""], stdin=_control_files(documents), timeout=120.0
     )
     if done.code != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.code}"]
@@ -64,11 +69,9 @@ def prepare(node: Node, plan: Plan, node_plan: NodePlan, spec: dict[str, Any], u
         )
 
 
-def _control_files(plan: Plan, spec: dict[str, Any]) -> bytes:
-    files = {
-        "supervisor.py": SUPERVISOR.read_bytes(),
-        "spec.json": json.dumps(spec).encode(),
-    }
+def _control_files(documents: Mapping[str, Any]) -> bytes:
+    files = {name: json.dumps(document).encode() for name, document in documents.items()}
+    files["supervisor.py"] = SUPERVISOR.read_bytes()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():

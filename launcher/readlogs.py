@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from launcher.attach import party_of
 from launcher.catchup import catch_up
 from launcher.console import Console
 from launcher.follow import Follow, Line, Watch
 from launcher.following import Party
 from launcher.interrupts import Interrupts
-from launcher.logstore import LogStore
+from launcher.logstore import LogStore, Mark, known_marks, offset_in
 from launcher.logview import Wanted, merged
 from launcher.record import RunFolder
 
@@ -19,21 +21,28 @@ def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -
     with party_of(folder, record) as party:
         store = LogStore.acquire(folder.logs)
         failures = catch_up(party, store) if store else {}
-        for line in merged(folder.logs, wanted):
+        known = known_marks(folder.logs)
+        for line in merged(folder.logs, wanted, known):
             console.line(line)
         console.flush()
         for error in failures.values():
             console.error(f"cannot see {error}")
         if follow:
-            _go_on(party, store, wanted, console)
+            _go_on(party, store, known, wanted, console)
         if store:
             store.close()
     return 4 if failures else 0
 
 
-def _go_on(party: Party, store: LogStore | None, wanted: Wanted, console: Console) -> None:
+def _go_on(
+    party: Party,
+    store: LogStore | None,
+    known: Mapping[int, Mark],
+    wanted: Wanted,
+    console: Console,
+) -> None:
     watches = [
-        Watch(node, party.engines[node], place, _known(store, place.node_rank, place.attempt))
+        Watch(node, party.engines[node], place, offset_in(known, place))
         for node, place in zip(party.nodes, party.places, strict=True)
     ]
     follow = Follow(watches, store)
@@ -51,7 +60,3 @@ def _go_on(party: Party, store: LogStore | None, wanted: Wanted, console: Consol
                 follow.close()
                 return
     console.flush()
-
-
-def _known(store: LogStore | None, node_rank: int, attempt: int) -> int:
-    return store.node(node_rank).offset(attempt) if store else 0

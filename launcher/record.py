@@ -107,6 +107,11 @@ class RunFolder:
         ordered = {"version": document.pop("version"), "state": record.state, **document}
         write_atomically(self.path / "run.json", json.dumps(ordered, indent=2) + "\n")
 
+    def document(self) -> dict[str, Any]:
+        """run.json and the hosts file in one, for the hosts to keep: any machine can adopt it."""
+        document: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+        return {**document, "hosts_file": self.hosts_file.read_text()}
+
     def load(self) -> RunRecord:
         """Raises UsageError when run.json is missing or not ours."""
         try:
@@ -159,7 +164,9 @@ def new_attempt(plan: Plan) -> AttemptRecord:
         attempt=plan.attempt,
         state="PENDING",
         created=timestamp(),
-        nodes=[NodeRecord(node.node_rank, node.host.name, node.place.run_dir) for node in plan.nodes],
+        nodes=[
+            NodeRecord(node.node_rank, node.host.name, node.place.run_dir) for node in plan.nodes
+        ],
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr,
         master_port=int(plan.master_port),

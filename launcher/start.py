@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher import facts as facts_module
 from launcher.engine import Engine
-from launcher.errors import CommandFailed, DdpctlError, NodesFailed, PreflightError, UsageError
+from launcher.errors import CommandFailed, NodesFailed, PreflightError, UsageError
 from launcher.facts import Facts
 from launcher.hosts import Cluster
 from launcher.plan import NodePlan, Plan
@@ -96,7 +97,7 @@ def start(
     token: str,
     secrets: Mapping[str, str],
     hang_timeout: float | None,
-    say: Callable[[str], None],
+    record: Mapping[str, Any],
 ) -> None:
     """Folders and containers on all nodes, then the start. Any failure undoes all of it."""
     by_node = {member.node: member for member in crew}
@@ -106,16 +107,15 @@ def start(
         member = by_node[node]
         spec = supervisor_spec(plan, member.plan, token=token, hang_timeout=hang_timeout)
         clear_earlier_attempts(member, plan)
-        prepare(node, plan, member.plan, spec, facts[member.plan.node_rank].uid)
+        uid = facts[member.plan.node_rank].uid
+        prepare(node, plan, member.plan, {"spec.json": spec, "run.json": record}, uid)
         member.engine.create(member.plan, secrets)
 
     try:
         each_node(nodes, make)
         claim_port(crew[0], plan)
         each_node(nodes, lambda node: by_node[node].engine.start(by_node[node].plan))
-    except BaseException as error:
-        undone = "" if not isinstance(error, DdpctlError) else "; nothing was started"
-        say(f"the start failed{undone}: taking back what was made")
+    except BaseException:
         roll_back(crew, plan)
         raise
 
@@ -144,7 +144,7 @@ def claim_port(first: Member, plan: Plan) -> None:
 
 
 def roll_back(crew: Sequence[Member], plan: Plan) -> None:
-    """Ends and removes what this start made. A host that cannot be reached is said by the caller."""
+    """Ends and removes what this start made."""
 
     def undo(member: Member) -> None:
         for status in member.engine.list(plan.run_id):

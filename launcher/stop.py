@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from launcher.engine import Engine, NodeStatus
@@ -18,12 +20,11 @@ done
 
 # The processes of run $1 on this host that can be seen, whoever their parent is now.
 PROCESSES = r"""
-for p in /proc/[0-9]*; do
-  if tr '\0' '\n' 2>/dev/null < "$p/environ" | grep -qxF "DDPCTL_RUN_ID=$1"; then
-    echo "${p#/proc/}"
-  fi
-done
+grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
 """
+
+
+ORPHAN_TIMEOUT = 5.0  # seconds that a killed supervisor's processes may take to go
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,30 @@ class Stopped:
     host: str
     found: tuple[NodeStatus, ...]
     left: tuple[NodeStatus, ...]
+    processes: tuple[int, ...]  # pids on the host that carry the run id still
 
     @property
     def clean(self) -> bool:
-        return not self.left
+        return not self.left and not self.processes
 
 
 def stop_run(
-    nodes: Sequence[Node], engines: dict[Node, Engine], run_id: str, timeout: float, *, remove: bool
+    nodes: Sequence[Node],
+    engines: Mapping[Node, Sequence[Engine]],
+    run_id: str,
+    timeout: float,
+    *,
+    remove: bool = True,
+    cancel: bool = True,
 ) -> tuple[dict[str, Stopped], dict[str, DdpctlError]]:
-    """Stops the run on every host. Returns what was seen, and the hosts that could not be seen."""
+    """Stops the run on every host. Returns what was seen, and the hosts that could not be seen.
+
+    cancel: the supervisors are told that this end was asked for. remove: containers go too.
+    """
 
     def act(node: Node) -> Stopped:
+        if cancel:
+            mark_cancelled(node, run_id)
         return _stop_on(node, engines[node], run_id, timeout, remove=remove)
 
     try:
@@ -60,15 +73,34 @@ def mark_cancelled(node: Node, run_id: str) -> None:
         raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {said}")
 
 
-def _stop_on(node: Node, engine: Engine, run_id: str, timeout: float, *, remove: bool) -> Stopped:
-    found = engine.list(run_id)
-    if any(status.alive for status in found):
-        mark_cancelled(node, run_id)
-    for status in found:
-        engine.stop(status, timeout)
-    left = [status for status in engine.list(run_id) if status.alive]
-    if remove:
-        for status in found:
-            engine.remove(status)
-        left = engine.list(run_id)
-    return Stopped(node.name, tuple(found), tuple(left))
+def _stop_on(
+    node: Node, engines: Sequence[Engine], run_id: str, timeout: float, *, remove: bool
+) -> Stopped:
+    found: list[NodeStatus] = []
+    left: list[NodeStatus] = []
+    for engine in engines:
+        mine = engine.list(run_id)
+        found += mine
+        _stop_all(engine, mine, timeout)
+        if remove:
+            for status in mine:
+                engine.remove(status)
+        left += [status for status in engine.list(run_id) if status.alive or remove]
+    return Stopped(node.name, tuple(found), tuple(left), _last_processes(node, run_id))
+
+
+def _stop_all(engine: Engine, statuses: Sequence[NodeStatus], timeout: float) -> None:
+    """At once: two nodes on one machine must not wait for each other's stop timeout."""
+    with ThreadPoolExecutor(max(1, len(statuses))) as pool:
+        list(pool.map(lambda status: engine.stop(status, timeout), statuses))
+
+
+def _last_processes(node: Node, run_id: str) -> tuple[int, ...]:
+    """Processes of the run on the host; those that are just going get a moment to be gone."""
+    deadline = time.monotonic() + ORPHAN_TIMEOUT
+    while True:
+        done = node.run(["sh", "-c", PROCESSES, "sh", run_id])
+        pids = tuple(int(word) for word in done.stdout.split() if word.isdigit())
+        if not pids or time.monotonic() > deadline:
+            return pids
+        time.sleep(0.3)

@@ -16,14 +16,18 @@ def launch(
     hosts: options.Hosts = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND...]", help="What torchrun runs, in job.command's place."),
+        typer.Argument(
+            metavar="[-- COMMAND...]", help="What torchrun runs, in job.command's place."
+        ),
     ] = None,
     host_list: options.HostList = None,
     name: Annotated[str, typer.Option("--name", help="A name for the run, part of its id.")] = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
     ] = False,
-    no_push: Annotated[bool, typer.Option("--no-push", help="Everything is there already.")] = False,
+    no_push: Annotated[
+        bool, typer.Option("--no-push", help="Everything is there already.")
+    ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="Skip the preflight.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; contact nobody.")
@@ -35,8 +39,12 @@ def launch(
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Added to job.env.")
     ] = None,
     image: Annotated[str | None, typer.Option("--image", help="In job.image's place.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="In job.dataset's place.")] = None,
-    workdir: Annotated[str | None, typer.Option("--workdir", help="In job.workdir's place.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="In job.dataset's place.")
+    ] = None,
+    workdir: Annotated[
+        str | None, typer.Option("--workdir", help="In job.workdir's place.")
+    ] = None,
     nproc_per_node: Annotated[
         int | None, typer.Option("--nproc-per-node", help="In job.nproc_per_node's place.")
     ] = None,

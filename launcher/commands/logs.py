@@ -12,10 +12,14 @@ from launcher.commands import options
 def logs(
     run: options.Run = None,
     hosts: options.LookOn = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+    ] = False,
     node: Annotated[int | None, typer.Option("--node", help="Only this node's lines.")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="The last N lines.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, help="The last N lines.")
+    ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="T", help="10m, 2h, or an RFC 3339 time.")
     ] = None,
@@ -50,6 +54,7 @@ def logs(
     except re.error as error:
         raise UsageError(f"--grep {grep!r}: not a regular expression: {error}") from None
     except ValueError:
-        raise UsageError(f"--since {since!r}: give 30s, 10m, 2h, 3d or a time such as "
-                         "2026-11-21T15:30:00Z") from None
+        raise UsageError(
+            f"--since {since!r}: give 30s, 10m, 2h, 3d or a time such as 2026-11-21T15:30:00Z"
+        ) from None
     return read(find(run, hosts), wanted, options.console(quiet, verbose), follow=follow)

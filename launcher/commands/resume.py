@@ -1,0 +1,31 @@
+"""ddpctl resume"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options
+
+
+def resume(
+    target: options.RunOrHosts = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="HOSTS", help="Go on on these hosts instead.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
+    ] = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """The next attempt of a run, from its newest checkpoint that is whole.
+
+    \b
+    ddpctl resume
+    ddpctl resume 20261121-1530 --hosts fewer.yaml
+    """
+    from launcher import resume as resuming
+
+    return resuming.resume(target, hosts, options.console(quiet, verbose), detach=detach)

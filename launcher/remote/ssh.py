@@ -12,10 +12,12 @@ import paramiko
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 
-from .dial import dial
+from .dial import Connection, dial
 from .shell import command_line, watched
 from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
 
+UNTOLD = 255  # the exit code of a command whose end the server does not tell
+LAST_MOMENT = 1.0  # seconds
 MAX_SESSIONS = 10  # a connection: sshd's own default
 
 log = logging.getLogger("ddpctl.remote")
@@ -26,13 +28,12 @@ class SshMachine:
         self.host = host
         self._timeout = connect_timeout
         self._links: list[_Link] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of _links
+        self._dialling = threading.Lock()
 
     def connect(self) -> None:
-        with self._lock:
-            self._links = [link for link in self._links if link.transport.is_active()]
-            if not self._links:
-                self._links.append(self._dial())
+        if not self._live():
+            self._one_more([])
 
     def open(
         self, argv: Sequence[str], *, stdin: bool = True, stderr_limit: int | None = STDERR_TAIL
@@ -42,63 +43,91 @@ class SshMachine:
         try:
             channel.exec_command(line)
         except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
             link.release()
-            raise self._lost(error) from None
-        return SshStream(channel, link, self.host.name, stderr_limit=stderr_limit)
+            raise self._no_command(link, error) from None
+        return SshStream(channel, link, stderr_limit=stderr_limit)
 
     def close(self) -> None:
         with self._lock:
             links, self._links = self._links, []
         for link in links:
-            link.transport.close()
+            link.connection.close()
 
     def _channel(self) -> tuple[_Link, paramiko.Channel]:
         """A new session on a connection that has room, or on one more connection."""
+        seen: list[_Link] = []
+        while True:
+            for link in self._live():
+                if link not in seen and (channel := self._session(link)):
+                    return link, channel
+                seen.append(link)
+            fresh = self._one_more(seen)
+            if channel := self._session(fresh):
+                return fresh, channel
+            if fresh.refuses_all:
+                raise HostUnreachable(
+                    f"{self.host.name}: sshd lets in no session at all; look at MaxSessions in its "
+                    "sshd_config and at the account's shell"
+                )
+            seen.append(fresh)
+
+    def _live(self) -> list[_Link]:
         with self._lock:
-            self._links = [link for link in self._links if link.transport.is_active()]
-            links = list(self._links)
-        for link in links:
-            if channel := self._session(link):
-                return link, channel
-        with self._lock:
-            link = self._dial()
-            self._links.append(link)
-        if channel := self._session(link):
-            return link, channel
-        raise HostUnreachable(
-            f"{self.host.name}: sshd lets in no session at all; look at MaxSessions in its "
-            "configuration and at the account's shell"
-        )
+            dead = [link for link in self._links if not link.connection.is_active]
+            self._links = [link for link in self._links if link not in dead]
+            live = list(self._links)
+        for link in dead:
+            link.connection.close()
+        return live
+
+    def _one_more(self, seen: list[_Link]) -> _Link:
+        """One connection more than `seen`; another thread may have made it meanwhile."""
+        with self._dialling:
+            for link in self._live():
+                if link not in seen:
+                    return link
+            link = _Link(dial(self.host, timeout=self._timeout))
+            with self._lock:
+                self._links.append(link)
+            return link
 
     def _session(self, link: _Link) -> paramiko.Channel | None:
+        """None when the connection has no room for it, or is no more."""
         if not link.take():
             return None
         try:
-            return link.transport.open_session(timeout=self._timeout)
+            return link.connection.transport.open_session(timeout=self._timeout)
         except paramiko.ChannelException:
             link.refused()
+            return None
         except (paramiko.SSHException, EOFError, OSError):
             link.release()
-            link.transport.close()
-        return None
+            if not link.connection.is_active:
+                return None
+            raise HostUnreachable(
+                f"{self.host.name}: sshd starts no session within {self._timeout:g} s; look "
+                "whether the machine is overloaded"
+            ) from None
 
-    def _dial(self) -> _Link:
-        return _Link(dial(self.host, timeout=self._timeout))
-
-    def _lost(self, error: BaseException) -> HostUnreachable:
+    def _no_command(self, link: _Link, error: BaseException) -> HostUnreachable:
+        if not link.connection.is_active:
+            return link.connection.lost()
         return HostUnreachable(
-            f"{self.host.name}: connection lost: {error or type(error).__name__}"
+            f"{self.host.name}: sshd runs no commands: {error or type(error).__name__}; look at "
+            "ForceCommand and the account's shell there"
         )
 
 
 class _Link:
     """One connection and how many sessions it has."""
 
-    def __init__(self, transport: paramiko.Transport) -> None:
-        self.transport = transport
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self._open = 0
         self._limit = MAX_SESSIONS
         self._lock = threading.Lock()
+        self.refuses_all = False
 
     def take(self) -> bool:
         with self._lock:
@@ -110,29 +139,29 @@ class _Link:
     def release(self) -> None:
         with self._lock:
             self._open -= 1
+            if not self._open:
+                self._limit = MAX_SESSIONS  # sshd may have been slow to forget a closed one
 
     def refused(self) -> None:
         """The server said no: it has as many as it wants."""
         with self._lock:
             self._open -= 1
+            self.refuses_all = not self._open
             self._limit = max(self._open, 1)
 
 
 class SshStream(Stream):
-    def __init__(
-        self, channel: paramiko.Channel, link: _Link, name: str, *, stderr_limit: int | None
-    ) -> None:
+    def __init__(self, channel: paramiko.Channel, link: _Link, *, stderr_limit: int | None) -> None:
         super().__init__(stderr_limit=stderr_limit)
         self._channel = channel
         self._link = link
-        self._name = name
         self._closed = False
         self._drain.start()
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
         data: bytes = self._patiently(self._channel.recv, size, timeout)
-        if not data and not self._channel.eof_received and not self._closed:
-            raise self._lost()
+        if not data and not self._channel.eof_received and self._is_lost():
+            raise self._link.connection.lost()
         return data
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
@@ -151,10 +180,12 @@ class SshStream(Stream):
             raise TimeoutError(f"still running after {timeout:g} s")
         if self._channel.exit_status >= 0:
             return int(self._channel.exit_status)
-        raise self._lost()
+        if self._is_lost():
+            raise self._link.connection.lost()
+        return UNTOLD
 
     def is_alive(self) -> bool:
-        return self._link.transport.is_active() and not self._channel.eof_received
+        return self._link.connection.is_active and not self._channel.eof_received
 
     def close(self) -> None:
         if not self._closed:
@@ -180,9 +211,16 @@ class SshStream(Stream):
                 if deadline.passed:
                     raise TimeoutError(f"nothing for {timeout:g} s") from None
             except OSError:
-                if not self._link.transport.is_active() and not self._closed:
-                    raise self._lost() from None
+                if self._is_lost():
+                    raise self._link.connection.lost() from None
                 raise BrokenPipeError("closed") from None
 
-    def _lost(self) -> HostUnreachable:
-        return HostUnreachable(f"{self._name}: connection lost; is the machine still up?")
+    def _is_lost(self) -> bool:
+        """Whether an end without the server's word for it is the connection's end.
+
+        A dying connection closes its channels a moment before it says so itself.
+        """
+        if self._closed or self._channel.exit_status >= 0:
+            return False
+        self._link.connection.transport.join(LAST_MOMENT)
+        return not self._link.connection.is_active

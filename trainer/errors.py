@@ -1,6 +1,7 @@
 """Every way a run can end that is not success, each with its exit code.
 
     TrainerError              exit 1
+    ├── PeerLost              exit 1   another rank is gone; every rank that notices says so
     ├── UsageError            exit 2   a flag or a combination of flags that cannot be
     ├── DataError             exit 3   the images are missing, incomplete or do not fit the network
     ├── CheckpointError       exit 4   a checkpoint cannot be written, or is not whole
@@ -23,6 +24,11 @@ class TrainerError(Exception):
 
     exit_code = 1
     state = "failed"  # what status.json says
+    everyone = False  # does every rank print it, not only rank 0?
+
+
+class PeerLost(TrainerError):
+    everyone = True
 
 
 class UsageError(TrainerError):

@@ -205,6 +205,12 @@ def _exchange(ranks: Ranks, store: dist.Store, fact: dict[str, Any]) -> list[dic
     return facts
 
 
+def backend(ranks: Ranks) -> str:
+    if ranks.world_size == 1:
+        return "none"
+    return "nccl" if ranks.device.type == "cuda" else "gloo"
+
+
 def describe(ranks: Ranks, seed: int) -> str:
     """One line about this rank, for the start of its log."""
     parts = [
@@ -217,8 +223,8 @@ def describe(ranks: Ranks, seed: int) -> str:
     ]
     if ranks.device.type == "cuda":
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
-        parts.append(f"{torch.cuda.get_device_name(ranks.device)}, nccl {nccl}")
-    elif ranks.world_size > 1:
-        parts.append("gloo")
+        parts.append(f"{torch.cuda.get_device_name(ranks.device)}, backend nccl {nccl}")
+    else:
+        parts.append(f"backend {backend(ranks)}")
     parts += [f"torch {torch.__version__}", f"threads {torch.get_num_threads()}", f"seed {seed}"]
     return ", ".join(parts)

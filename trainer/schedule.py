@@ -38,6 +38,12 @@ class Plan:
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.samples)
 
+    def samples_by(self, step: int) -> int:
+        """Images that `step` steps have trained on."""
+        epochs, rest = divmod(step, self.steps_per_epoch)
+        each = min(self.samples, self.steps_per_epoch * self.global_batch)
+        return epochs * each + rest * self.global_batch
+
 
 def make_plan(config: Config, samples: int, world_size: int) -> Plan:
     """Raises UsageError for a batch that does not divide: nothing is ever rounded."""

@@ -1,0 +1,122 @@
+"""trainer ckpt ls|verify|export: look at checkpoints without a training.
+
+    python -m trainer ckpt ls DIR              one line a checkpoint, newest last
+    python -m trainer ckpt verify DIR          hash everything; exit 4 if any is damaged
+    python -m trainer ckpt export DIR OUT.pth  the network's plain state_dict
+
+DIR is a run's checkpoint folder, its ckpt/ folder, or one step-* folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.errors import CheckpointError, UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="trainer ckpt", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("ls", help="list checkpoints")
+    verifying = commands.add_parser("verify", help="check every byte")
+    exporting = commands.add_parser("export", help="write a plain state_dict")
+    for command in (listing, verifying, exporting):
+        command.add_argument("dir", type=Path, help="checkpoint folder, ckpt/ or step-*")
+    listing.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    exporting.add_argument("target", type=Path, help="file to write, e.g. resnet18.pth")
+    args = parser.parse_args(list(argv))
+    found = find(args.dir)
+    if args.command == "ls":
+        return ls(found, args.json)
+    if args.command == "verify":
+        return verify(found)
+    return export(found, args.target)
+
+
+def find(path: Path) -> list[Path]:
+    """Checkpoint folders at `path`, oldest first. Raises CheckpointError when there are none."""
+    from trainer import checkpoint
+
+    if checkpoint.NAME.fullmatch(path.name):
+        return [path]
+    found = checkpoint.folders(path.parent if path.name == "ckpt" else path)[::-1]
+    if not found:
+        raise CheckpointError(f"{path}: no checkpoint there (ckpt/step-*)")
+    return found
+
+
+def ls(found: list[Path], as_json: bool) -> int:
+    rows = []
+    for path in found:
+        try:
+            meta = json.loads((path / "meta.json").read_text())
+            size = (path / "state.pt").stat().st_size
+            rows.append(
+                {
+                    "path": str(path),
+                    "step": meta["step"],
+                    "epoch": meta["epoch"],
+                    "bytes": size,
+                    "best_top1": meta["best"].get("top1"),
+                    "world_size": meta["world_size"],
+                    "model": meta["config"]["model"],
+                }
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            rows.append({"path": str(path), "damaged": f"{type(error).__name__}: {error}"})
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    for row in rows:
+        if "damaged" in row:
+            print(f"{row['path']}  DAMAGED {row['damaged']}")
+            continue
+        best = f"{100 * row['best_top1']:.2f} %" if row["best_top1"] is not None else "-"
+        print(
+            f"{row['path']}  epoch {row['epoch']}  {row['bytes'] / 1e6:.1f} MB  best top-1 {best}  "
+            f"{row['model']}, {row['world_size']} rank(s)"
+        )
+    return 0
+
+
+def verify(found: list[Path]) -> int:
+    from trainer import checkpoint
+
+    damaged = 0
+    for path in found:
+        try:
+            saved = checkpoint.verify(path)
+            print(f"{path}  whole  {saved.identity[:16]}")
+        except CheckpointError as error:
+            damaged += 1
+            print(f"{error}  DAMAGED")
+    return CheckpointError.exit_code if damaged else 0
+
+
+def export(found: list[Path], target: Path) -> int:
+    """From the newest whole checkpoint among `found`."""
+    import torch
+
+    from trainer import checkpoint
+
+    if target.suffix not in (".pth", ".pt"):
+        raise UsageError(f"{target}: a name that ends in .pth is wanted")
+    for path in reversed(found):
+        try:
+            checkpoint.verify(path)
+        except CheckpointError as error:
+            print(f"skipped: {error}")
+            continue
+        state, meta = checkpoint.decode(checkpoint.read(path))
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            torch.save(state["model"], temporary)
+            temporary.replace(target)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"cannot write {target}: {error}") from error
+        print(f"{target}: {meta['config']['model']} of step {meta['step']} from {path}")
+        return 0
+    raise CheckpointError("none of these checkpoints is whole")

@@ -1,0 +1,78 @@
+"""The ways a run ends: status.json, the last line of metrics.jsonl, the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.config import Config
+from trainer.console import clock, say
+from trainer.errors import PREEMPTED, PeerLost, TrainerError
+from trainer.metrics import write_status
+from trainer.ranks import Ranks
+from trainer.run import Run
+
+LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
+
+
+def finish(run: Run, state: str, reason: str) -> None:
+    """Everything is saved and all ranks know: write how it ended."""
+    t, seconds = run.t, round(time.monotonic() - run.began, 3)
+    results = {
+        "epoch": t.epoch,
+        "top1": run.last.get("top1"),
+        "best_top1": t.best.get("top1"),
+        "best_step": t.best.get("step"),
+        "selected_on": t.best.get("selected_on"),
+    }
+    run.metrics.write("end", state=state, step=t.step, seconds=seconds, reason=reason, **results)
+    run.metrics.close()
+    if not t.ranks.first:
+        return
+    write_status(run.out, state, t.step, run.saved, reason, seconds=seconds, **results)
+    best = t.best.get("top1")
+    selected = (
+        f"  best top-1 {100 * best:.2f} % (selected on {t.best['selected_on']})" if best else ""
+    )
+    say(f"{state} at step {t.step} of {t.plan.total_steps} in {clock(seconds)}{selected}  {reason}")
+
+
+def preempted(run: Run, env: Mapping[str, str]) -> int:
+    """Stopped by a signal, everything saved."""
+    names = enumerate(run.t.ranks.gather(run.stop.name))
+    reason = ", ".join(f"{name} on rank {rank}" for rank, name in names if name)
+    finish(run, "preempted", reason)
+    # torchrun takes any code but 0 for a crash and kills the other ranks.
+    return 0 if "TORCHELASTIC_RUN_ID" in env else PREEMPTED
+
+
+def fail(run: Run | None, config: Config, ranks: Ranks, error: Exception) -> None:
+    """Tell in the files why the run ended; never hide that error behind one of writing."""
+    if not ranks.first:
+        return
+    state = error.state if isinstance(error, TrainerError) else "failed"
+    reason = str(error).split("\n")[0] or type(error).__name__
+    step, saved = (run.t.step, run.saved) if run else (0, None)
+    with contextlib.suppress(OSError):
+        if run:
+            run.metrics.write(
+                "end", state=state, step=step, seconds=time.monotonic() - run.began, reason=reason
+            )
+            run.metrics.close()
+        write_status(Path(config.out), state, step, saved, reason)
+
+
+def lost_peer(ranks: Ranks, run: Run | None, error: Exception) -> PeerLost | None:
+    """The error to show when a collective failed because another rank is gone."""
+    text = str(error).strip()
+    if ranks.world_size == 1 or not isinstance(error, RuntimeError):
+        return None
+    if not any(word in text.lower() for word in LOST):
+        return None
+    step = f" at step {run.t.step}" if run else ""
+    return PeerLost(
+        f"rank {ranks.rank} on {ranks.host} lost contact with another rank{step}: "
+        f"{text.splitlines()[0][:200]}: the first failure is in that rank's log"
+    )

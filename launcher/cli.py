@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.commands import attach, fetch, kill, launch, logs, ps, push, resume
+from launcher.commands import attach, check, fetch, kill, launch, logs, ps, push, resume
 from launcher.errors import DdpctlError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 
 COMMANDS = {
+    "check": check.check,
     "push": push.push,
     "launch": launch.launch,
     "resume": resume.resume,

@@ -30,7 +30,6 @@ SET_BY_DDPCTL = frozenset(
     }
 )
 OWN_MOUNTS = ("/checkpoints", "/output", "/ddpctl")
-_MOUNT_MODES = {"ro", "rw", "z", "Z"}
 
 
 def image(tree: Tree, at: At) -> str | None:
@@ -121,13 +120,12 @@ def _mount(tree: Tree, at: At) -> str | None:
     if word is None:
         return None
     source, target, mode = [*word.split(":"), "", "", ""][:3]
-    modes = set(mode.split(",")) if word.count(":") == 2 else {"rw"}
     flat = target.rstrip("/")
     if word.count(":") not in (1, 2) or not source or not target:
         remedy = "write FOLDER_ON_THE_HOST:FOLDER_IN_THE_CONTAINER[:ro]"
     elif not source.startswith("/") or not target.startswith("/"):
         remedy = "both folders are absolute; the first is a path on the hosts"
-    elif not modes <= _MOUNT_MODES or modes >= {"ro", "rw"}:
+    elif word.count(":") == 2 and mode not in ("ro", "rw"):
         remedy = f"{shown(mode)} is no mode; write ro or rw"
     elif ".." in PurePosixPath(source).parts or ".." in PurePosixPath(target).parts:
         remedy = "write the folders without `..`"

@@ -172,6 +172,7 @@ JOB_PROBLEMS = [
     ("mounts: ['/a:b']", "both folders are absolute"),
     ("mounts: ['~/a:/b']", "both folders are absolute"),
     ("mounts: ['/a:/b:rx']", "rx is no mode"),
+    ("mounts: ['/a:/b:']", "is no mode"),
     ("mounts: ['/a:/b:ro:x']", "write FOLDER_ON_THE_HOST"),
     ("mounts: ['/a:/checkpoints/x']", "ddpctl's own"),
     ("mounts: ['/a:/']", "ddpctl's own"),

@@ -1,0 +1,226 @@
+"""What the checks need to know of a host beyond `launcher.facts`: one `sh` script, one round trip.
+
+As there: a shell and coreutils are enough, and what a host cannot tell is left empty.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from .nvidia import Nvidia, parse_nvidia
+
+SCRIPT = r"""
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
+s() { printf '\n@@%s\n' "$1"; }
+s writable
+t="$HOME/.ddpctl/.check.$$"
+mkdir -p "$HOME/.ddpctl" 2>&1 && (: > "$t") 2>&1 && rm -f "$t" && echo yes
+s disk
+for d in "$HOME/.ddpctl" "$HOME" "$1" /dev/shm; do
+  if [ -n "$d" ] && [ -e "$d" ]; then
+    printf 'path %s\n' "$d"; df -Pk "$d" 2>/dev/null | tail -n 1
+    printf 'inodes '; df -Pi "$d" 2>/dev/null | tail -n 1
+  fi
+done
+s memory; grep -E '^(MemTotal|MemAvailable):' /proc/meminfo
+s memlock; ulimit -l
+s interfaces
+for d in /sys/class/net/*; do
+  i=${d##*/}
+  printf '%s %s %s %s %s\n' "$i" "$(cat "$d/mtu" 2>/dev/null)" "$(cat "$d/operstate" 2>/dev/null)" \
+    "$(cat "$d/speed" 2>/dev/null || echo -1)" "$([ -d "$d/bridge" ] && echo bridge || echo plain)"
+done
+s ibports
+for d in /sys/class/infiniband/*/ports/*; do
+  [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
+done
+s ibdevices; ls /dev/infiniband 2>/dev/null
+s resolved; getent ahostsv4 "$(uname -n)" 2>/dev/null | head -n 1
+s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
+s firewall; for f in ufw firewalld; do [ -e "/usr/sbin/$f" ] && echo "$f"; done
+s holder
+if [ -n "$2" ]; then
+  hex=$(printf '%04X' "$2")
+  cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ local _ st _ _ _ uid _ inode _; do
+    if [ "$st" = 0A ] && [ "${local##*:}" = "$hex" ]; then
+      user=$(id -nu "$uid" 2>/dev/null || echo "$uid")
+      pid=$(ls -l /proc/[0-9]*/fd 2>/dev/null | while read -r line; do
+        case $line in
+          /proc/*:) p=${line#/proc/}; p=${p%%/*} ;;
+          *"socket:[$inode]"*) echo "$p"; break ;;
+        esac
+      done)
+      printf '%s\t%s\t' "$user" "$pid"
+      [ -n "$pid" ] && tr '\0' ' ' < "/proc/$pid/cmdline" 2>/dev/null
+      echo
+      break
+    fi
+  done
+fi
+if [ "$3" = gpus ]; then
+  s driver; cat /proc/driver/nvidia/version 2>/dev/null
+  s nvswitch; ls -d /dev/nvidia-nvswitch[0-9]* 2>/dev/null
+  s fabricmanager; cat /proc/[0-9]*/comm 2>/dev/null | grep nv-fabricmanage
+  s toolkit
+  for c in nvidia-container-runtime-hook nvidia-container-runtime nvidia-ctk; do command -v "$c"; done
+  s cdi; ls /etc/cdi /var/run/cdi 2>/dev/null | grep -i nvidia
+  s nvidia
+  command -v nvidia-smi >/dev/null 2>&1 && timeout 20 nvidia-smi -q -x 2>/dev/null
+  s gpuowners
+  for pid in $(timeout 20 nvidia-smi --query-compute-apps=pid --format=csv,noheader 2>/dev/null); do
+    case $pid in *[!0-9]*|'') continue ;; esac
+    uid=$(grep '^Uid:' "/proc/$pid/status" 2>/dev/null | cut -f 2)
+    printf '%s %s %s\n' "$pid" "$(id -nu "$uid" 2>/dev/null || echo "$uid")" \
+      "$(tail -n 1 "/proc/$pid/cgroup" 2>/dev/null)"
+  done
+fi
+s end
+"""
+"""Run as `sh -c SCRIPT sh DOCKER_ROOT MASTER_PORT [gpus]`, the first two may be empty."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """kib: 1024 bytes. inodes_free is None where the file system has no such limit."""
+
+    path: str
+    mount: str
+    kib: int
+    kib_free: int
+    inodes_free: int | None
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str
+    mtu: int
+    state: str
+    speed: int  # Mbit/s, 0 when it does not say
+    is_bridge: bool
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who listens on the master port. pid 0: not ours to see."""
+
+    user: str
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class Details:
+    disks: tuple[Disk, ...] = ()
+    memory_kib: int = 0
+    memory_available_kib: int = 0
+    memlock: str = "unlimited"
+    interfaces: tuple[Interface, ...] = ()
+    infiniband_ports: tuple[tuple[str, str], ...] = ()  # (device and port, state)
+    infiniband_devices: tuple[str, ...] = ()
+    resolved: str | None = None  # what the host's own name stands for there
+    home_error: str = ""  # why ~/.ddpctl cannot be written
+    tools: frozenset[str] = frozenset()
+    firewalls: tuple[str, ...] = ()
+    holder: Holder | None = None
+    kernel_driver: str | None = None  # version of the loaded NVIDIA module
+    nvswitches: int = 0
+    fabric_manager: bool = False
+    toolkit: tuple[str, ...] = ()
+    cdi: bool = False
+    nvidia: Nvidia = field(default_factory=Nvidia)
+
+    def disk(self, path: str) -> Disk | None:
+        return next((disk for disk in self.disks if disk.path == path), None)
+
+    def interface(self, name: str) -> Interface | None:
+        return next((i for i in self.interfaces if i.name == name), None)
+
+
+def parse(text: str) -> Details:
+    """The script's output. Raises ValueError when it is not that, or not all of it."""
+    found = _sections(text)
+    if "end" not in found:
+        raise ValueError("the check script did not run to its end")
+
+    def first(name: str) -> str:
+        return next(iter(found.get(name, [])), "")
+
+    memory = dict(re.findall(r"(\w+):\s+(\d+)", "\n".join(found.get("memory", []))))
+    writable = found.get("writable", [])
+    driver = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", first("driver"))
+    return Details(
+        disks=_disks(found.get("disk", [])),
+        memory_kib=int(memory.get("MemTotal", 0)),
+        memory_available_kib=int(memory.get("MemAvailable", 0)),
+        memlock=first("memlock") or "unlimited",
+        interfaces=_interfaces(found.get("interfaces", [])),
+        infiniband_ports=_infiniband(found.get("ibports", [])),
+        infiniband_devices=tuple(found.get("ibdevices", [])),
+        resolved=first("resolved").partition(" ")[0].strip() or None,
+        home_error="" if "yes" in writable else (writable or ["it cannot be written"])[0],
+        tools=frozenset(line.rsplit("/", 1)[-1] for line in found.get("tools", [])),
+        firewalls=tuple(found.get("firewall", [])),
+        holder=_holder(first("holder")),
+        kernel_driver=driver[1] if driver else None,
+        nvswitches=len(found.get("nvswitch", [])),
+        fabric_manager=bool(found.get("fabricmanager")),
+        toolkit=tuple(line.rsplit("/", 1)[-1] for line in found.get("toolkit", [])),
+        cdi=bool(found.get("cdi")),
+        nvidia=parse_nvidia("\n".join(found.get("nvidia", [])), found.get("gpuowners", [])),
+    )
+
+
+def _sections(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("@@"):
+            lines = found.setdefault(line[2:], [])
+        elif line.strip():
+            lines.append(line.rstrip())
+    return found
+
+
+def _disks(lines: list[str]) -> tuple[Disk, ...]:
+    disks: list[Disk] = []
+    path, size = "", None
+    for line in lines:
+        match = re.search(r"\s(\d+|-)\s+(\d+|-)\s+(-?\d+|-)\s+(\d+%|-)\s+(/.*)$", line)
+        if line.startswith("path "):
+            path, size = line[5:], None
+        elif line.startswith("inodes ") and size is not None:
+            # btrfs and NFS count no inodes: a total of 0 or `-`
+            limited = match is not None and match[1] not in ("0", "-") and match[3].isdigit()
+            free = int(match[3]) if limited and match else None
+            disks.append(Disk(path, size[5], int(size[1]), max(0, int(size[3])), free))
+        elif match and match[1].isdigit() and match[3] != "-":
+            size = match
+    return tuple(disks)
+
+
+def _interfaces(lines: list[str]) -> tuple[Interface, ...]:
+    found = []
+    for line in lines:
+        name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
+        if mtu.isdigit():
+            mbits = int(speed) if speed.isdigit() and int(speed) < 2**31 - 1 else 0
+            found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
+    return tuple(found)
+
+
+def _infiniband(lines: list[str]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for line in lines:
+        match = re.match(r"/sys/class/infiniband/([^/]+)/ports/(\d+) (?:\d+: )?(\w+)", line)
+        if match:
+            found.append((f"{match[1]} port {match[2]}", match[3]))
+    return tuple(found)
+
+
+def _holder(line: str) -> Holder | None:
+    user, _, rest = line.partition("\t")
+    pid, _, command = rest.partition("\t")
+    if not user:
+        return None
+    return Holder(user, int(pid) if pid.strip().isdigit() else 0, command.strip())

@@ -1,0 +1,171 @@
+"""The probe: every machine listens for the others and dials them, and each says what it met.
+
+One agent a machine, on whatever can open a socket there: python3, perl, or python3 in the job's
+image. Nothing is installed, and it ends when its standard input does (or after a minute).
+
+    agent -> launcher   listening ASKED ACTUAL | taken ASKED, then ready
+    launcher -> agent   dial KEY ADDRESS PORT ..., then go
+    agent -> launcher   dialed KEY ok|wrong|refused|timeout|unreachable NAME, then done
+
+An address counts as reached only when the agent that answers there is the one that was meant:
+172.17.0.1 answers on every host with a docker0, each time another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DIAL_TIMEOUT = 3.0  # seconds; a firewall that drops says nothing at all
+
+PYTHON = r"""
+import errno, os, socket, sys, threading
+name, token, ports = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
+lock = threading.Lock()
+def say(*words):
+    with lock:
+        sys.stdout.write(" ".join(map(str, words)) + "\n"); sys.stdout.flush()
+def greet(peer):
+    try:
+        peer.settimeout(10); peer.sendall(("%s %s\n" % (token, name)).encode()); peer.recv(1)
+    except OSError:
+        pass
+    peer.close()
+def serve(listener):
+    while True:
+        peer = listener.accept()[0]
+        threading.Thread(target=greet, args=(peer,), daemon=True).start()
+def listen(port):
+    found = []
+    for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            s = socket.socket(family, socket.SOCK_STREAM)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            s.bind((any_address, port)); s.listen(128)
+            port = s.getsockname()[1]; found.append(s)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                for other in found: other.close()
+                return 0
+    for s in found:
+        threading.Thread(target=serve, args=(s,), daemon=True).start()
+    return port if found else 0
+def dial(key, address, port):
+    try:
+        s = socket.create_connection((address, int(port)), timeout=TIMEOUT)
+        s.settimeout(TIMEOUT)
+        heard = s.makefile().readline().split()
+        s.close()
+        if len(heard) == 2 and heard[0] == token: say("dialed", key, "ok", heard[1])
+        else: say("dialed", key, "wrong")
+    except socket.timeout: say("dialed", key, "timeout")
+    except ConnectionRefusedError: say("dialed", key, "refused")
+    except OSError as error:
+        say("dialed", key, "timeout" if error.errno == errno.ETIMEDOUT else "unreachable")
+watch = threading.Timer(60, os._exit, (1,)); watch.daemon = True; watch.start()
+for port in ports:
+    actual = listen(int(port))
+    say("listening", port, actual) if actual else say("taken", port)
+say("ready")
+threads = []
+for line in sys.stdin:
+    words = line.split()
+    if words[:1] == ["dial"]:
+        threads.append(threading.Thread(target=dial, args=words[1:4], daemon=True))
+    elif words == ["go"]:
+        for t in threads: t.start()
+        for t in threads: t.join()
+        say("done"); threads = []
+os._exit(0)
+""".replace("TIMEOUT", str(DIAL_TIMEOUT))
+
+PERL = r"""
+use strict; use warnings; use IO::Socket::INET; use Errno qw(EADDRINUSE ECONNREFUSED ETIMEDOUT);
+my ($name, $token, $ports) = @ARGV; my @children; my @dials;
+$SIG{PIPE} = 'IGNORE'; $SIG{CHLD} = 'IGNORE'; alarm 60;
+sub say_ { syswrite STDOUT, join(' ', @_) . "\n" }
+my $v6 = eval { require IO::Socket::IP; 1 };
+sub serve { my ($l) = @_; my $pid = fork; die unless defined $pid;
+  if ($pid) { push @children, $pid; return }
+  close STDIN; alarm 60;
+  while (1) { my $peer = $l->accept or next; my $c = fork;
+    if (defined $c && !$c) { alarm 10; syswrite $peer, "$token $name\n"; sysread $peer, my $b, 1; exit 0 }
+    close $peer } }
+for my $port (split /,/, $ports) {
+  my $l = IO::Socket::INET->new(LocalAddr => '0.0.0.0', LocalPort => $port, Proto => 'tcp',
+    Listen => 128, ReuseAddr => 1);
+  if (!$l) { say_('taken', $port); next }
+  my $actual = $l->sockport; serve($l);
+  if ($v6) { my $m = IO::Socket::IP->new(LocalHost => '::', LocalPort => $actual, V6Only => 1,
+    Listen => 128, ReuseAddr => 1); serve($m) if $m }
+  say_('listening', $port, $actual) }
+say_('ready');
+while (my $line = <STDIN>) { my ($verb, @w) = split ' ', $line; next unless defined $verb;
+  if ($verb eq 'dial') { push @dials, [@w] }
+  elsif ($verb eq 'go') { local $SIG{CHLD} = 'DEFAULT'; my @pids;
+    for my $d (@dials) { my ($key, $address, $port) = @$d; my $pid = fork; next unless defined $pid;
+      if ($pid) { push @pids, $pid; next }
+      alarm 0; my $class = $v6 ? 'IO::Socket::IP' : 'IO::Socket::INET';
+      $SIG{ALRM} = sub { say_('dialed', $key, 'timeout'); exit 0 }; alarm LIMIT;
+      my $s = $class->new(PeerHost => $address, PeerAddr => $address, PeerPort => $port, Proto => 'tcp');
+      if (!$s) { my $e = $! + 0; alarm 0;
+        say_('dialed', $key, $e == ECONNREFUSED ? 'refused' : $e == ETIMEDOUT ? 'timeout' : 'unreachable');
+        exit 0 }
+      my $heard = <$s>; alarm 0; close $s; my @h = split ' ', defined $heard ? $heard : '';
+      say_('dialed', $key, @h == 2 && $h[0] eq $token ? ('ok', $h[1]) : 'wrong'); exit 0 }
+    waitpid $_, 0 for @pids; say_('done'); @dials = () } }
+kill 'TERM', @children; exit 0;
+""".replace("LIMIT", str(round(DIAL_TIMEOUT)))
+
+SHELL = r"""
+name=$1 token=$2 ports=$3 image=$4
+for p in python3 /usr/libexec/platform-python; do
+  if "$p" -c 'import socket, threading' 2>/dev/null; then
+    exec "$p" -c "$5" "$name" "$token" "$ports"
+  fi
+done
+if perl -MIO::Socket::INET -e 1 2>/dev/null; then exec perl -e "$6" "$name" "$token" "$ports"; fi
+if [ -n "$image" ] && docker image inspect "$image" >/dev/null 2>&1; then
+  exec docker run --rm -i --network host --entrypoint python3 "$image" \
+    -c "$5" "$name" "$token" "$ports"
+fi
+echo none
+"""
+
+
+@dataclass(frozen=True)
+class Dial:
+    """From one machine to an address of another. Machines are named by their index."""
+
+    source: int
+    target: int
+    address: str
+    is_master_port: bool = False
+
+
+def agent_argv(name: int, token: str, ports: Sequence[int], image: str) -> list[str]:
+    """ports: 0 stands for one that is free. image: "" where there is none to run it in."""
+    listed = ",".join(map(str, ports))
+    return ["sh", "-c", SHELL, "sh", str(name), token, listed, image, PYTHON, PERL]
+
+
+def parse_ready(lines: Sequence[str]) -> dict[int, int] | None:
+    """Asked port -> the port that is listened on; a taken one is missing. None: no agent."""
+    if "ready" not in lines:
+        return None
+    words = [line.split() for line in lines]
+    return {int(w[1]): int(w[2]) for w in words if w[:1] == ["listening"] and len(w) == 3}
+
+
+def parse_answer(line: str, dials: Sequence[Dial]) -> tuple[Dial, str] | None:
+    """A `dialed` line as the dial and what came of it: ok, wrong, refused, timeout, unreachable."""
+    words = line.split()
+    if len(words) < 3 or words[0] != "dialed" or not words[1].isdigit():
+        return None
+    dial = dials[int(words[1])]
+    result = words[2]
+    if result == "ok" and words[3:] != [str(dial.target)]:
+        result = "wrong"
+    return dial, result

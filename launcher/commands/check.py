@@ -1,0 +1,113 @@
+"""ddpctl check"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.commands import options
+
+if TYPE_CHECKING:
+    from launcher.checks.survey import Survey
+    from launcher.console import Console
+
+
+def check(
+    hosts: options.Hosts = None,
+    host_list: options.HostList = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Look at all hosts at once: what would make a launch fail or crawl, and what to do about it.
+
+    \b
+    ddpctl check hosts.yaml
+    ddpctl check -H gpu1:8,gpu2:8 --json
+    """
+    import time
+
+    from launcher.checks.survey import survey_hosts
+    from launcher.hosts import load
+    from launcher.start import connect
+
+    cluster = load(options.hosts_of(hosts, host_list))
+    console = options.console(quiet, verbose)
+    nodes = connect(cluster)
+    began = time.monotonic()
+    try:
+        with console.step(
+            f"looking at {len(nodes)} hosts" if len(nodes) > 1 else "looking at one host"
+        ):
+            survey = survey_hosts(nodes, cluster)
+    finally:
+        for node in nodes:
+            node.close()
+    if as_json:
+        console.json(document(survey, time.monotonic() - began))
+    else:
+        show(survey, console)
+    return survey.exit_code
+
+
+def document(survey: Survey, seconds: float) -> dict[str, Any]:
+    """One JSON document; keys are only ever added to it."""
+    from launcher.checks import findings
+
+    return {
+        "version": 1,
+        "ok": survey.exit_code == 0,
+        "seconds": round(seconds, 2),
+        "findings": findings.document(survey.findings),
+        "hosts": [
+            {
+                "host": machine.name,
+                "node_ranks": list(machine.ranks),
+                "internal_ip": route.address,
+                "interface": route.interface,
+                "why": route.why,
+                "docker": machine.docker.version if machine.docker else None,
+                "storage_driver": machine.docker.storage if machine.docker else None,
+                "cgroup_driver": machine.docker.cgroup_driver if machine.docker else None,
+                "gpus": [gpu.name for gpu in machine.facts.gpus] if machine.facts else None,
+                "clock_skew": round(machine.facts.clock_skew, 3) if machine.facts else None,
+            }
+            for machine, route in zip(survey.machines, survey.routes, strict=True)
+        ],
+    }
+
+
+def show(survey: Survey, console: Console) -> None:
+    """The table, one line a finding, and what was chosen for each host."""
+    from launcher.checks.findings import table
+
+    names = [machine.name for machine in survey.machines]
+    unseen = [machine.name for machine in survey.machines if machine.ssh_error]
+    show_table(table(names, survey.findings, unseen), console)
+    for machine, route in zip(survey.machines, survey.routes, strict=True):
+        if route.address:
+            console.print(f"{machine.name}: {route.address} on {route.interface} ({route.why})")
+    for finding in survey.findings:
+        console.print(finding.line())
+    if not survey.findings:
+        console.print(f"nothing is wrong on {len(names)} {'host' if len(names) == 1 else 'hosts'}")
+
+
+def show_table(rows: list[list[str]], console: Console) -> None:
+    """Coloured on a terminal, plain columns elsewhere."""
+    import sys
+
+    from launcher.checks.findings import CHECKS
+    from launcher.console import table
+
+    head = ["HOST", *(check.upper() for check in CHECKS)]
+    if not sys.stdout.isatty():
+        console.print(table(rows, head))
+        return
+    from rich.console import Console as Terminal
+    from rich.table import Table
+
+    colours = {"ok": "green", "warning": "yellow", "FAILURE": "bold red", "-": "dim"}
+    drawn = Table(*head, box=None, pad_edge=False)
+    for host, *cells in rows:
+        drawn.add_row(host, *(f"[{colours[cell]}]{cell}[/]" for cell in cells))
+    Terminal().print(drawn)

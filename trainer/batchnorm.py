@@ -52,6 +52,12 @@ def statistics(model: nn.Module) -> list[torch.Tensor]:
     ]
 
 
+def count_batches(model: nn.Module, count: int) -> None:
+    for module in norms(model):
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.fill_(count)
+
+
 def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 

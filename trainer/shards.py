@@ -41,6 +41,7 @@ def backward(t: Training, batch: torch.Tensor) -> None:
     batchnorm.unflatten(total[:gradient_size], [p.grad for p in t.parameters])  # type: ignore[misc]
     if statistics:
         batchnorm.unflatten(total[gradient_size:] / t.plan.parts, statistics)
+        batchnorm.count_batches(t.model, t.step + 1)  # not the number of shards of this rank
 
 
 def in_shard_order(rows: torch.Tensor, world_size: int) -> torch.Tensor:

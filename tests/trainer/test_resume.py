@@ -1,0 +1,194 @@
+"""Stopped and resumed equals never stopped; a checkpoint is found wherever it lies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from trainer_ranks import Job, metrics, newest_state, same
+
+from trainer import checkpoint
+
+FLAT = ("--schedule", "constant", "--warmup-epochs", "0", "--epochs", "3")  # 7 steps an epoch
+
+
+def steps(*numbers: int) -> tuple[str, ...]:
+    (number,) = numbers
+    return (*FLAT, "--max-steps", str(number))
+
+
+def test_resume_in_the_middle_of_an_epoch_is_bitwise_equal(tmp_path: Path) -> None:
+    whole = Job(tmp_path / "whole", *steps(16), "--ema", "0.9", count=2).done()
+    part = Job(tmp_path / "part", *steps(10), "--ema", "0.9", count=2).done()
+    assert "resumed" not in part.log()
+    again = Job(part.out, *steps(16), "--ema", "0.9", "--resume", "auto", count=2).done()
+    assert "resumed from ckpt/step-00000010" in again.log()
+    a, b = newest_state(whole.out), newest_state(part.out)
+    assert same(a, b)
+    assert a["statistics_of_every_rank"].shape[0] == 2
+    assert not same(a["statistics_of_every_rank"][0], a["statistics_of_every_rank"][1])
+    # Every step and every checkpoint once, across both attempts.
+    lines = metrics(part.out)
+    assert [m["step"] for m in lines if m["kind"] == "train"] == list(range(1, 17))
+    assert [m["kind"] for m in lines].count("start") == 2
+    assert [m["kind"] for m in lines].count("end") == 1
+    assert lines[-1]["state"] == "completed"
+    evals = [m for m in lines if m["kind"] == "eval"]
+    assert [m["step"] for m in evals] == [7, 10, 14, 16]
+    assert evals[-1] | {"ts": 0} == metrics(whole.out)[-3] | {"ts": 0}
+
+
+def test_lost_steps_are_trained_again_and_counted_once(tmp_path: Path) -> None:
+    whole = Job(tmp_path / "whole", *steps(14)).done()
+    last = tmp_path / "whole" / "ckpt" / "step-00000014"
+    reference = checkpoint.read(last)["state.pt"]
+    shutil.rmtree(last)  # as if it had been killed before the last save
+    again = Job(whole.out, *steps(14), "--resume", "auto").done()
+    assert "resumed from ckpt/step-00000007" in again.log()
+    assert checkpoint.read(last)["state.pt"] == reference
+    assert [m["step"] for m in again.metrics("train")] == list(range(1, 15))
+
+
+def test_adam_and_accumulation_resume_bitwise(tmp_path: Path) -> None:
+    flags = ("--opt", "adamw", "--lr", "0.001", "--grad-accum-steps", "2")
+    whole = Job(tmp_path / "whole", *steps(12), *flags, count=2).done()
+    part = Job(tmp_path / "part", *steps(5), *flags, count=2).done()
+    Job(part.out, *steps(12), *flags, "--resume", "auto", count=2).done()
+    assert same(newest_state(whole.out), newest_state(part.out))
+
+
+def test_a_completed_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    Job(tmp_path / "run").done()
+    again = Job(tmp_path / "run", "--resume", "auto").done()
+    assert again.status["state"] == "completed"
+    assert again.status["checkpoint"] == "ckpt/step-00000014"
+    assert [m["step"] for m in again.metrics("train")] == list(range(1, 15))
+
+
+def test_beginning_anew_keeps_the_earlier_run_aside(tmp_path: Path) -> None:
+    Job(tmp_path / "run").done()
+    Job(tmp_path / "run", "--seed", "1").done()
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"ckpt", "earlier-ckpt", "metrics.jsonl", "earlier-metrics.jsonl"} <= names
+    assert len([m for m in metrics(tmp_path / "run") if m["kind"] == "start"]) == 1
+
+
+def test_world_size_may_change_between_attempts(tmp_path: Path) -> None:
+    part = Job(tmp_path / "run", *steps(10), count=2).done()
+    again = Job(part.out, *steps(16), "--resume", "auto", count=4).done()
+    assert "world size 2 -> 4" in again.log()
+    assert [m["step"] for m in again.metrics("train")] == list(range(1, 17))
+
+
+def test_canonical_shards_are_bitwise_equal_at_any_world_size(tmp_path: Path) -> None:
+    flags = ("--canonical-shards", "4", "--global-batch", "24")  # 200 = 8 * 24 + 8
+    states = []
+    for count in (1, 2, 4):
+        job = Job(tmp_path / f"w{count}", *steps(12), *flags, count=count).done()
+        states.append(newest_state(job.out))
+    assert same(states[0], states[1])
+    assert same(states[0], states[2])
+    # Also when the world size changes on the way, in the middle of an epoch.
+    Job(tmp_path / "changing", *steps(5), *flags, count=4).done()
+    Job(tmp_path / "changing", *steps(12), *flags, "--resume", "auto", count=2).done()
+    assert same(states[0], newest_state(tmp_path / "changing"))
+    plain = [
+        newest_state(Job(tmp_path / f"p{count}", *steps(12), count=count).done().out)["model"]
+        for count in (1, 2)
+    ]
+    assert not same(*plain), "without the flag they differ, or this test proves nothing"
+
+
+def dirs(*paths: Path):  # noqa: ANN201
+    """Environment by rank: each rank is a node with its own checkpoint disk."""
+
+    def env(rank: int) -> dict[str, str]:
+        return {
+            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "GROUP_RANK": str(rank),
+            "DDPCTL_RUN_ID": "r",
+            "DDPCTL_CHECKPOINT_DIR": str(paths[rank]),
+            "DDPCTL_RESUME": "1",
+        }
+
+    return env
+
+
+def test_a_node_with_an_empty_disk_gets_the_checkpoint_from_a_peer(tmp_path: Path) -> None:
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
+    whole = Job(tmp_path / "whole", *steps(12), count=2).done()
+    Job(out, *steps(9), count=2, env=dirs(a, b)).done()
+    assert checkpoint.folders(a)
+    assert not b.exists()  # only rank 0 writes
+    again = Job(out, *steps(12), count=2, env=dirs(b, a)).done()  # the nodes change places
+    assert "rank 1 sent the checkpoint" in again.log()
+    assert [path.name for path in checkpoint.folders(b)] == ["step-00000012", "step-00000009"]
+    assert same(newest_state(b), newest_state(whole.out))
+
+
+def test_nothing_left_of_saved_work_is_an_error_not_a_new_start(tmp_path: Path) -> None:
+    a, out = tmp_path / "a", tmp_path / "out"
+    Job(out, *steps(9), env=dirs(a)).done()
+    shutil.rmtree(a)
+    again = Job(out, *steps(12), env=dirs(a))
+    assert again.codes() == [4]
+    assert "tells of checkpoints" in again.log()
+    assert again.status["state"] == "failed"
+
+
+def test_nothing_saved_yet_starts_anew_with_a_warning(tmp_path: Path) -> None:
+    job = Job(tmp_path / "out", *steps(3), env=dirs(tmp_path / "a")).done()
+    assert "WARNING: nothing to resume from" in job.log()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "manifest"])
+def test_a_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, damage: str) -> None:
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
+    Job(out, *steps(14), count=2, env=dirs(a, a)).done()
+    reference = newest_state(a)
+    newest = a / "ckpt" / "step-00000014"
+    if damage == "manifest":
+        (newest / "MANIFEST").unlink()
+    else:
+        content = bytearray((newest / "state.pt").read_bytes())
+        if damage == "flip":
+            content[len(content) // 2] ^= 1
+        (newest / "state.pt").write_bytes(content if damage == "flip" else content[:-100])
+    # One rank sees the damaged disk, the other an empty one: both go back to the same step.
+    again = Job(out, *steps(14), count=2, env=dirs(a, b)).done()
+    assert "WARNING: damaged checkpoint" in again.log()
+    assert "resumed from ckpt/step-00000007" in again.log()
+    assert same(newest_state(a), reference)
+    assert (a / "ckpt" / "damaged-step-00000014").is_dir()
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    Job(tmp_path / "run", *steps(3), count=2).done()
+    for flags, word in (
+        (("--width", "8"), "another network"),
+        (("--opt", "adam"), "another optimizer"),
+        (("--seed", "5"), "seed 0 -> 5"),
+        (("--global-batch", "16"), "global batch 32 -> 16"),
+    ):
+        job = Job(tmp_path / "run", *steps(6), "--resume", "auto", *flags, count=2)
+        assert job.codes() == [4, 4], flags
+        assert job.log().count("error: ") == 1
+        assert word in job.log()
+        assert "--resume none" in job.log()
+    over = Job(
+        tmp_path / "run", *steps(6), "--resume", "auto", "--seed", "5", "--resume-override"
+    ).done()
+    assert "WARNING: going on with other settings: seed 0 -> 5" in over.log()
+
+
+def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:
+    Job(tmp_path / "run", *steps(14)).done()
+    older = tmp_path / "run" / "ckpt" / "step-00000007"
+    job = Job(tmp_path / "run", *steps(10), "--resume", str(older)).done()
+    assert "resumed from ckpt/step-00000007" in job.log()
+    assert checkpoint.folders(tmp_path / "run")[0].name == "step-00000010"
+    missing = Job(tmp_path / "run", *steps(10), "--resume", str(tmp_path / "nowhere"))
+    assert missing.codes() == [4]
+    assert "no checkpoint there" in missing.log()

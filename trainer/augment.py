@@ -1,0 +1,57 @@
+"""Random crop and flip, batched where the images are, each a pure function of (seed, epoch, sample).
+
+The random numbers are a hash, not a stream: there is no state to save, a resumed or re-sharded run
+sees the same pixels, and no rank has to know what another one draws.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from trainer.order import mixed_seed
+
+PAD = 4  # pixels on each side that a crop may shift by
+MASK = 0xFFFFFFFF
+
+
+def pad(images: torch.Tensor) -> torch.Tensor:
+    """(N, H, W, C) uint8 -> (N, H+8, W+8, C), zeros around: done once, so that a crop is a copy."""
+    return F.pad(images, (0, 0, PAD, PAD, PAD, PAD)).contiguous()
+
+
+def random_crop_flip(
+    padded: torch.Tensor, indices: torch.Tensor, *, seed: int, epoch: int
+) -> torch.Tensor:
+    """The crops of samples `indices`, flipped half of the time. (B, H, W, C) uint8.
+
+    padded: the result of `pad`. indices: (B,) int64, on the same device.
+    """
+    bits = hashed(indices, mixed_seed(f"augment/{seed}/{epoch}") & MASK)
+    shifts = 2 * PAD + 1
+    down = bits % shifts
+    right = (bits // shifts) % shifts
+    flip = (bits // (shifts * shifts)) % 2 == 1
+    crops = windows(padded)[indices, down, right]
+    height, width = padded.shape[1] - 2 * PAD, padded.shape[2] - 2 * PAD
+    crops = crops.view(len(indices), height, width, padded.shape[3])
+    return torch.where(flip[:, None, None, None], crops.flip(2), crops)
+
+
+def windows(padded: torch.Tensor) -> torch.Tensor:
+    """All crops of all images as one view, no copy: [n, down, right] is one crop, row by row."""
+    n, high, wide, channels = padded.shape
+    a, b, c, _ = padded.stride()
+    height, width = high - 2 * PAD, wide - 2 * PAD
+    shifts = 2 * PAD + 1
+    return padded.as_strided((n, shifts, shifts, height, width * channels), (a, b, c, b, 1))
+
+
+def hashed(indices: torch.Tensor, key: int) -> torch.Tensor:
+    """32 well-mixed bits for each index (the finalizer of MurmurHash3 around a key). int64 >= 0."""
+    x = (indices * 0x9E3779B1 + key) & MASK
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK
+    x = x ^ (x >> 16)
+    x = ((x + key) * 0x27D4EB2F) & MASK
+    return x ^ (x >> 15)

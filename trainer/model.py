@@ -1,0 +1,120 @@
+"""ResNets for small images, and torchvision's own for large ones.
+
+`stem="cifar"`: a 3x3 first layer and no pooling after it, so that 32x32 images keep their size.
+`stem="imagenet"`: the network of He et al., which is torchvision's, weights interchangeable.
+resnet8 and resnet20 are the paper's CIFAR networks, for small machines.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from trainer.errors import UsageError
+
+SMALL = {"resnet8": 1, "resnet20": 3}  # blocks in each of three stages
+LARGE = {  # blocks in each of four stages, bottlenecks or not
+    "resnet18": ((2, 2, 2, 2), False),
+    "resnet34": ((3, 4, 6, 3), False),
+    "resnet50": ((3, 4, 6, 3), True),
+    "resnet101": ((3, 4, 23, 3), True),
+    "resnet152": ((3, 8, 36, 3), True),
+}
+NAMES = (*SMALL, *LARGE)
+
+
+def build_model(
+    name: str, *, num_classes: int, stem: str = "cifar", width: int | None = None
+) -> nn.Module:
+    """A network for (N, 3, H, W) floats that gives (N, num_classes) logits.
+
+    width: channels of the first stage (16 for resnet8/20, 64 for the others).
+    Raises UsageError for a name or a combination that there is not.
+    """
+    if name not in NAMES:
+        raise UsageError(f"--model {name}: there are {', '.join(NAMES)}")
+    if name in SMALL:
+        if stem != "cifar":
+            raise UsageError(f"--model {name} --stem {stem}: this network is for small images only")
+        return ResNet([SMALL[name]] * 3, num_classes, width or 16, bottleneck=False)
+    blocks, bottleneck = LARGE[name]
+    if stem == "cifar":
+        return ResNet(list(blocks), num_classes, width or 64, bottleneck)
+    if width not in (None, 64):
+        raise UsageError(f"--width {width} --stem imagenet: torchvision's network has width 64")
+    from torchvision import models
+
+    network: nn.Module = getattr(models, name)(num_classes=num_classes)
+    return network
+
+
+class ResNet(nn.Module):
+    """CIFAR stem. blocks: in each stage; a stage after the first halves the image."""
+
+    def __init__(self, blocks: list[int], num_classes: int, width: int, bottleneck: bool) -> None:
+        super().__init__()
+        kind = Bottleneck if bottleneck else Basic
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        stages: list[nn.Module] = []
+        channels = width
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                stride = 2 if stage > 0 and block == 0 else 1
+                stages.append(kind(channels, width * 2**stage, stride))
+                channels = width * 2**stage * kind.expansion
+        self.layers = nn.Sequential(*stages)
+        self.fc = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = self.layers(x)
+        logits: torch.Tensor = self.fc(x.mean((2, 3)))
+        return logits
+
+
+class Basic(nn.Module):
+    expansion = 1
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = _shortcut(channels, width, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + self.shortcut(x), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    expansion = 4
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, width * 4, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width * 4)
+        self.shortcut = _shortcut(channels, width * 4, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = F.relu(self.bn2(self.conv2(out)), inplace=True)
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + self.shortcut(x), inplace=True)
+
+
+def _shortcut(channels: int, out: int, stride: int) -> nn.Module:
+    if stride == 1 and channels == out:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))

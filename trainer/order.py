@@ -1,0 +1,35 @@
+"""Which sample is used when: pure functions of (seed, epoch, n), the same on every rank.
+
+Nothing is padded and nothing is dropped here: an epoch is a permutation of all samples, and a rank
+takes the part of each batch that `schedule.part_bounds` gives it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+
+def epoch_order(seed: int, epoch: int, n: int) -> torch.Tensor:
+    """The permutation of 0..n-1 in which epoch `epoch` visits the samples. int64, on the CPU.
+
+    The generator's seed is a hash of both numbers: with `seed + epoch`, seed 0's second epoch would
+    be seed 1's first.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(mixed_seed(f"order/{seed}/{epoch}/{n}"))
+    return torch.randperm(n, generator=generator)
+
+
+def mixed_seed(text: str) -> int:
+    """63 bits of sha256."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def held_out(n: int, part: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(train, validation) sample numbers, sorted. Does not depend on the run's seed, so that runs
+    with different seeds are compared on the same images."""
+    order = epoch_order(0, -1, n)
+    count = int(n * part)
+    return order[count:].sort().values, order[:count].sort().values

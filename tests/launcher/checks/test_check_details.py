@@ -1,0 +1,176 @@
+"""The check script on this machine's shell, and its output as values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.checks import details
+from launcher.checks.details import Details, Disk, Holder, Interface
+from launcher.checks.nvidia import GpuProcess, GpuState, parse_nvidia
+
+SAMPLE = """
+@@writable
+yes
+
+@@disk
+path /home/u/.ddpctl
+/dev/sda1   1000000 400000 600000      40% /home
+inodes /dev/sda1   65536 1000 64536    2% /home
+path /var/lib/docker
+/dev/sdb with space  2000000 400000 1600000      20% /var/lib/docker data
+inodes -   0 0 0    - /var/lib/docker data
+
+@@memory
+MemTotal:       24684084 kB
+MemAvailable:   24327088 kB
+
+@@memlock
+unlimited
+
+@@interfaces
+eth0 1500 up 25000 plain
+docker0 1500 down -1 bridge
+wlan0 1500 up  plain
+
+@@ibports
+/sys/class/infiniband/mlx5_0/ports/1 4: ACTIVE
+
+@@ibdevices
+uverbs0
+
+@@resolved
+127.0.1.1       STREAM gpu1
+
+@@tools
+/usr/bin/bash
+/usr/bin/perl
+
+@@firewall
+ufw
+
+@@holder
+eve\t99\tpython serve.py
+
+@@driver
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build
+
+@@nvswitch
+/dev/nvidia-nvswitch0
+/dev/nvidia-nvswitch1
+
+@@fabricmanager
+
+@@toolkit
+/usr/bin/nvidia-ctk
+
+@@cdi
+
+@@nvidia
+
+@@gpuowners
+
+@@end
+"""
+
+NVIDIA = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+  <driver_version>550.54.15</driver_version><cuda_version>12.4</cuda_version>
+  <gpu id="00000000:18:00.0">
+    <ecc_mode><current_ecc>Enabled</current_ecc></ecc_mode>
+    <mig_mode><current_mig>Disabled</current_mig></mig_mode>
+    <fb_memory_usage><used>30004 MiB</used></fb_memory_usage>
+    <processes>
+      <process_info><pid>4711</pid><type>C</type><process_name>/usr/bin/python3</process_name>
+        <used_memory>30000 MiB</used_memory></process_info>
+      <process_info><pid>12</pid><type>G</type><process_name>Xorg</process_name>
+        <used_memory>900 MiB</used_memory></process_info>
+    </processes>
+  </gpu>
+</nvidia_smi_log>
+"""
+
+
+def test_the_output_as_values() -> None:
+    assert details.parse(SAMPLE) == Details(
+        disks=(
+            Disk("/home/u/.ddpctl", "/home", 1000000, 600000, 64536),
+            Disk("/var/lib/docker", "/var/lib/docker data", 2000000, 1600000, None),
+        ),
+        memory_kib=24684084,
+        memory_available_kib=24327088,
+        interfaces=(
+            Interface("eth0", 1500, "up", 25000, False),
+            Interface("docker0", 1500, "down", 0, True),
+            Interface("wlan0", 1500, "up", 0, False),
+        ),
+        infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),),
+        infiniband_devices=("uverbs0",),
+        resolved="127.0.1.1",
+        tools=frozenset({"bash", "perl"}),
+        firewalls=("ufw",),
+        holder=Holder("eve", 99, "python serve.py"),
+        kernel_driver="550.54.15",
+        nvswitches=2,
+        toolkit=("nvidia-ctk",),
+    )
+
+
+def test_half_an_output_is_refused() -> None:
+    with pytest.raises(ValueError, match="did not run to its end"):
+        details.parse(SAMPLE[: SAMPLE.index("@@holder")])
+
+
+def test_nvidia_smi() -> None:
+    owners = [f"4711 eve 0::/system.slice/docker-{'c' * 64}.scope"]
+    found = parse_nvidia(NVIDIA, owners)
+    assert (found.driver, found.cuda) == ("550.54.15", (12, 4))
+    assert found.gpus == (GpuState(0, "Enabled", "Disabled", 30004),)
+    assert found.processes == (GpuProcess(0, 4711, "python3", 30000, "eve", "c" * 64),)
+    assert parse_nvidia("No devices were found").gpus == ()
+    assert parse_nvidia(NVIDIA[:300]).gpus == ()
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "busybox"])
+def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    argv = [shell, "sh"] if shell == "busybox" else [shell]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = subprocess.run(
+            [*argv, "-c", details.SCRIPT, "sh", "/", str(port), "gpus"],
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    found = details.parse(done.stdout)
+    assert found.home_error == ""
+    assert not list((tmp_path / ".ddpctl").iterdir())
+    home = found.disk(f"{tmp_path}/.ddpctl")
+    assert home is not None and home.kib > 0
+    assert found.disk("/") is not None
+    assert found.memory_kib > 0
+    assert found.interface("lo") is not None
+    assert found.holder is not None
+    assert found.holder.pid == os.getpid()
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / ".ddpctl").write_text("a file where the folder should be")
+    done = subprocess.run(
+        ["sh", "-c", details.SCRIPT, "sh", "", "", ""],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "exists" in details.parse(done.stdout).home_error

@@ -1,0 +1,15 @@
+"""Image, dataset and code to every host, only what is missing there."""
+
+from launcher.push.progress import Progress, progress_for
+from launcher.push.pushing import Pushed, What, push
+from launcher.push.report import HostsNotReady, PushReport
+
+__all__ = [
+    "HostsNotReady",
+    "Progress",
+    "PushReport",
+    "Pushed",
+    "What",
+    "progress_for",
+    "push",
+]

@@ -1,0 +1,53 @@
+"""Which paths of a workdir stay at home: .git, and what .gitignore and .ddpctlignore say.
+
+As in git, a file's patterns hold for its own folder and below, the deeper file wins, and what is
+below an ignored folder cannot be had back. .ddpctlignore is read after .gitignore.
+"""
+
+from __future__ import annotations
+
+# Paths are bytes here, as a name need not be UTF-8, and pathlib has no bytes.
+# ruff: noqa: PTH118, PTH123
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pathspec import GitIgnoreSpec
+
+FILES = (".gitignore", ".ddpctlignore")
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """The rules at one folder of the tree; `inside` makes those of a folder within it."""
+
+    rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
+
+    def inside(self, folder: str, texts: Iterable[str]) -> Ignore:
+        """`folder` is relative to the tree, "" for its root; texts are its ignore files'."""
+        base = f"{folder}/" if folder else ""
+        found = tuple((base, GitIgnoreSpec.from_lines(text.splitlines())) for text in texts)
+        return Ignore(self.rules + found) if found else self
+
+    def skips(self, path: str, *, folder: bool) -> bool:
+        """Whether `path`, relative to the tree, is ignored."""
+        if path.rpartition("/")[2] == ".git":
+            return True
+        for base, spec in reversed(self.rules):
+            name = path[len(base) :] + ("/" if folder else "")
+            verdict = spec.check_file(name).include
+            if verdict is not None:
+                return bool(verdict)
+        return False
+
+
+def read_rules(folder: bytes) -> list[str]:
+    """The texts of a folder's ignore files, those that are there and can be read."""
+    texts = []
+    for name in FILES:
+        try:
+            with open(os.path.join(folder, name.encode()), encoding="utf-8", errors="replace") as f:
+                texts.append(f.read())
+        except OSError:
+            continue
+    return texts

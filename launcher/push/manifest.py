@@ -1,0 +1,103 @@
+"""What a tree holds, as one value: paths, kinds, executable bits, sizes and content.
+
+Pure. The digest names the tree on every host: it is the sha256 of the manifest's own text, so a
+manifest read back from anywhere proves itself. Times, owners and all other mode bits do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One path, relative to the tree. `content` is a sha256, or the target of a symbolic link."""
+
+    path: bytes
+    kind: str  # d, l, f, or x for a file that is executable
+    size: int = 0  # bytes
+    content: bytes = b""
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind in "fx"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What turns a tree that a host has into another: paths to take away, entries to write."""
+
+    remove: tuple[bytes, ...]
+    write: tuple[Entry, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.write)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All entries: folders first, then links and files, each by path."""
+
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def text(self) -> bytes:
+        records = []
+        for entry in self.entries:
+            head = f"{entry.kind} {entry.size} ".encode()
+            records.append(b"%s%s\0%s\0" % (head, entry.content, entry.path))
+        return b"".join(records)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Bytes in files."""
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def files(self) -> int:
+        return sum(1 for entry in self.entries if entry.is_file)
+
+    def after(self, earlier: Manifest) -> Delta:
+        """What to do to a copy of `earlier`. A path whose entry differs in anything is replaced."""
+        old = {entry.path: entry for entry in earlier.entries}
+        new = {entry.path for entry in self.entries}
+        write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
+        replaced = {entry.path for entry in write}
+        gone = {path for path in old if path not in new or path in replaced}
+        return Delta(tuple(sorted(_topmost(gone))), write)
+
+
+def make(entries: Iterable[Entry]) -> Manifest:
+    """A folder comes before what is in it; files come last, so that a cut stream is a prefix."""
+    order = {"d": 0, "l": 1, "f": 2, "x": 2}
+    return Manifest(tuple(sorted(entries, key=lambda entry: (order[entry.kind], entry.path))))
+
+
+def parse(text: bytes, digest: str) -> Manifest | None:
+    """The manifest that `text` holds, or None when it is not the one called `digest`."""
+    if hashlib.sha256(text).hexdigest() != digest:
+        return None
+    fields = text.split(b"\0")
+    entries = []
+    for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
+        kind, size, content = head.split(b" ", 2)
+        entries.append(Entry(path, kind.decode(), int(size), content))
+    return Manifest(tuple(entries))
+
+
+def _topmost(paths: set[bytes]) -> Iterable[bytes]:
+    """Without the paths that go anyway because a folder above them goes."""
+    for path in paths:
+        above = path.rpartition(b"/")[0]
+        while above and above not in paths:
+            above = above.rpartition(b"/")[0]
+        if not above:
+            yield path

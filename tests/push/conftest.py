@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
+
+from sshd_server import Sshd
+
+from launcher import push
+from launcher.console import Console
+from launcher.hosts import Cluster, Job
+from launcher.push.progress import Lines
+from launcher.remote.node import Node
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Home, state and cache of the launching machine, of this test alone."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / ".ssh").mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    for name in ("SSH_AUTH_SOCK", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@dataclass
+class Machine:
+    """A host with a home folder of its own behind an sshd of its own."""
+
+    node: Node
+    home: Path
+    server: Sshd
+
+    def trees(self, kind: str) -> list[Path]:
+        """What is published, without what is being built."""
+        folder = self.home / ".ddpctl" / kind
+        return sorted(folder.glob("[!.]*")) if folder.exists() else []
+
+    def drafts(self, kind: str) -> list[Path]:
+        folder = self.home / ".ddpctl" / kind
+        return sorted(folder.glob(".[!.]*")) if folder.exists() else []
+
+
+Machines = Callable[..., list[Machine]]
+
+
+@pytest.fixture
+def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
+    """machines(3): so many hosts; path: what their PATH is."""
+    made: list[Machine] = []
+
+    def start(count: int, *, path: str = "/usr/bin:/bin") -> list[Machine]:
+        for _ in range(count):
+            number = len(made)
+            folder = tmp_path / f"host{number}"
+            folder.mkdir()
+            server = Sshd(
+                tmp_path / f"sshd{number}",
+                home,
+                address=f"127.0.0.{number + 1}",
+                options={"SetEnv": f"HOME={folder} PATH={path}"},
+            )
+            server.know()
+            server.start()
+            made.append(Machine(Node(server.host()), folder, server))
+        return made[-count:]
+
+    yield start
+    for machine in made:
+        machine.node.close()
+        machine.server.stop()
+
+
+@pytest.fixture
+def pushes() -> Callable[..., push.Pushed]:
+    """pushes(machines, dataset=..., workdir=...): one push of what is given."""
+
+    def run(hosts: list[Machine], **job: str) -> push.Pushed:
+        return push_to(hosts, **job)
+
+    return run
+
+
+def push_to(hosts: list[Machine], **job: str) -> push.Pushed:
+    cluster = Cluster(
+        hosts=tuple(machine.node.host for machine in hosts),
+        job=Job(engine="process", **job),  # type: ignore[arg-type]
+    )
+    nodes = [machine.node for machine in hosts]
+    progress = Lines(Console(quiet=True))
+    return push.push(nodes, cluster, what={"dataset", "workdir"}, progress=progress)

@@ -6,8 +6,10 @@ Command modules import what is heavy (paramiko, docker, pydantic) inside their f
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -26,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,
     "push": push.push,
     "launch": launch.launch,
@@ -37,8 +39,31 @@ COMMANDS = {
     "attach": attach.attach,
     "fetch": fetch.fetch,
 }
+
+
+def exiting(function: Callable[..., int]) -> Callable[..., None]:
+    """The command, with its return value as exit code and every error of ours as its lines."""
+
+    @functools.wraps(function)
+    def command(*args: object, **kwargs: object) -> None:
+        try:
+            code = function(*args, **kwargs)
+        except DdpctlError as error:
+            _say(str(error))
+            code = error.exit_code
+        except KeyboardInterrupt:
+            _say("interrupted")
+            code = 130
+        except BrokenPipeError:  # stdout went away: not worth a word, as in every filter
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        raise typer.Exit(code)
+
+    return command
+
+
 for name, function in COMMANDS.items():
-    app.command(name)(function)
+    app.command(name)(exiting(function))
 
 
 def _version(wanted: bool) -> None:
@@ -57,22 +82,9 @@ def root(
 
 
 def main() -> None:
-    """The console script. Exit codes: CONTRACT section 6."""
+    """The console script. Exit codes: CONTRACT section 6; typer itself exits 2 on usage."""
     own, launch.after_dashes = split_command(sys.argv[1:])
-    try:
-        code = app(args=own, standalone_mode=False)
-    except DdpctlError as error:
-        _say(str(error))
-        code = error.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except Exception as error:
-        code = _foreign(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    app(args=own)
 
 
 def split_command(argv: list[str]) -> tuple[list[str], list[str] | None]:
@@ -92,19 +104,6 @@ def _dashes(argument: str) -> str:
         return argument
     flag, equals, value = argument.partition("=")
     return flag.replace("_", "-") + equals + value
-
-
-def _foreign(error: Exception) -> int:
-    """click's own errors are usage; anything else is our bug, and says so with its traceback."""
-    import click
-
-    if isinstance(error, click.exceptions.Abort):
-        _say("interrupted")
-        return 130
-    if isinstance(error, click.ClickException):
-        error.show()
-        return error.exit_code
-    raise error
 
 
 def _say(text: str) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher import push
+from launcher.checks.survey import survey_hosts
 from launcher.console import Console
-from launcher.errors import UsageError
+from launcher.errors import PreflightError, UsageError
 from launcher.facts import Facts
 from launcher.following import Party, follow
 from launcher.hosts import Cluster, dump
@@ -108,7 +109,7 @@ def prepare_plan(
     with console.step(f"asking {len(nodes)} hosts"):
         facts = ask(nodes)
     if wishes.check:
-        preflight(cluster, nodes, facts, console)
+        cluster = preflight(cluster, nodes, facts, console)
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
     pushed = push.push(nodes, cluster, what=what, progress=push.progress_for(console))
     found = Found(
@@ -173,8 +174,19 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 
 def preflight(
     cluster: Cluster, nodes: Sequence[Node], facts: Sequence[Facts], console: Console
-) -> None:
-    """What can be seen to fail is said before anything is pushed. Raises PreflightError."""
+) -> Cluster:
+    """The cluster with the addresses that the hosts reach each other by.
+
+    Warnings are said. Raises PreflightError with every failure, before anything is pushed.
+    """
+    with console.step(f"checking {len(nodes)} hosts"):
+        survey = survey_hosts(nodes, cluster, facts)
+    for finding in survey.findings:
+        if finding.severity != "failure":
+            console.say(finding.line())
+    if survey.failures:
+        raise PreflightError("\n".join(finding.line() for finding in survey.failures))
+    return survey.cluster
 
 
 def remember(

@@ -12,6 +12,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import glob
+import hashlib
+import hmac
+import ipaddress
 import json
 import os
 import re
@@ -22,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 Reason = Dict[str, Any]
 
@@ -32,8 +35,13 @@ READ_SIZE = 1 << 20  # bytes taken from one log at a time
 LONGEST_LINE = 16 << 20  # bytes; what is longer is cut, so that memory stays bounded
 LAST_BYTES = 8192  # of a stream's end, kept as evidence
 BALLAST = 1 << 20  # bytes of disk held back, so that a full disk leaves room for the last events
+BEAT = 1.0  # seconds between two signs of life to a peer
+SILENCE = 8.0  # seconds without one, and the peer is lost
+RECONNECT = 1.5  # seconds for a connection that broke to come back
+SETTLE = 3.0  # seconds to wait, once this node has stopped, for the others' story
+JOIN_GRACE = 10.0  # seconds from the start that node 0 stays to tell late nodes why all is over
 STOPPED_TOO_LONG = 8.0  # seconds that a rank may be stopped by a signal
-TORCHRUN_LAST_WORDS = 2.0  # seconds for torchrun to end once its ranks are gone
+TORCHRUN_LAST_WORDS = 1.5  # seconds for torchrun to end once its ranks are gone
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -245,6 +253,7 @@ class RankLogs:
         self.folder = folder
         self._first, self._nproc, self._journal = first_rank, nproc, journal
         self._tails = {}  # type: Dict[Tuple[int, str], Tail]
+        os.makedirs(folder, exist_ok=True)
 
     def poll(self) -> int:
         """Copies what is new. Returns the number of bytes; 0 when nothing was."""
@@ -284,6 +293,8 @@ class RankLogs:
         return None
 
     def _find(self) -> None:
+        if not os.listdir(self.folder):
+            return
         for local_rank in range(self._nproc):
             for stream in ("stdout", "stderr"):
                 if (local_rank, stream) in self._tails:
@@ -451,8 +462,578 @@ class Ranks:
     def alive(self) -> List[Rank]:
         return [rank for rank in self.by_local_rank.values() if rank.alive]
 
+    def expected(self, log_folder: str) -> bool:
+        """They are about to start: torchrun has made the place for their logs."""
+        return not self.by_local_rank and bool(os.listdir(log_folder))
+
     def failed(self) -> bool:
         return any(rank.exit_code for rank in self.by_local_rank.values())
+
+
+# --- the gang ------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """The other end does not know the run's token, or speaks something else."""
+
+
+class Link:
+    """One connection between two supervisors: JSON lines, each with the HMAC of the run's token.
+
+    The token never travels. Both ends say a nonce first, so that nothing recorded can be replayed.
+    """
+
+    def __init__(self, sock: socket.socket, token: str, listening: bool) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.opened = self.heard = time.monotonic()
+        self.node_rank = None  # type: Optional[int]  # of the other end, once it has proved itself
+        self._token = token.encode()
+        self._listening = listening
+        self._nonce = os.urandom(16).hex().encode()
+        self._key = None  # type: Optional[bytes]
+        self._sent = self._received = 0
+        self._out = self._nonce + b"\n"
+        self._in = b""
+        self.flush()
+
+    @property
+    def ready(self) -> bool:
+        return self._key is not None
+
+    def send(self, message: Dict[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        self._out += self._seal(text, self._sent, self._listening) + b" " + text + b"\n"
+        self._sent += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Raises OSError when the connection is broken."""
+        try:
+            while self._out:
+                self._out = self._out[self.sock.send(self._out) :]
+        except BlockingIOError:
+            if len(self._out) > READ_SIZE:
+                raise ConnectionAbortedError("the peer takes nothing any more") from None
+
+    def receive(self) -> List[Dict[str, Any]]:
+        """Raises OSError when the connection is broken or closed, Refused when it is a stranger's."""
+        try:
+            data = self.sock.recv(65536)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise ConnectionResetError("closed")
+        *lines, self._in = (self._in + data).split(b"\n")
+        if len(self._in) > 65536:
+            raise Refused("a line without an end")
+        if lines and self._key is None:
+            self._agree(lines.pop(0))
+        return [self._open(line) for line in lines]
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _agree(self, other: bytes) -> None:
+        nonces = (self._nonce, other) if self._listening else (other, self._nonce)
+        self._key = hmac.new(self._token, b"ddpctl" + b"".join(nonces), hashlib.sha256).digest()
+
+    def _open(self, line: bytes) -> Dict[str, Any]:
+        seal, _, text = line.partition(b" ")
+        if not hmac.compare_digest(seal, self._seal(text, self._received, not self._listening)):
+            raise Refused("its token is not this run's")
+        self._received += 1
+        self.heard = time.monotonic()
+        message = json.loads(text.decode())
+        assert isinstance(message, dict)
+        return message
+
+    def _seal(self, text: bytes, count: int, from_listener: bool) -> bytes:
+        assert self._key is not None
+        head = b"%d %d " % (count, from_listener)
+        return hmac.new(self._key, head + text, hashlib.sha256).hexdigest().encode()
+
+
+class Gang:
+    """All supervisors of the attempt, a star around node 0. States are told, not commands: each node
+    says how it is, node 0 says what follows for all. So a message that is lost does no harm."""
+
+    def __init__(self, spec: Dict[str, Any], journal: Journal, selector: Any) -> None:
+        self.spec, self.journal, self.selector = spec, journal, selector
+        self.me = spec["node_rank"]  # type: int
+        self.began = self.turned = time.monotonic()
+        self.verdict = None  # type: Optional[Reason]  # why all must stop
+        self.over = False  # all nodes are done, or have stopped
+        self.offset = 0.0  # seconds to add to this node's clock to have node 0's
+        self._beat_at = 0.0
+        self._told = None  # type: Optional[Tuple[Any, ...]]  # the last status sent, less its numbers
+
+    def turn(self, status: Dict[str, Any]) -> None:
+        """One look at everything. `status` is this node's own."""
+        now = time.monotonic()
+        if now - self.turned > 2 * BEAT:  # this process slept, not the peers
+            self.forgive(now)
+        self.turned = now
+        told = (status["phase"], status["reason"] is not None, status["alive"])
+        if told != self._told or now >= self._beat_at:
+            self._told, self._beat_at = told, now + BEAT
+            self.beat(status, now)
+        self.judge(status, now)
+
+    def beat(self, status: Dict[str, Any], now: float) -> None:
+        raise NotImplementedError
+
+    def judge(self, status: Dict[str, Any], now: float) -> None:
+        raise NotImplementedError
+
+    def forgive(self, now: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def listen_to(self, link: Link) -> None:
+        self.selector.register(link.sock, selectors.EVENT_READ, lambda _: self.hear(link))
+
+    def drop(self, link: Link) -> None:
+        try:
+            self.selector.unregister(link.sock)
+        except (KeyError, ValueError):
+            pass
+        link.close()
+
+    def hear(self, link: Link) -> None:
+        raise NotImplementedError
+
+    def lost(self, node_rank: int, how: str) -> Reason:
+        host = self.spec["hosts"][node_rank]
+        message = "node %d (%s) %s" % (node_rank, host, how)
+        self.journal.event("peer_lost", node_rank=node_rank, host=host, message=message)
+        return reason("peer-lost", message, node_rank, host, time.time() + self.offset)
+
+
+class Member(Gang):
+    """A node other than 0: tells node 0 how it is, hears what follows."""
+
+    def __init__(self, spec: Dict[str, Any], journal: Journal, selector: Any) -> None:
+        super().__init__(spec, journal, selector)
+        self._link = None  # type: Optional[Link]
+        self._socket = None  # type: Optional[socket.socket]  # connecting
+        self._try_at = 0.0
+        self._tried_at = 0.0
+        self._lost_at = None  # type: Optional[float]
+        self._joined = False
+        self._best_round_trip = float("inf")
+
+    def beat(self, status: Dict[str, Any], now: float) -> None:
+        if self._link and self._link.ready:
+            try:
+                self._link.send(dict(status, node_rank=self.me, sent=time.time()))
+            except OSError:
+                self._broke()
+
+    def judge(self, status: Dict[str, Any], now: float) -> None:
+        if self.over or self.verdict:
+            return
+        if self._link is None:
+            self._connect(now)
+            patience = RECONNECT if self._joined else self.spec.get("start_timeout", 60.0)
+            since = self._lost_at or self.began
+            if now - since > patience and self._joined:
+                self.verdict = self.lost(0, "closed the connection and did not come back")
+            elif now - since > patience:
+                message = "could not join node 0 (%s) within %d s" % (
+                    self.spec["hosts"][0],
+                    patience,
+                )
+                host = self.spec["hosts"][self.me]
+                self.verdict = reason("never-joined", message, self.me, host, time.time())
+        elif now - self._link.heard > SILENCE:
+            self.verdict = self.lost(0, "was not heard for %d s" % SILENCE)
+
+    def forgive(self, now: float) -> None:
+        if self._link:
+            self._link.heard = now
+        if self._lost_at:
+            self._lost_at = now
+
+    def hear(self, link: Link) -> None:
+        try:
+            was_ready = link.ready
+            messages = link.receive()
+            if link.ready and not was_ready:
+                self._told = None  # so that the next turn introduces this node
+        except Refused as error:
+            self.journal.event("refused", peer=self.spec["hosts"][0], message=str(error))
+            self._broke()
+            return
+        except OSError:
+            self._broke()
+            return
+        for message in messages:
+            self._joined, self._lost_at = True, None
+            self._set_clock(message)
+            self.verdict = message["stop"] or self.verdict
+            self.over = message["over"]
+
+    def close(self) -> None:
+        if self._link:
+            self.drop(self._link)
+        self._link = None
+
+    def _set_clock(self, message: Dict[str, Any]) -> None:
+        """As NTP does: node 0 read its clock in the middle of the shortest round trip."""
+        now = time.time()
+        round_trip = now - message["echo"]
+        if 0 <= round_trip < self._best_round_trip:
+            self._best_round_trip = round_trip
+            self.offset = message["now"] - (message["echo"] + now) / 2
+            self.journal.event("clock", offset=self.offset, error=round_trip / 2)
+
+    def _connect(self, now: float) -> None:
+        if self._socket and now - self._tried_at > SETTLE:
+            self._give_up()
+        if self._socket or now < self._try_at:
+            return
+        self._tried_at, self._try_at = now, now + 0.2
+        try:
+            where = (self.spec["master_addr"], self.spec["control_port"])
+            family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.socket(family, kind)
+            self._socket.setblocking(False)
+            self._socket.connect_ex(address)
+            self.selector.register(self._socket, selectors.EVENT_WRITE, self._connected)
+        except OSError:
+            self._give_up()
+
+    def _connected(self, sock: socket.socket) -> None:
+        failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self.selector.unregister(sock)
+        self._socket = None
+        try:
+            if failed:
+                raise OSError(failed, os.strerror(failed))
+            self._link = Link(sock, self.spec["token"], listening=False)
+            self.listen_to(self._link)
+        except OSError:
+            sock.close()
+            self._link = None
+
+    def _give_up(self) -> None:
+        if self._socket:
+            try:
+                self.selector.unregister(self._socket)
+            except (KeyError, ValueError):
+                pass
+            self._socket.close()
+        self._socket = None
+
+    def _broke(self) -> None:
+        self.close()
+        self._lost_at = self._lost_at or time.monotonic()
+
+
+class Hub(Gang):
+    """Node 0: hears how everyone is, and says what follows."""
+
+    def __init__(self, spec: Dict[str, Any], journal: Journal, selector: Any) -> None:
+        super().__init__(spec, journal, selector)
+        self._strangers = []  # type: List[Link]
+        self._links = {}  # type: Dict[int, Link]
+        self._status = {}  # type: Dict[int, Dict[str, Any]]
+        self._lost_at = {}  # type: Dict[int, float]
+        self._port_taken = None  # type: Optional[OSError]
+        self._server = None  # type: Optional[socket.socket]
+        self._bind_again_at = 0.0
+        self._first_exit_at = None  # type: Optional[float]
+
+    @property
+    def others(self) -> List[int]:
+        return [node_rank for node_rank in range(self.spec["nnodes"]) if node_rank != self.me]
+
+    def beat(self, status: Dict[str, Any], now: float) -> None:
+        self._status[self.me] = status
+        for node_rank in list(self._links):
+            self._answer(node_rank)
+
+    def judge(self, status: Dict[str, Any], now: float) -> None:
+        self._status[self.me] = status
+        self._open_door(now)
+        self._forget_strangers(now)
+        before = (self.verdict, self.over)
+        if self.verdict is None:
+            self.verdict = self._find_verdict(now)
+        gone = [n for n in self.others if n in self._lost_at or n not in self._status]
+        ended = [n for n, told in self._status.items() if told["phase"] in ("done", "stopped")]
+        waiting_for_late = now - self.began < JOIN_GRACE
+        present = [n for n in range(self.spec["nnodes"]) if n in self._status]
+        everybody = len(present) == self.spec["nnodes"]
+        if set(ended) | (set(gone) if self.verdict else set()) >= set(range(self.spec["nnodes"])):
+            self.over = everybody or not waiting_for_late
+        if before != (self.verdict, self.over):
+            self.beat(status, now)
+
+    def forgive(self, now: float) -> None:
+        for link in self._links.values():
+            link.heard = now
+        self._lost_at = dict.fromkeys(self._lost_at, now)
+
+    def hear(self, link: Link) -> None:
+        try:
+            messages = link.receive()
+        except Refused as error:
+            self.journal.event("refused", peer=str(link.sock.getpeername()[0]), message=str(error))
+            self._strangers = [other for other in self._strangers if other is not link]
+            self.drop(link)
+            return
+        except OSError:
+            self._broke(link)
+            return
+        for message in messages:
+            self._take(link, message)
+
+    def close(self) -> None:
+        """Lets everyone read the last word before the connections go."""
+        deadline = time.monotonic() + 1.0
+        while self._links and self.over and time.monotonic() < deadline:
+            for key, _ in self.selector.select(0.05):
+                if isinstance(key.fileobj, socket.socket):
+                    key.data(key.fileobj)
+        for link in [*self._links.values(), *self._strangers]:
+            self.drop(link)
+        if self._server:
+            self.selector.unregister(self._server)
+            self._server.close()
+            self._server = None
+
+    # --- what follows ---
+
+    def _find_verdict(self, now: float) -> Optional[Reason]:
+        reasons = [told["reason"] for told in self._status.values() if told["reason"]]
+        if reasons:
+            return earliest(reasons)
+        return (
+            self._missing(now) or self._out_of_sight(now) or self._early_exit(now) or self._hung()
+        )
+
+    def _missing(self, now: float) -> Optional[Reason]:
+        patience = self.spec.get("start_timeout", 60.0)
+        if self._port_taken and now - self.began > SETTLE:
+            message = "the supervisors' port %d: %s" % (self.spec["control_port"], self._port_taken)
+            return reason("control-port", message, self.me, self.spec["host"], time.time())
+        late = [n for n in self.others if n not in self._status]
+        if not late or now - self.began < patience:
+            return None
+        names = ", ".join("node %d (%s)" % (n, self.spec["hosts"][n]) for n in late)
+        message = "%s did not join within %d s" % (names, patience)
+        host = self.spec["hosts"][late[0]]
+        return reason("never-joined", message, late[0], host, time.time())
+
+    def _out_of_sight(self, now: float) -> Optional[Reason]:
+        for node_rank, told in self._status.items():
+            link = self._links.get(node_rank)
+            if node_rank == self.me or told["phase"] == "stopped":
+                continue
+            if link is None and now - self._lost_at.setdefault(node_rank, now) > RECONNECT:
+                return self.lost(node_rank, "closed the connection and did not come back")
+            if link is not None and now - link.heard > SILENCE:
+                self._lost_at[node_rank] = now
+                return self.lost(node_rank, "was not heard for %d s" % SILENCE)
+        return None
+
+    def _early_exit(self, now: float) -> Optional[Reason]:
+        """Ranks that ended well while others stand still: they wait for what never comes."""
+        patience = self.spec.get("early_exit_timeout", 10.0)
+        exits = [told["early"] for told in self._status.values() if told["early"]]
+        if not exits or patience is None or not any(t["alive"] for t in self._status.values()):
+            self._first_exit_at = None
+            return None
+        self._first_exit_at = self._first_exit_at or now
+        stuck = min(told["stuck"] for told in self._status.values() if told["alive"])
+        if now - self._first_exit_at < patience or stuck < patience:
+            return None
+        return earliest(exits)
+
+    def _hung(self) -> Optional[Reason]:
+        patience = self.spec.get("hang_timeout")
+        told = list(self._status.values())
+        if not patience or not any(t["alive"] for t in told):
+            return None
+        ages = [t["progress_age"] for t in told if t["progress_age"] is not None]
+        age = min(ages or [t["log_age"] for t in told])
+        if age < patience:
+            return None
+        message = "no progress for %d s" % age
+        return reason("hung", message, self.me, self.spec["host"], time.time())
+
+    # --- connections ---
+
+    def _open_door(self, now: float) -> None:
+        if self._server or not self.others or now < self._bind_again_at:
+            return
+        try:
+            self._server = listening_socket(self.spec)
+        except OSError as error:
+            self._port_taken = error
+            self._bind_again_at = now + 0.2
+            return
+        self._port_taken = None
+        self.selector.register(self._server, selectors.EVENT_READ, self._welcome)
+
+    def _welcome(self, server: socket.socket) -> None:
+        try:
+            sock, _ = server.accept()
+            link = Link(sock, self.spec["token"], listening=True)
+        except OSError:
+            return
+        self._strangers.append(link)
+        self.listen_to(link)
+
+    def _take(self, link: Link, message: Dict[str, Any]) -> None:
+        node_rank = int(message["node_rank"])
+        if link.node_rank is None:
+            link.node_rank = node_rank
+            self._strangers = [other for other in self._strangers if other is not link]
+            if node_rank in self._links:
+                self.drop(self._links[node_rank])
+            if node_rank not in self._status:
+                self.journal.event(
+                    "joined", node_rank=node_rank, host=self.spec["hosts"][node_rank]
+                )
+            self._links[node_rank] = link
+        self._lost_at.pop(node_rank, None)
+        self._status[node_rank] = message
+        self._answer(node_rank)
+
+    def _answer(self, node_rank: int) -> None:
+        link = self._links[node_rank]
+        echo = self._status[node_rank]["sent"]
+        try:
+            link.send({"echo": echo, "now": time.time(), "stop": self.verdict, "over": self.over})
+        except OSError:
+            self._broke(link)
+
+    def _broke(self, link: Link) -> None:
+        self.drop(link)
+        self._strangers = [other for other in self._strangers if other is not link]
+        if link.node_rank is not None and self._links.get(link.node_rank) is link:
+            del self._links[link.node_rank]
+            self._lost_at[link.node_rank] = time.monotonic()
+
+    def _forget_strangers(self, now: float) -> None:
+        for link in [other for other in self._strangers if now - other.opened > SETTLE]:
+            self._broke(link)
+
+
+def earliest(reasons: List[Reason]) -> Reason:
+    return min(reasons, key=lambda why: float(why["time"]))
+
+
+def listening_socket(spec: Dict[str, Any]) -> socket.socket:
+    """On node 0's own address when it is known as a number, else on all of them."""
+    address = spec.get("internal_ip") or spec["master_addr"]
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        address, family = "", socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, spec["control_port"]))
+        server.listen(128)
+        server.setblocking(False)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def reason(
+    kind: str,
+    message: str,
+    node_rank: int,
+    host: str,
+    when: float,
+    rank: Optional[Rank] = None,
+) -> Reason:
+    """Why a gang stops: where it began, and when by node 0's clock."""
+    return {
+        "kind": kind,
+        "message": message,
+        "node_rank": node_rank,
+        "host": host,
+        "rank": rank.rank if rank else None,
+        "local_rank": rank.local_rank if rank else None,
+        "exit_code": rank.exit_code if rank else None,
+        "signal": signal_name(rank.exit_code) if rank else None,
+        "time": when,
+    }
+
+
+# --- signs of life -------------------------------------------------------------------------------
+
+
+class Activity:
+    """Whether the ranks of this node get anywhere: by their output, their I/O, the trainer's files."""
+
+    LITTLE = 65536  # bytes a second of reading and writing that say nothing
+    BUSY = 0.5  # cores; a rank that waits in NCCL is busy too, so being busy only earns patience
+    BUSY_PATIENCE = 6.0
+
+    def __init__(self, output_dir: Optional[str]) -> None:
+        self._files = [
+            os.path.join(output_dir or "/nonexistent", name)
+            for name in ("metrics.jsonl", "status.json")
+        ]
+        self._began = time.time()
+        self._output_at = self._looked_at = time.monotonic()
+        self._before = {}  # type: Dict[int, Tuple[int, float]]  # pid -> (bytes, CPU seconds)
+        self.stuck = 0.0  # seconds for which no rank did anything that can be seen from outside
+
+    def output(self) -> None:
+        self._output_at, self.stuck = time.monotonic(), 0.0
+
+    def look(self, ranks: List[Rank]) -> None:
+        """Once a second is enough."""
+        now = time.monotonic()
+        past = now - self._looked_at
+        if past < 1.0:
+            return
+        self._looked_at = now
+        moved, cores = 0, 0.0
+        for rank in ranks:
+            used = usage(rank.pid)
+            before = self._before.get(rank.pid, used)
+            self._before[rank.pid] = used
+            moved += used[0] - before[0]
+            cores = max(cores, (used[1] - before[1]) / past)
+        if moved > self.LITTLE * past:
+            self.stuck = 0.0
+        else:
+            self.stuck += past / (self.BUSY_PATIENCE if cores > self.BUSY else 1.0)
+
+    def log_age(self) -> float:
+        return time.monotonic() - self._output_at
+
+    def progress_age(self) -> Optional[float]:
+        """Seconds since the trainer wrote down progress; None if it has not, in this attempt."""
+        times = [os.stat(path).st_mtime for path in self._files if os.path.exists(path)]
+        newest = max(times, default=0.0)
+        return max(0.0, time.time() - newest) if newest >= self._began else None
+
+
+def usage(pid: int) -> Tuple[int, float]:
+    """(bytes read and written, CPU seconds) of a process so far."""
+    moved = 0
+    try:
+        with open("/proc/%d/io" % pid) as file:
+            moved = sum(int(line.split()[1]) for line in list(file)[:2])  # rchar, wchar
+    except OSError:
+        pass  # not ours to see
+    stat = proc_stat(pid)
+    ticks = int(stat[11]) + int(stat[12]) if stat else 0
+    return moved, ticks / os.sysconf("SC_CLK_TCK")
 
 
 # --- the story -----------------------------------------------------------------------------------
@@ -469,37 +1050,55 @@ class Supervisor:
         self.ranks = Ranks(spec["nproc_per_node"])
         self.selector = selectors.DefaultSelector()
         self.signals = listen_for_signals()
+        self.gang = (Member if spec["node_rank"] else Hub)(spec, self.journal, self.selector)  # type: Gang
+        self.activity = Activity(spec.get("output_dir"))
+        self.phase = "running"  # then done: torchrun ended well; or stopped
+        self.early = None  # type: Optional[Reason]  # the first rank that ended well, if one did
+        self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason = None  # type: Optional[Reason]  # why this node stops
         self.kill_at = None  # type: Optional[float]  # time.monotonic() of SIGKILL
+        self.alone_since = None  # type: Optional[float]  # since when torchrun has no rank left
         self.asked_to_stop = False
+        self.left = []  # type: List[int]  # processes that nothing could end
 
     def run(self) -> int:
         adopt_orphans()
         self.journal.event("start", pid=os.getpid(), argv=self.spec["argv"], host=self.spec["host"])
-        try:
-            self.torchrun.start(self.logs.folder)
-        except OSError as error:
-            return self.could_not_start(error)
-        self.listen()
-        quiet = TICK
-        while self.torchrun.exit_code() is None:
-            self.hear(quiet)
-            quiet = TICK if self.logs.poll() else IDLE_TICK
+        self.start()
+        while not self.finished():
+            self.hear(
+                TICK if self.read_logs() or self.ranks.expected(self.logs.folder) else IDLE_TICK
+            )
             self.meet_ranks()
             self.see_ranks()
+            self.see_torchrun()
+            self.gang.turn(self.status())
+            self.heed_gang()
             self.press_on()
         return self.conclude()
 
     # --- what happens ---
 
-    def listen(self) -> None:
+    def start(self) -> None:
         self.selector.register(self.signals, selectors.EVENT_READ, self.hear_signals)
+        try:
+            self.torchrun.start(self.logs.folder)
+        except OSError as error:
+            self.stop(self.cause("start", "could not start torchrun: %s" % error))
+            self.phase, self.ended_at = "stopped", time.monotonic()
+            return
         for pipe in self.torchrun.pipes():
             self.selector.register(pipe, selectors.EVENT_READ, self.hear_torchrun)
 
     def hear(self, timeout: float) -> None:
         for key, _ in self.selector.select(timeout):
             key.data(key.fileobj)
+
+    def read_logs(self) -> int:
+        size = self.logs.poll()
+        if size:
+            self.activity.output()
+        return size
 
     def hear_torchrun(self, pipe: int) -> None:
         if not self.torchrun.read(pipe):
@@ -511,7 +1110,7 @@ class Supervisor:
                 self.asked_to_stop = True
                 name = signal.Signals(number).name
                 kind = "cancelled" if self.cancelled() else "signal"
-                self.stop(self.cause(kind, "%s was sent to the supervisor" % name), number)
+                self.stop(self.cause(kind, "its supervisor was sent %s" % name), number)
 
     def hear_exit(self, fd: int) -> None:
         self.selector.unregister(fd)
@@ -528,12 +1127,14 @@ class Supervisor:
 
     def see_ranks(self) -> None:
         now = time.monotonic()
-        for rank in self.ranks.alive():
+        alive = self.ranks.alive()
+        for rank in alive:
             if rank.look():
                 self.rank_exited(rank)
             elif rank.stopped_for(now) > STOPPED_TOO_LONG:
-                message = "stopped by a signal (SIGSTOP) for more than %d s" % STOPPED_TOO_LONG
+                message = "has been stopped (SIGSTOP) for more than %d s" % STOPPED_TOO_LONG
                 self.stop(self.cause("stopped", message, rank))
+        self.activity.look(alive)
 
     def rank_exited(self, rank: Rank) -> None:
         self.logs.drain()
@@ -541,6 +1142,54 @@ class Supervisor:
             self.tell_exit(rank)
         if rank.exit_code and self.reason is None:
             self.stop(self.cause("rank-failed", how_it_ended(rank.exit_code), rank))
+        elif rank.exit_code == 0 and self.early is None:
+            message = "exited with code 0 while other ranks still ran"
+            self.early = self.cause("early-exit", message, rank)
+
+    def see_torchrun(self) -> None:
+        """The end of torchrun is the end of everything that it started."""
+        code = self.torchrun.exit_code()
+        if code is None or self.phase != "running":
+            return
+        self.left = end_everything(self.torchrun.pid)
+        self.meet_ends()
+        self.logs.finish()
+        self.torchrun.finish()
+        if code and self.reason is None:
+            last = self.torchrun.last.decode(errors="replace").rstrip("\n").split("\n")
+            why = self.cause("torchrun", "torchrun %s" % how_it_ended(code))
+            self.stop(dict(why, exit_code=code, signal=signal_name(code), last_lines=last[-60:]))
+        self.phase = "stopped" if self.reason else "done"
+        self.ended_at = time.monotonic()
+
+    def status(self) -> Dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "reason": self.reason,
+            "alive": len(self.ranks.alive()),
+            "early": self.early,
+            "stuck": self.activity.stuck,
+            "log_age": self.activity.log_age(),
+            "progress_age": self.activity.progress_age() if self.spec.get("hang_timeout") else None,
+        }
+
+    def heed_gang(self) -> None:
+        if self.gang.verdict is None:
+            return
+        self.stop(self.gang.verdict)
+        if self.phase == "done":
+            self.phase = "stopped"
+
+    def finished(self) -> bool:
+        if self.phase == "running":
+            return False
+        settled = self.phase == "stopped" and time.monotonic() - self.ended_at > self.settle_time()
+        return self.gang.over or settled
+
+    def settle_time(self) -> float:
+        """Node 0 stays a little, so that a node that starts late hears why all is over."""
+        late = self.gang.began + JOIN_GRACE - self.ended_at if self.spec["node_rank"] == 0 else 0.0
+        return max(SETTLE, late)
 
     def tell_exit(self, rank: Rank) -> None:
         error = self.logs.error(rank.local_rank)
@@ -562,27 +1211,20 @@ class Supervisor:
     # --- stopping ---
 
     def cause(self, kind: str, message: str, rank: Optional[Rank] = None) -> Reason:
-        return {
-            "kind": kind,
-            "message": message,
-            "node_rank": self.spec["node_rank"],
-            "host": self.spec["host"],
-            "rank": rank.rank if rank else None,
-            "local_rank": rank.local_rank if rank else None,
-            "exit_code": rank.exit_code if rank else None,
-            "signal": signal_name(rank.exit_code) if rank else None,
-            "time": rank.exited if rank and rank.exited else time.time(),
-        }
+        """A reason that began on this node."""
+        when = (rank.exited if rank else None) or time.time()
+        host = self.spec["host"]
+        return reason(kind, message, self.spec["node_rank"], host, when + self.gang.offset, rank)
 
-    def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
+    def stop(self, why: Reason, number: int = signal.SIGTERM) -> None:
         """SIGTERM now, SIGKILL after the time that is given for this kind of reason."""
         if self.reason is not None:
             return
-        self.reason = reason
-        self.journal.event("stopping", reason=reason)
+        self.reason = why
+        self.journal.event("stopping", reason=why)
         stop_timeout = self.spec["stop_timeout"]
         grace = patience(stop_timeout)
-        if reason["kind"] not in ("cancelled", "signal"):
+        if why["kind"] not in ("cancelled", "signal"):
             grace = min(grace, self.spec.get("failure_grace", 3.0))
         self.kill_at = time.monotonic() + grace
         if (
@@ -591,13 +1233,16 @@ class Supervisor:
             send(self.torchrun.pid, number)
 
     def press_on(self) -> None:
-        """The end of patience: ranks first, so that torchrun can still tell of them."""
-        now = time.monotonic()
-        if self.kill_at is None or now < self.kill_at:
+        """The end of patience: with the ranks first, so that torchrun can still tell of them."""
+        if self.kill_at is None or self.phase != "running":
             return
-        late = now > self.kill_at + TORCHRUN_LAST_WORDS
+        now = time.monotonic()
+        if self.ranks.alive() and now < self.kill_at:
+            return
+        self.alone_since = self.alone_since or now
+        late = now - self.alone_since > TORCHRUN_LAST_WORDS
         for pid in descendants(os.getpid()):
-            if late or pid != self.torchrun.pid:
+            if late or (pid != self.torchrun.pid and now > self.kill_at):
                 send(pid, signal.SIGKILL)
 
     def cancelled(self) -> bool:
@@ -606,26 +1251,16 @@ class Supervisor:
 
     # --- the end ---
 
-    def could_not_start(self, error: OSError) -> int:
-        reason = self.cause("start", "could not start torchrun: %s" % error)
-        self.journal.say(reason["message"])
-        self.journal.event("end", state="failed", exit_code=127, reason=reason)
-        return 127
-
     def conclude(self) -> int:
-        code = self.torchrun.exit_code()
-        left = end_everything(self.torchrun.pid)
-        self.meet_ends()
-        self.logs.finish()
-        self.torchrun.finish()
-        if code and self.reason is None:
-            self.reason = self.cause("torchrun", "torchrun %s" % how_it_ended(code))
-        state = self.state(code)
-        if left:
-            self.journal.say("these processes could not be ended: %s" % left)
-        self.journal.event("end", state=state, exit_code=code, reason=self.reason, left=left)
+        code = self.torchrun.exit_code() if self.torchrun.pid else 127
+        final = self.gang.verdict or self.reason
+        state = self.state(code, final)
+        self.gang.close()
+        if self.left:
+            self.journal.say("these processes could not be ended: %s" % self.left)
+        self.journal.event("end", state=state, exit_code=code, reason=final, left=self.left)
         self.journal.close()
-        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, 1)
+        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, code or 1)
 
     def meet_ends(self) -> None:
         """Exits that went by too fast to be read from the kernel: torchrun's summary has them."""
@@ -638,15 +1273,16 @@ class Supervisor:
                 rank.exit_code = told.get(rank.local_rank, {}).get("exit_code", rank.exit_code)
                 self.tell_exit(rank)
 
-    def state(self, code: Optional[int]) -> str:
-        if self.cancelled() and self.asked_to_stop:
+    def state(self, code: Optional[int], final: Optional[Reason]) -> str:
+        if self.cancelled() and (self.asked_to_stop or (final and final["kind"] == "cancelled")):
             return "cancelled"
-        if self.reason is None:
+        if final is None:
             return "succeeded" if code == 0 else "failed"
-        kind, here = self.reason["kind"], self.reason["node_rank"] == self.spec["node_rank"]
-        if kind in ("cancelled", "hung"):
-            return str(kind)
-        return "failed" if here and kind != "signal" else "stopped"
+        if final["kind"] in ("cancelled", "hung"):
+            return str(final["kind"])
+        if self.reason and self.reason["node_rank"] == self.spec["node_rank"]:
+            return "stopped" if self.reason["kind"] in ("signal", "peer-lost") else "failed"
+        return "stopped"
 
 
 def signal_name(code: Optional[int]) -> Optional[str]:

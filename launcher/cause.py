@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher import signs
 
+FULL = 65536  # bytes free, or less: nothing more can be written
 STOPPED_BY_US = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
 
@@ -170,6 +171,10 @@ def _rank_exit(node: NodeEvidence, time: float, event: dict[str, Any]) -> Iterat
         weight = Weight.BYSTANDER
     if kind == "killed" and signal == "SIGKILL" and (node.oom_killed or _oom_kills(node)):
         kind, message, remedy = _oom(node)
+    if kind in ("exit-code", "killed") and weight == Weight.CAUSE and (full := _full_disks(node)):
+        kind, sign = ("shm-full" if full == ["shm"] else "disk-full"), signs.SIGNS
+        message = f"{message}; no room was left for {' and '.join(full)}"
+        remedy = next(known.remedy for known in sign if known.kind == kind)
     if weight == Weight.EFFECT and kind == "exception":
         kind, remedy = "peer-gone", "look at the other hosts and the network between them"
     yield Suspect(
@@ -238,7 +243,15 @@ def _telling_line(sign: signs.Sign, lines: Sequence[str]) -> str:
 
 
 def _oom_kills(node: NodeEvidence) -> int:
-    return sum(int(event.get("oom_kills") or 0) for _, event in node.of("evidence"))
+    return max((int(event.get("oom_kills") or 0) for _, event in node.of("evidence")), default=0)
+
+
+def _full_disks(node: NodeEvidence) -> list[str]:
+    """Names of the disks with no room at the time of the failure."""
+    free = [event.get("free") or {} for _, event in node.of("evidence")[:1]]
+    return [
+        name for disks in free for name, left in disks.items() if left is not None and left < FULL
+    ]
 
 
 def _oom(node: NodeEvidence) -> tuple[str, str, str]:

@@ -470,6 +470,74 @@ class Ranks:
         return any(rank.exit_code for rank in self.by_local_rank.values())
 
 
+# --- evidence ------------------------------------------------------------------------------------
+
+
+class Resources:
+    """What a process can run out of: the kernel's OOM kills here, and room on the disks."""
+
+    def __init__(self, spec: Dict[str, Any]) -> None:
+        self._disks = {
+            "shm": "/dev/shm",
+            "checkpoints": spec.get("checkpoint_dir"),
+            "output": spec.get("output_dir"),
+            "logs": spec["dir"],
+        }
+        self._groups = memory_groups()
+        self._kills_before = self._kills()
+
+    def oom_kills(self) -> int:
+        """Since the start, in this container or session."""
+        return self._kills() - self._kills_before
+
+    def as_event(self) -> Dict[str, Any]:
+        limit = self._number(("memory.max", "memory.limit_in_bytes"), "")
+        return {
+            "oom_kills": self.oom_kills(),
+            "memory_limit": limit if 0 < limit < 1 << 60 else None,
+            "free": {name: free_bytes(path) for name, path in self._disks.items() if path},
+        }
+
+    def _kills(self) -> int:
+        return self._number(("memory.events", "memory.oom_control"), "oom_kill ")
+
+    def _number(self, names: Tuple[str, ...], label: str) -> int:
+        """The number after `label` in the first file of these that there is; 0 without one."""
+        for path in (os.path.join(group, name) for group in self._groups for name in names):
+            try:
+                with open(path) as file:
+                    lines = file.read().splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                if line.startswith(label) and line[len(label) :].isdigit():
+                    return int(line[len(label) :])
+        return 0
+
+
+def memory_groups() -> List[str]:
+    """Where this process's memory cgroup may be, version 2 and version 1."""
+    groups = []
+    try:
+        with open("/proc/self/cgroup") as file:
+            rows = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    for _, controllers, path in rows:
+        if controllers in ("", "memory"):
+            root = os.path.join("/sys/fs/cgroup", controllers)
+            groups += [root + path, root]  # the second is right inside a container
+    return groups
+
+
+def free_bytes(path: str) -> Optional[int]:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize
+
+
 # --- the gang ------------------------------------------------------------------------------------
 
 
@@ -634,23 +702,29 @@ class Member(Gang):
                 self._broke()
 
     def judge(self, status: Dict[str, Any], now: float) -> None:
-        if self.over or self.verdict:
+        if self.over:
             return
+        lost = None  # type: Optional[Reason]
         if self._link is None:
             self._connect(now)
-            patience = RECONNECT if self._joined else self.spec.get("start_timeout", 60.0)
-            since = self._lost_at or self.began
-            if now - since > patience and self._joined:
-                self.verdict = self.lost(0, "closed the connection and did not come back")
-            elif now - since > patience:
-                message = "could not join node 0 (%s) within %d s" % (
-                    self.spec["hosts"][0],
-                    patience,
-                )
-                host = self.spec["hosts"][self.me]
-                self.verdict = reason("never-joined", message, self.me, host, time.time())
+            lost = self._not_found(now)
         elif now - self._link.heard > SILENCE:
-            self.verdict = self.lost(0, "was not heard for %d s" % SILENCE)
+            lost = self.lost(0, "was not heard for %d s" % SILENCE)
+        if lost:
+            self.over = True  # as far as this node will ever know
+            self.verdict = self.verdict or status["reason"] or lost
+
+    def _not_found(self, now: float) -> Optional[Reason]:
+        if self._joined:
+            if now - (self._lost_at or now) <= RECONNECT:
+                return None
+            return self.lost(0, "closed the connection and did not come back")
+        patience = self.spec.get("start_timeout", 60.0)
+        if now - self.began <= patience:
+            return None
+        host = self.spec["hosts"][self.me]
+        message = "could not join node 0 (%s) within %d s" % (self.spec["hosts"][0], patience)
+        return reason("never-joined", message, self.me, host, time.time())
 
     def forgive(self, now: float) -> None:
         if self._link:
@@ -1052,6 +1126,7 @@ class Supervisor:
         self.signals = listen_for_signals()
         self.gang = (Member if spec["node_rank"] else Hub)(spec, self.journal, self.selector)  # type: Gang
         self.activity = Activity(spec.get("output_dir"))
+        self.resources = Resources(spec)
         self.phase = "running"  # then done: torchrun ended well; or stopped
         self.early = None  # type: Optional[Reason]  # the first rank that ended well, if one did
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
@@ -1159,6 +1234,8 @@ class Supervisor:
             last = self.torchrun.last.decode(errors="replace").rstrip("\n").split("\n")
             why = self.cause("torchrun", "torchrun %s" % how_it_ended(code))
             self.stop(dict(why, exit_code=code, signal=signal_name(code), last_lines=last[-60:]))
+        if self.reason and self.resources.oom_kills():
+            self.journal.event("evidence", **self.resources.as_event())
         self.phase = "stopped" if self.reason else "done"
         self.ended_at = time.monotonic()
 
@@ -1222,6 +1299,7 @@ class Supervisor:
             return
         self.reason = why
         self.journal.event("stopping", reason=why)
+        self.journal.event("evidence", **self.resources.as_event())
         stop_timeout = self.spec["stop_timeout"]
         grace = patience(stop_timeout)
         if why["kind"] not in ("cancelled", "signal"):

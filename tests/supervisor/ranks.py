@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 ME = int(os.environ["RANK"])
 
@@ -54,8 +55,8 @@ def raise_recorded() -> None:
     where = os.environ["TORCHELASTIC_ERROR_FILE"]
     info = {"py_callstack": "Traceback (most recent call last):\nKeyError: 'lost'\n"}
     info["timestamp"] = str(int(time.time()))
-    with open(where, "w") as file:
-        json.dump({"message": {"message": "KeyError: 'lost'", "extraInfo": info}}, file)
+    message = {"message": "KeyError: 'lost'", "extraInfo": info}
+    Path(where).write_text(json.dumps({"message": message}))
     sys.exit(1)
 
 

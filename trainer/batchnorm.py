@@ -78,7 +78,8 @@ def averaged(model: nn.Module, ranks: Ranks, when: bool) -> Iterator[None]:
         yield
         return
     own = flatten(tensors)
-    unflatten(ranks.sum_(own.clone()) / ranks.world_size, tensors)
+    # In float64, so that the mean of equal values is that value at any world size.
+    unflatten(ranks.sum_(own.double()) / ranks.world_size, tensors)
     try:
         yield
     finally:

@@ -136,9 +136,16 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def decode(files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state, meta) from the bytes of a checkpoint that was verified. Tensors are on the CPU."""
-    state = torch.load(io.BytesIO(files["state.pt"]), map_location="cpu", weights_only=True)
-    return state, json.loads(files["meta.json"])
+    """(state, meta) from the bytes of a checkpoint that was verified. Tensors are on the CPU.
+
+    Raises CheckpointError when they are not what `save` writes; code in them is never run.
+    """
+    try:
+        state = torch.load(io.BytesIO(files["state.pt"]), map_location="cpu", weights_only=True)
+        return state, json.loads(files["meta.json"])
+    except Exception as error:  # unpickling fails in many ways
+        reason = str(error).strip().split("\n")[0][:200]
+        raise CheckpointError(f"no checkpoint of this trainer: {reason}") from error
 
 
 def prune(root: Path, keep: int) -> None:

@@ -224,6 +224,8 @@ class Config:
             yield "--canonical-shards gives each shard its own statistics: --bn local or frozen"
         if self.bn == "sync" and self.device == "cpu":
             yield "--bn sync needs GPUs: --bn local, or frozen, on CPU"
+        if self.test_only and self.resume == "none":
+            yield "--test-only --resume none: there is nothing to evaluate"
         if self.amp == "fp16" and self.canonical_shards:
             yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
         for name in ("milestones", "save_every"):

@@ -231,5 +231,5 @@ def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
         data=config.data or ("/data" if under else "data"),
         out=out,
         checkpoint_dir=config.checkpoint_dir or env.get("DDPCTL_CHECKPOINT_DIR") or out,
-        resume=config.resume or ("auto" if under or restarted else "none"),
+        resume=config.resume or ("auto" if under or restarted or config.test_only else "none"),
     )

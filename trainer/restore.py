@@ -46,7 +46,7 @@ def restore(config: Config, ranks: Ranks, *, asked_again: bool) -> Restored | No
             if ranks.first:
                 checkpoint.set_aside(Path(config.checkpoint_dir) / "ckpt", "earlier")
         return None
-    if ranks.first:
+    if ranks.first and not config.test_only:
         checkpoint.clean(Path(config.checkpoint_dir))
     exact = None if config.resume == "auto" else Path(config.resume)
     found, problems = _look(config, exact)
@@ -67,7 +67,7 @@ def restore(config: Config, ranks: Ranks, *, asked_again: bool) -> Restored | No
     with ranks.agreeing():
         state, meta = checkpoint.decode(files)
     with ranks.agreeing():
-        if ranks.first:
+        if ranks.first and not config.test_only:
             _tidy(config, files, step, identity)
     sender = None if shared else source
     return Restored(state, meta, f"step-{step:08d}", identity, sender, warnings)
@@ -119,6 +119,8 @@ def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
 def _nothing_found(
     config: Config, ranks: Ranks, exact: Path | None, warnings: tuple[str, ...], asked_again: bool
 ) -> None:
+    if config.test_only and exact is None and not warnings:
+        raise CheckpointError(f"--test-only: no checkpoint in {config.checkpoint_dir}")
     if exact is not None:
         reason = warnings[0] if warnings else f"{exact}: no checkpoint there"
         raise CheckpointError(f"--resume {reason}")

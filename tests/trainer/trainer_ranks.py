@@ -20,9 +20,20 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "trainer.train", "trainer.cli"])
 
 TINY = (
-    *("--model", "resnet8", "--width", "4", "--data", "synthetic", "--synthetic-train", "200"),
-    *("--synthetic-test", "101", "--global-batch", "32", "--epochs", "2", "--lr", "0.05"),
-    *("--eval-batch-size", "20", "--print-every", "1", "--device", "cpu", "--timeout", "30"),
+    *(
+        "--model",
+        "resnet8",
+        "--width",
+        "4",
+        "--data",
+        "synthetic",
+        "--synthetic-train",
+        "100",
+        "--synthetic-size",
+        "16",
+    ),
+    *("--synthetic-test", "51", "--global-batch", "16", "--epochs", "2", "--lr", "0.05"),
+    *("--eval-batch-size", "10", "--print-every", "1", "--device", "cpu", "--timeout", "30"),
 )
 LEAKS = ("DDPCTL_", "TRAINER_", "TORCHELASTIC_", "MASTER_")
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -47,8 +58,8 @@ def _enter(rank: int, count: int, store: str, log: str, env: dict[str, str]) -> 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: PTH123, SIM115
-    sys.stderr = open(2, "w", closefd=False)  # noqa: PTH123, SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     torch.set_num_threads(1)
 
 
@@ -109,7 +120,13 @@ class Job:
         self.processes = []
         for rank in range(count):
             more = env(rank) if env else {}
-            entry = (rank, count, str(self.folder / "store"), str(self.folder / f"log-{rank}"), more)
+            entry = (
+                rank,
+                count,
+                str(self.folder / "store"),
+                str(self.folder / f"log-{rank}"),
+                more,
+            )
             process = CONTEXT.Process(target=_trainer, args=(argv, *entry))
             process.start()
             self.processes.append(process)

@@ -1,0 +1,124 @@
+"""Every image is counted once, at any number of ranks, and the numbers are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_gradients import ALONE, make
+from trainer_ranks import Job, on_ranks
+
+from trainer import batchnorm, step
+from trainer.evaluate import evaluate
+from trainer.ranks import Ranks
+from trainer.state import Training
+
+# Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.
+FLAGS = ("--synthetic-test", "51", "--global-batch", "12", "--label-smoothing", "0.1")
+
+
+def some_training() -> Training:
+    t = make(ALONE, *FLAGS)
+    for _ in range(6):
+        step.train_step(t, torch.arange(t.plan.samples))
+    return t
+
+
+def by_hand(t: Training) -> tuple[int, float]:
+    x, y = t.data.eval_batch("test", 0, t.data.size("test"))
+    t.model.eval()
+    with torch.no_grad():
+        logits = t.model(x)
+    loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
+    return int((logits.argmax(1) == y).sum()), float(loss) / len(y)
+
+
+def result_on(ranks: Ranks, weights: dict[str, torch.Tensor]) -> tuple[object, object, bool]:
+    t = make(ranks, *FLAGS)
+    t.model.load_state_dict(weights)
+    statistics = batchnorm.flatten(batchnorm.statistics(t.model))
+    first = evaluate(t, "test", lambda: False)
+    second = evaluate(t, "test", lambda: False)
+    after = batchnorm.flatten(batchnorm.statistics(t.model))
+    return first, second, torch.equal(statistics, after)
+
+
+def test_exact_and_equal_at_any_world_size(tmp_path: Path) -> None:
+    t = some_training()
+    correct, loss = by_hand(t)
+    alone, _, _ = result_on(ALONE, t.model.state_dict())
+    assert alone["n"] == 51 and alone["correct1"] == correct  # type: ignore[index]
+    assert alone["loss"] == pytest.approx(loss, rel=1e-6)  # type: ignore[index]
+    assert alone["correct5"] >= correct and alone["top1"] == correct / 51  # type: ignore[index]
+    for count in (2, 3, 4):
+        for first, second, untouched in on_ranks(
+            tmp_path / "r", count, result_on, t.model.state_dict()
+        ):
+            assert first == alone, count
+            assert second == first, "evaluating twice differs"
+            assert untouched
+
+
+def different_statistics(ranks: Ranks) -> tuple[float, float]:
+    """Each rank's own running mean is its rank number: evaluation must use their average."""
+    t = make(ranks, *FLAGS)
+    mean = batchnorm.norms(t.model)[0].running_mean
+    assert mean is not None
+    mean.fill_(float(ranks.rank))
+    with batchnorm.averaged(t.model, ranks, when=t.own_statistics):
+        inside = float(mean[0])
+    return inside, float(mean[0])
+
+
+def test_statistics_are_averaged_for_evaluation_and_put_back(tmp_path: Path) -> None:
+    results = on_ranks(tmp_path / "r", 4, different_statistics)
+    assert results == [(1.5, 0.0), (1.5, 1.0), (1.5, 2.0), (1.5, 3.0)]
+
+
+def test_a_validation_split_chooses_and_the_test_set_only_reports(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", "--val-split", "0.2", "--epochs", "2", count=2).done()
+    evals = [(m["split"], m["n"], m["selected_on"]) for m in job.metrics("eval")]
+    assert evals == [("val", 20, "val"), ("val", 20, "val"), ("test", 51, "val")]
+    assert job.metrics("start")[0]["steps_per_epoch"] == 5  # 80 images in batches of 16
+    assert job.status["selected_on"] == "val"
+
+
+def test_evaluating_a_checkpoint_only(tmp_path: Path) -> None:
+    trained = Job(tmp_path / "run").done()
+    job = Job(
+        tmp_path / "other",
+        *("--test-only", "--resume", str(tmp_path / "run")),
+        count=2,
+    ).done()
+    before, after = trained.metrics("eval")[-1], job.metrics("eval")[-1]
+    assert {k: after[k] for k in ("step", "n", "correct1", "loss")} == {
+        k: before[k] for k in ("step", "n", "correct1", "loss")
+    }
+    assert not job.metrics("train")
+    assert not list((tmp_path / "other").glob("**/state.pt"))
+
+
+def test_averaged_weights_are_what_is_evaluated_and_exported(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", "--ema", "0.5").done()
+    exported = torch.load(tmp_path / "run" / "epoch_2.pth")
+    t = make(ALONE)
+    t.model.load_state_dict(exported)  # no "module.", every key there
+    correct, _ = by_hand(t)
+    assert correct == job.metrics("eval")[-1]["correct1"]
+    from trainer_ranks import newest_state
+
+    state = newest_state(tmp_path / "run")
+    names = [name for name, _ in t.model.named_parameters()]
+    assert torch.equal(exported[names[0]], state["averages"][0])
+    assert not torch.equal(exported[names[0]], state["model"][names[0]])
+
+
+def test_exports_of_each_epoch_and_the_best(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", "--epochs", "3", count=2).done()
+    out = tmp_path / "run"
+    assert sorted(p.name for p in out.glob("epoch_*.pth")) == [f"epoch_{n}.pth" for n in (1, 2, 3)]
+    best = max(job.metrics("eval"), key=lambda m: (m["top1"], -m["step"]))
+    chosen = torch.load(out / f"epoch_{best['epoch']}.pth")
+    assert all(torch.equal(v, chosen[k]) for k, v in torch.load(out / "best.pth").items())
+    assert job.status["best_top1"] == best["top1"]

@@ -38,6 +38,13 @@ def kill(
     return 0 if all(report["confirmed"] for report in reports) else 6
 
 
+def hosts_for(target: str | None, hosts: str | None) -> str:
+    """The hosts file that a command is about: named, or that of the run it names."""
+    if names_hosts(target):
+        return target or ""
+    return hosts or str(find_run(target).hosts_file)
+
+
 def chosen(target: str | None, hosts: str | None, *, everything: bool) -> tuple[Cluster, list[str]]:
     """The hosts to go to and, where one run was named, that run."""
     if names_hosts(target):

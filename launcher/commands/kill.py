@@ -33,7 +33,9 @@ def kill(
 
     console = options.console(quiet, verbose)
     if strays:
-        return killing.kill_strays(target, hosts, console, yes=yes, as_json=as_json)
+        from launcher.strays import kill_strays
+
+        return kill_strays(killing.hosts_for(target, hosts), console, yes=yes, as_json=as_json)
     if everything and not yes and not typer.confirm("Stop every run of yours there?"):
         return 130
     return killing.kill(target, hosts, console, everything=everything, as_json=as_json)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher import signs
@@ -116,6 +116,7 @@ MENDABLE = frozenset(
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
     """None when nothing tells of a failure."""
+    evidence = _on_one_clock(evidence)
     found = [suspect for node in evidence.nodes for suspect in suspects(node, evidence)]
     if all(suspect.exit_code == 0 and suspect.weight for suspect in found):
         return None
@@ -133,6 +134,19 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         excerpt="\n".join(signs.excerpt(first.lines)),
         remedy=first.remedy,
     )
+
+
+def _on_one_clock(evidence: Evidence) -> Evidence:
+    """The supervisors measured their clocks against node 0's, and better than SSH can."""
+    base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
+    nodes = []
+    for node in evidence.nodes:
+        clocks = [event for _, event in node.of("clock")]
+        if clocks:
+            best = min(clocks, key=lambda clock: float(clock["error"]))
+            node = replace(node, clock_skew=base - float(best["offset"]))
+        nodes.append(node)
+    return replace(evidence, nodes=nodes)
 
 
 def headline(failure: FirstFailure) -> str:
@@ -217,7 +231,7 @@ def _what(
 ) -> tuple[str, str, str]:
     """(kind, message, remedy) of a rank that ended badly."""
     sign = signs.known_sign(lines)
-    said = signs.exception_lines(lines)
+    said = signs.exception_line(lines)
     if signal and signal != "SIGABRT":
         kind = "segv" if signal in ("SIGSEGV", "SIGBUS") else "killed"
         remedy = {
@@ -228,7 +242,7 @@ def _what(
             kind = "shm-full"
         return kind, f"was killed by {signal}", remedy
     if said or recorded:
-        message = f"raised {said[0] if said else recorded}"
+        message = f"raised {said or recorded}"
         return (sign.kind, message, sign.remedy) if sign else ("exception", message, "")
     message = f"was killed by {signal}" if signal else f"exited with code {code}"
     if code is None:

@@ -10,7 +10,10 @@ EXCERPT_LINES = 20
 
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook puts it before each line
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):")
-NOISE = re.compile(r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from|$)")
+NOISE = re.compile(
+    r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from"
+    r"|terminate called|Fatal Python error|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Sign:
 
 
 def _sign(kind: str, words: str, remedy: str) -> Sign:
-    return Sign(kind, re.compile(words, re.IGNORECASE), remedy)
+    return Sign(kind, re.compile(words, re.IGNORECASE | re.MULTILINE), remedy)
 
 
 # The first that matches is taken: the specific ones come before the general ones.
@@ -37,7 +40,8 @@ SIGNS = (
     ),
     _sign(
         "disk-full",
-        r"no space left on device|disk quota exceeded|errno 28\b|PytorchStreamWriter failed writing",
+        r"no space left on device|disk quota exceeded|errno 28\b|PytorchStreamWriter failed writing"
+        r"|inline_container\.cc.*unexpected pos|iostream error",
         "the disk is full: free space on that host, or keep fewer checkpoints",
     ),
     _sign(
@@ -54,7 +58,7 @@ SIGNS = (
     ),
     _sign(
         "cuda-missing",
-        r"no cuda gpus are available|invalid device ordinal|no cuda-capable device"
+        r"no cuda gpus are available|not compiled with cuda|invalid device ordinal|no cuda-capable device"
         r"|found no nvidia driver|nvidia driver on your system is too old|cuda driver version is",
         "that host offers fewer GPUs, or an older driver, than the job needs: see `ddpctl check`",
     ),
@@ -112,8 +116,7 @@ EFFECT = re.compile(
     r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|recvVector failed"
     r"|DistNetworkError|DistStoreError|Socket Timeout|socket (has )?timed out"
     r"|application timeout caused pair closure|RendezvousConnectionError|RendezvousTimeoutError"
-    r"|RendezvousClosedError|SignalException|connectFullMesh failed|no route to host"
-    r"|writev? \[.*\]: |readv? \[.*\]: ",
+    r"|RendezvousClosedError|SignalException|connectFullMesh failed|no route to host",
     re.IGNORECASE,
 )
 
@@ -129,6 +132,14 @@ def known_sign(lines: Sequence[str]) -> Sign | None:
     said = exception_lines(lines) or list(lines[-EXCERPT_LINES:])
     text = "\n".join(RANK_PREFIX.sub("", line) for line in said)
     return next((sign for sign in SIGNS if sign.words.search(text)), None)
+
+
+def exception_line(lines: Sequence[str]) -> str:
+    """`ValueError: boom`, or "". What a DataLoader's worker raised is at the end of its own story."""
+    said = exception_lines(lines)
+    if said and ": Caught " in said[0] and len(said) > 1:
+        return f"{said[-1]} ({said[0].partition(' in ')[2].rstrip('.')})"
+    return said[0] if said else ""
 
 
 def exception_lines(lines: Sequence[str]) -> list[str]:

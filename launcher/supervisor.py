@@ -33,15 +33,15 @@ TICK = 0.02  # seconds between looks at the logs while they grow
 IDLE_TICK = 0.08  # the same while they do not
 READ_SIZE = 1 << 20  # bytes taken from one log at a time
 LONGEST_LINE = 16 << 20  # bytes; what is longer is cut, so that memory stays bounded
-LAST_BYTES = 8192  # of a stream's end, kept as evidence
+LAST_BYTES = 32768  # of a stream's end, kept as evidence
 BALLAST = 1 << 20  # bytes of disk held back, so that a full disk leaves room for the last events
 BEAT = 1.0  # seconds between two signs of life to a peer
-SILENCE = 8.0  # seconds without one, and the peer is lost
+SILENCE = 8.0  # seconds without one, or of a rank stopped by a signal, and it is lost
 RECONNECT = 1.5  # seconds for a connection that broke to come back
 SETTLE = 3.0  # seconds to wait, once this node has stopped, for the others' story
 JOIN_GRACE = 10.0  # seconds from the start that node 0 stays to tell late nodes why all is over
-STOPPED_TOO_LONG = 8.0  # seconds that a rank may be stopped by a signal
 TORCHRUN_LAST_WORDS = 1.5  # seconds for torchrun to end once its ranks are gone
+TRACEBACK = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\)")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -270,12 +270,17 @@ class RankLogs:
         for tail in self._tails.values():
             tail.finish()
 
-    def last_lines(self, local_rank: int, count: int = 40) -> List[str]:
-        """The end of the rank's stderr, or of its stdout when stderr is empty."""
+    def last_lines(self, local_rank: int) -> List[str]:
+        """The end of the rank's stderr, or of its stdout when stderr is empty.
+
+        From the last traceback on if there is one: a crash at exit may write a lot after it.
+        """
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
             if tail and tail.last:
-                return tail.last.decode(errors="replace").rstrip("\n").split("\n")[-count:]
+                lines = tail.last.decode(errors="replace").rstrip("\n").split("\n")
+                starts = [n for n, line in enumerate(lines) if TRACEBACK.match(line)]
+                return lines[starts[-1] :][:80] if starts else lines[-40:]
         return []
 
     def error(self, local_rank: int) -> Optional[Dict[str, Any]]:
@@ -380,7 +385,7 @@ class Torchrun:
 
     def _hand_on(self, whole: bytes) -> None:
         self._journal.lines(b"-", whole)
-        self.last = (self.last + whole)[-8 * LAST_BYTES :]
+        self.last = (self.last + whole)[-LAST_BYTES:]
 
 
 def executable(argv: List[str]) -> List[str]:
@@ -631,6 +636,7 @@ class Gang:
         self.spec, self.journal, self.selector = spec, journal, selector
         self.me = spec["node_rank"]  # type: int
         self.began = self.turned = time.monotonic()
+        self.silence = spec.get("peer_timeout", SILENCE)  # type: float
         self.verdict = None  # type: Optional[Reason]  # why all must stop
         self.over = False  # all nodes are done, or have stopped
         self.offset = 0.0  # seconds to add to this node's clock to have node 0's
@@ -708,8 +714,8 @@ class Member(Gang):
         if self._link is None:
             self._connect(now)
             lost = self._not_found(now)
-        elif now - self._link.heard > SILENCE:
-            lost = self.lost(0, "was not heard for %d s" % SILENCE)
+        elif now - self._link.heard > self.silence:
+            lost = self.lost(0, "was not heard for %d s" % self.silence)
         if lost:
             self.over = True  # as far as this node will ever know
             self.verdict = self.verdict or status["reason"] or lost
@@ -911,9 +917,9 @@ class Hub(Gang):
                 continue
             if link is None and now - self._lost_at.setdefault(node_rank, now) > RECONNECT:
                 return self.lost(node_rank, "closed the connection and did not come back")
-            if link is not None and now - link.heard > SILENCE:
+            if link is not None and now - link.heard > self.silence:
                 self._lost_at[node_rank] = now
-                return self.lost(node_rank, "was not heard for %d s" % SILENCE)
+                return self.lost(node_rank, "was not heard for %d s" % self.silence)
         return None
 
     def _early_exit(self, now: float) -> Optional[Reason]:
@@ -1206,8 +1212,8 @@ class Supervisor:
         for rank in alive:
             if rank.look():
                 self.rank_exited(rank)
-            elif rank.stopped_for(now) > STOPPED_TOO_LONG:
-                message = "has been stopped (SIGSTOP) for more than %d s" % STOPPED_TOO_LONG
+            elif rank.stopped_for(now) > self.gang.silence:
+                message = "has been stopped (SIGSTOP) for more than %d s" % self.gang.silence
                 self.stop(self.cause("stopped", message, rank))
         self.activity.look(alive)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from launcher.errors import DdpctlError, PushFailed
@@ -32,6 +33,7 @@ class Journey:
     progress: Progress
     report: PushReport
     hosts: dict[Node, HostReport]
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, text: str) -> None:
         self.progress.say(text)
@@ -41,9 +43,14 @@ class Journey:
         """A `local` host's bytes go through a pipe: nothing leaves this machine."""
         self.progress.advance(node.name, parcel.what, count)
         if not node.host.is_local:
-            self.hosts[node].received += count
-            if from_here:
-                self.report.sent += count
+            with self._counting:
+                self.hosts[node].received += count
+                self.report.sent += count if from_here else 0
+
+    def count_sent(self, count: int) -> None:
+        """What one host was given for itself and for others."""
+        with self._counting:
+            self.report.sent += count
 
 
 def send_directly(
@@ -96,7 +103,7 @@ def attempt(
             failures[node] = error
 
     each_node(nodes, do)
-    return results, failures
+    return {node: results[node] for node in nodes if node in results}, failures
 
 
 def refused(host: str, what: str, said: str, code: int | None = None) -> PushFailed:

@@ -31,7 +31,7 @@ def size(
     total = len(END)
     for entry in entries:
         total += len(header(entry, 0, prefix)) + _padded(entry.size)
-    return total + sum(BLOCK + _padded(len(data)) for data in extra.values())
+    return total + plain_size([len(data) for data in extra.values()]) - len(END)
 
 
 def stream(
@@ -56,9 +56,26 @@ def stream(
                     pending.clear()
             pending += bytes(_padded(entry.size) - entry.size)
     for name, data in extra.items():
-        pending += _block(name, b"0", b"0000600", len(data), 0, b"")
-        pending += data.ljust(_padded(len(data)), b"\0")
+        pending += member(name, data)
     yield bytes(pending) + END
+
+
+def member(name: bytes, data: bytes) -> bytes:
+    """A small file that is not of a tree."""
+    return plain_header(name, len(data)) + data + padding(len(data))
+
+
+def plain_header(name: bytes, size: int) -> bytes:
+    return _block(name, b"0", b"0000644", size, 0, b"")
+
+
+def padding(size: int) -> bytes:
+    return bytes(_padded(size) - size)
+
+
+def plain_size(sizes: Sequence[int]) -> int:
+    """Bytes of an archive of members of these sizes."""
+    return len(END) + sum(BLOCK + _padded(size) for size in sizes)
 
 
 def header(entry: Entry, mtime: int, prefix: bytes = b"") -> bytes:

@@ -7,7 +7,7 @@ of @cert-authority it is only said that it is not.
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import fnmatch
 import hashlib
 import hmac
@@ -77,28 +77,26 @@ def host_name(hostname: str, port: int, alias: str | None) -> str:
 
 
 def read(files: Iterable[str]) -> list[Line]:
-    """All lines of all files that exist and can be read."""
+    """All lines of all files that exist and can be read. A device has none, /dev/null or not."""
     lines: list[Line] = []
-    for file in files:
-        try:
-            text = Path(file).read_text(errors="replace")
-        except OSError:
-            continue
-        lines += parse(text, file)
+    for path in map(Path, files):
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                lines += parse(path.read_text(errors="replace"), str(path))
     return lines
 
 
 def parse(text: str, file: str) -> list[Line]:
     """The lines of one file; what is no key line is passed over, as `ssh` does. PURE."""
     lines = []
-    for number, row in enumerate(text.splitlines(), 1):
+    for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) < 3 or words[0].startswith("#"):
             continue
         try:
             blob = base64.b64decode(words[2], validate=True)
-        except binascii.Error:
+        except ValueError:  # not base64, not even ASCII
             continue
         lines.append(Line(file, number, marker, words[0], Key(words[1], blob)))
     return lines
@@ -175,6 +173,6 @@ def _hash(name: str, salt: bytes | None = None) -> str:
 def _hash_matches(hashed: str, name: str) -> bool:
     try:
         salt = base64.b64decode(hashed.split("|")[2])
-    except (binascii.Error, IndexError):
+    except (ValueError, IndexError):
         return False
     return bool(salt) and hmac.compare_digest(_hash(name, salt), hashed)

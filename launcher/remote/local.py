@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from launcher.errors import CommandFailed
 
@@ -56,6 +60,7 @@ def _not_found(name: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
+        start_new_session=True,
     )
 
 
@@ -64,31 +69,39 @@ class LocalStream(Stream):
         super().__init__(stderr_limit=stderr_limit)
         assert process.stdout and process.stderr
         self._process = process
-        self._stdout = process.stdout
-        self._stderr_pipe = process.stderr
+        self._stdin = _Pipe(process.stdin) if process.stdin else None
+        self._stdout = _Pipe(process.stdout)
+        self._stderr_pipe = _Pipe(process.stderr)
         self._drain.start()
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
-        if timeout is not None and not select.select([self._stdout], [], [], timeout)[0]:
-            raise TimeoutError(f"nothing for {timeout:g} s")
-        return os.read(self._stdout.fileno(), size)
+        with self._stdout.use() as pipe:
+            if pipe is None:
+                return b""
+            if timeout is not None and not select.select([pipe], [], [], timeout)[0]:
+                raise TimeoutError(f"nothing for {timeout:g} s")
+            return os.read(pipe, size)
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
-        if self._process.stdin is None or self._process.stdin.closed:
-            raise BrokenPipeError("standard input is closed")
         left = memoryview(data)
         while left:
-            if timeout is not None:
-                if not select.select([], [self._process.stdin], [], timeout)[1]:
-                    raise TimeoutError(f"nothing could be sent for {timeout:g} s")
-                sent = os.write(self._process.stdin.fileno(), left[: select.PIPE_BUF])
-            else:
-                sent = os.write(self._process.stdin.fileno(), left)
-            left = left[sent:]
+            left = left[self._write_some(left, timeout) :]
+
+    def _write_some(self, data: memoryview, timeout: float | None) -> int:
+        if self._stdin is None:
+            raise BrokenPipeError("standard input is closed")
+        with self._stdin.use() as pipe:
+            if pipe is None:
+                raise BrokenPipeError("standard input is closed")
+            if timeout is None:
+                return os.write(pipe, data)
+            if not select.select([], [pipe], [], timeout)[1]:
+                raise TimeoutError(f"nothing could be sent for {timeout:g} s")
+            return os.write(pipe, data[: select.PIPE_BUF])  # as much as never blocks
 
     def close_stdin(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._stdin:
+            self._stdin.close()
 
     def wait(self, timeout: float | None = None) -> int:
         try:
@@ -102,19 +115,54 @@ class LocalStream(Stream):
 
     def close(self) -> None:
         self.close_stdin()
-        for end in (self._process.terminate, self._process.kill):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
-                end()
-                try:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    continue
-        if not self._drain.is_alive():
-            self._stderr_pipe.close()
         self._stdout.close()
+        self._stderr_pipe.close()
 
     def _read_stderr(self) -> bytes:
+        with self._stderr_pipe.use() as pipe:
+            return b"" if pipe is None else os.read(pipe, CHUNK)
+
+
+class _Pipe:
+    """One end of a pipe that is only closed when no thread is in the middle of using it.
+
+    Else its number might be another file's by the time the thread gets to it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closing = False
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[int | None]:
+        """The file descriptor, or None when it is closed."""
+        with self._lock:
+            if self._closing:
+                number = None
+            else:
+                number = self._file.fileno()
+                self._users += 1
         try:
-            return os.read(self._stderr_pipe.fileno(), CHUNK)
-        except (OSError, ValueError):  # closed under us
-            return b""
+            yield number
+        finally:
+            if number is not None:
+                with self._lock:
+                    self._users -= 1
+                    self._close_if_done()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._closing and not self._users:
+            self._file.close()

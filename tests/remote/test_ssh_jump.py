@@ -1,0 +1,137 @@
+"""Through one jump host, through two, and what is said when one of them is the trouble."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from sshd_server import Sshd, free_port
+from test_ssh_connect import Config, NodeMaker, Server, why_not
+
+from launcher.errors import HostUnreachable
+from launcher.remote.node import Node
+
+
+@pytest.fixture
+def behind(sshd: Server) -> Callable[..., tuple[Sshd, Sshd, str]]:
+    """A machine, its jump host, and the jump host's name for a hosts file."""
+
+    def start(**options: str) -> tuple[Sshd, Sshd, str]:
+        jump = sshd(address="127.0.0.2", **options)
+        target = sshd(address="127.0.0.3")
+        jump.authorize(target.user_key)
+        return target, jump, f"127.0.0.2:{jump.port}"
+
+    return start
+
+
+def test_through_a_jump_host_on_another_port(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, jump, name = behind()
+    machine = node(target.host(proxy_jump=name))
+    data = bytes(range(256)) * 40_000
+    assert machine.run(["cat"], stdin=data).stdout == data
+    assert "Accepted publickey" in jump.log.read_text()
+    machine.close()
+    end = time.monotonic() + 10
+    while jump.descendants():
+        assert time.monotonic() < end, "the connection to the jump host stays"
+        time.sleep(0.05)
+
+
+def test_through_two_jump_hosts_of_the_config(
+    sshd: Server, node: NodeMaker, config: Config
+) -> None:
+    first, second, target = (sshd(address=f"127.0.0.{n}") for n in (2, 3, 4))
+    config(
+        "".join(
+            f"Host {name}\n  HostName {server.address}\n  Port {server.port}\n"
+            f"  IdentityFile {server.user_key}\n  IdentitiesOnly yes\n"
+            for name, server in (("first", first), ("second", second), ("target", target))
+        )
+        + "Host target\n  ProxyJump first,second\n"
+    )
+    machine = node(target.host(host="target", port=None, identity_file=None))
+    assert machine.run(["echo", "there"]).stdout == b"there\n"
+    assert all("Accepted publickey" in s.log.read_text() for s in (first, second, target))
+
+
+def test_many_machines_share_one_connection_to_the_jump_host(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, jump, name = behind(MaxStartups="1")
+    nodes = [node(target.host(proxy_jump=name)) for _ in range(6)]
+    threads = [threading.Thread(target=one.connect) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [one.run(["echo", "ok"]).stdout for one in nodes] == [b"ok\n"] * 6
+    assert jump.log.read_text().count("Accepted publickey") == 1
+    assert target.log.read_text().count("Accepted publickey") == 6
+    nodes[0].close()
+    assert nodes[1].run(["echo", "still"]).stdout == b"still\n"
+
+
+def test_a_jump_host_that_is_down_is_named(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, jump, name = behind()
+    jump.stop()
+    nodes = [node(target.host(proxy_jump=name)) for _ in range(3)]
+    for one in nodes:
+        message = why_not(one)
+        assert message.startswith("127.0.0.3: by way of jump host 127.0.0.2: connection refused")
+
+
+def test_a_jump_host_that_came_back_is_used_again(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, jump, name = behind()
+    machine = node(target.host(proxy_jump=name))
+    machine.connect()
+    jump.stop()
+    why_not(_when_lost(machine))
+    jump.start()
+    assert machine.run(["echo", "back"]).stdout == b"back\n"
+
+
+def test_a_jump_host_with_an_unknown_key_is_named(sshd: Server, node: NodeMaker) -> None:
+    jump, target = sshd(address="127.0.0.2", know=False), sshd(address="127.0.0.3")
+    jump.authorize(target.user_key)
+    message = why_not(node(target.host(proxy_jump=f"127.0.0.2:{jump.port}")))
+    assert "by way of jump host 127.0.0.2: its host key is unknown" in message
+    node(target.host(proxy_jump=f"127.0.0.2:{jump.port}", host_keys="accept-new")).connect()
+
+
+def test_a_machine_that_the_jump_host_cannot_reach(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, _, name = behind()
+    port = free_port()
+    message = why_not(node(target.host(proxy_jump=name, port=port)))
+    assert f"jump host 127.0.0.2 cannot reach 127.0.0.3:{port}" in message
+
+
+def test_a_jump_host_that_forwards_nothing(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, _, name = behind(AllowTcpForwarding="no")
+    message = why_not(node(target.host(proxy_jump=name)))
+    assert "jump host 127.0.0.2 may not forward" in message
+    assert "AllowTcpForwarding yes" in message
+
+
+def test_jump_hosts_that_go_round_in_circles(node: NodeMaker, config: Config, sshd: Server) -> None:
+    config("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    message = why_not(node(sshd().host(host="a", port=None)))
+    assert "round in circles" in message
+
+
+def _when_lost(machine: Node) -> Node:
+    with pytest.raises(HostUnreachable), machine.open(["sleep", "60"]) as stream:
+        stream.read(timeout=20)
+    return machine

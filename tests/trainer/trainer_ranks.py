@@ -63,10 +63,12 @@ def _enter(rank: int, count: int, store: str, log: str, env: dict[str, str]) -> 
     torch.set_num_threads(1)
 
 
-def _trainer(argv: Sequence[str], *entry: Any) -> None:
+def _trainer(argv: Sequence[str], first: Callable[[], None] | None, *entry: Any) -> None:
     _enter(*entry)
     from trainer.cli import main
 
+    if first:
+        first()
     sys.exit(main(list(argv)))
 
 
@@ -104,7 +106,9 @@ def on_ranks(folder: Path, count: int, do: Callable[..., Any], *args: Any) -> li
 
 
 class Job:
-    """A training of `count` ranks, started at once. `env` may differ by rank: a function of it."""
+    """A training of `count` ranks, started at once. `env` may differ by rank: a function of it.
+    `first` is called in every rank before the trainer, to break something.
+    """
 
     def __init__(
         self,
@@ -112,11 +116,11 @@ class Job:
         *flags: str,
         count: int = 1,
         env: Callable[[int], dict[str, str]] | None = None,
-        tiny: bool = True,
+        first: Callable[[], None] | None = None,
     ) -> None:
         self.out = out
         self.folder = _fresh(out.parent / f"{out.name}-logs")
-        argv = [*(TINY if tiny else ()), "--out", str(out), *flags]
+        argv = [*TINY, "--out", str(out), *flags]
         self.processes = []
         for rank in range(count):
             more = env(rank) if env else {}
@@ -127,7 +131,7 @@ class Job:
                 str(self.folder / f"log-{rank}"),
                 more,
             )
-            process = CONTEXT.Process(target=_trainer, args=(argv, *entry))
+            process = CONTEXT.Process(target=_trainer, args=(argv, first, *entry))
             process.start()
             self.processes.append(process)
 

@@ -1,0 +1,200 @@
+"""What goes wrong ends the job on all ranks alike, soon, with one clear line and its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_ranks import Job
+
+from trainer import ranks
+from trainer.errors import TrainerError
+
+
+def errors(job: Job) -> list[str]:
+    return [line for line in job.log().splitlines() if line.startswith("error: ")]
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks_as_diverged(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", "--lr", "1e30", "--warmup-epochs", "0", count=2)
+    assert job.codes() == [5, 5]
+    (line,) = errors(job)
+    assert "lower --lr" in line
+    assert job.status["state"] == "diverged"
+    assert job.status["step"] <= 5
+    assert job.metrics("end")[-1]["state"] == "diverged"
+
+
+def poison_one_label() -> None:
+    """On rank 1 only, the third step's loss is infinite."""
+    from trainer import loss
+
+    real = loss.loss_sum
+
+    def poisoned(t, net, x, y):
+        value = real(t, net, x, y)
+        return value * float("inf") if (t.ranks.rank, t.step) == (1, 2) else value
+
+    loss.loss_sum = poisoned
+
+
+def test_one_rank_diverging_is_all_ranks_diverging(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", count=2, first=poison_one_label)
+    assert job.codes() == [5, 5]
+    assert job.status["step"] == 3
+
+
+def flip_a_bit_on_rank_1() -> None:
+    from trainer import step
+
+    real = step.update
+
+    def update(t):
+        real(t)
+        if (t.ranks.rank, t.step) == (1, 3):
+            bits = t.parameters[1].data[:1].view(torch.int32)
+            bits ^= 1 << 10
+
+    step.update = update
+
+
+def test_replicas_that_differ_end_the_run_before_anything_is_saved(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", "--check-every", "2", count=2, first=flip_a_bit_on_rank_1)
+    assert job.codes() == [6, 6]
+    (line,) = errors(job)
+    assert "step 4" in line and "differ" in line
+    assert not (tmp_path / "run" / "ckpt").exists()
+    # Without the periodic check, saving notices.
+    late = Job(tmp_path / "late", "--check-every", "0", count=2, first=flip_a_bit_on_rank_1)
+    assert late.codes() == [6, 6]
+    assert "step 7" in errors(late)[0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_ends_the_others(tmp_path: Path, victim: int) -> None:
+    job = Job(tmp_path / "run", "--epochs", "200", "--global-batch", "15", count=3)
+    job.wait_for("train", step=3)
+    job.signal(victim, signal.SIGKILL)
+    codes = job.codes(timeout=15)
+    assert codes.pop(victim) == -signal.SIGKILL
+    assert codes == [1, 1]
+    assert all("lost contact with another rank" in line for line in errors(job))
+    if victim != 0:
+        assert job.status["state"] == "failed"
+        assert "lost contact" in job.status["reason"]
+
+
+def test_a_frozen_rank_ends_the_others_within_the_timeout(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", "--epochs", "200", "--timeout", "3", count=2)
+    job.wait_for("train", step=3)
+    began = time.monotonic()
+    job.signal(1, signal.SIGSTOP)
+    try:
+        job.processes[0].join(15)
+        assert job.processes[0].exitcode == 1, job.log()
+        assert time.monotonic() - began < 10
+    finally:
+        job.signal(1, signal.SIGKILL)
+    assert "lost contact" in job.status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--global-batch", "15"), 2, "does not divide"),
+        (("--global-batch", "16", "--grad-accum-steps", "5"), 2, "does not divide"),
+        (("--canonical-shards", "3"), 2, "does not divide by 2 ranks"),
+        (("--device", "cuda"), 2, "no GPU here"),
+        (("--model", "resnet9"), 2, "resnet9"),
+        (("--data", "/nowhere"), 3, "/nowhere"),
+        (("--resume", "/nowhere"), 4, "/nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_from_one_rank(
+    tmp_path: Path, flags: tuple[str, ...], code: int, words: str
+) -> None:
+    if flags[0] == "--device" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    job = Job(tmp_path / "run", *flags, count=2)
+    assert job.codes(timeout=20) == [code, code]
+    (line,) = errors(job)
+    assert words in line
+    assert "Traceback" not in job.log()
+    assert job.status["state"] == "failed"
+    assert words in job.status["reason"]
+
+
+def test_images_missing_on_one_rank_only(tmp_path: Path) -> None:
+    job = Job(
+        tmp_path / "run",
+        count=2,
+        first=lose_the_images,
+    )
+    assert job.codes() == [3, 3]
+    (line,) = errors(job)
+    assert line.startswith("error: rank 1 on ") and "/lost" in line
+
+
+def lose_the_images() -> None:
+    if os.environ["RANK"] == "1":
+        from trainer import begin
+        from trainer.errors import DataError
+
+        def load(config, device):
+            raise DataError("/lost: no such folder")
+
+        begin.load_dataset = load
+
+
+def other_images_on_rank_1() -> None:
+    from trainer import begin, data
+
+    def load(config, device):
+        images = data.load_dataset(config, device)
+        images.fingerprint += os.environ["RANK"]
+        return images
+
+    begin.load_dataset = load
+
+
+def test_other_images_on_one_rank(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", count=2, first=other_images_on_rank_1)
+    assert job.codes() == [3, 3]
+    assert "rank 1 has other images" in errors(job)[0]
+
+
+def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    job = Job(tmp_path / "file", count=2)
+    assert job.codes() == [1, 1]
+    (line,) = errors(job)
+    assert "cannot write to" in line and "another --out" in line
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ranks, "JOIN_TIMEOUT", 1)
+    env = {"RANK": "0", "WORLD_SIZE": "3", "TRAINER_STORE": str(tmp_path / "store")}
+    me = ranks.identity(env, torch.device("cpu"))
+    with pytest.raises(TrainerError, match="ranks 1, 2 did not come within 1 s"):
+        ranks.join(me, env, 30, None)
+
+
+def test_an_unexpected_error_tells_status_json(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", first=break_the_loop)
+    assert job.codes() == [1]
+    assert job.status["state"] == "failed"
+    assert "a bug" in job.status["reason"]
+    assert "Traceback" in job.log()
+
+
+def break_the_loop() -> None:
+    from trainer import train
+
+    def broken(t, order):
+        raise KeyError("a bug")
+
+    train.train_step = broken

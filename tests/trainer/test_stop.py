@@ -1,0 +1,109 @@
+"""A signal to any one rank saves the same step everywhere; resuming loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from trainer_ranks import Job, metrics, newest_state, same
+
+from trainer import checkpoint
+from trainer.signals import ECHO, StopRequest
+
+LONG = ("--epochs", "40")  # 280 steps: never over before the signal comes
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_sigterm_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, rank: int) -> None:
+    job = Job(tmp_path / "run", *LONG, "--global-batch", "15", count=3)
+    job.wait_for("train", step=4)
+    job.signal(rank)
+    assert job.codes(timeout=20) == [75, 75, 75]
+    status = job.status
+    assert status["state"] == "preempted"
+    assert status["reason"] == f"SIGTERM on rank {rank}"
+    assert status["checkpoint"] == f"ckpt/step-{status['step']:08d}"
+    saved = checkpoint.verify(tmp_path / "run" / status["checkpoint"])
+    assert saved.step == job.metrics("train")[-1]["step"] >= 4
+    assert metrics(tmp_path / "run")[-1]["state"] == "preempted"
+
+
+def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path: Path) -> None:
+    flags = ("--epochs", "6", "--grad-accum-steps", "2")
+    whole = Job(tmp_path / "whole", *flags, count=2).done()
+    part = Job(tmp_path / "part", *flags, count=2)
+    part.wait_for("train", step=9)
+    part.signal(1, signal.SIGUSR1)
+    assert part.codes() == [75, 75]
+    again = Job(tmp_path / "part", *flags, "--resume", "auto", count=2).done()
+    assert same(newest_state(whole.out), newest_state(again.out))
+    assert [m["step"] for m in again.metrics("train")] == list(range(1, 43))
+
+    def numbers(job: Job) -> list[object]:
+        return [(m["step"], m["correct1"], m["loss"]) for m in job.metrics("eval")]
+
+    assert numbers(again) == numbers(whole)
+
+
+def test_a_signal_during_evaluation_saves_and_evaluates_again_on_resume(tmp_path: Path) -> None:
+    flags = ("--epochs", "1", "--eval-batch-size", "1", "--synthetic-test", "3000")
+    job = Job(tmp_path / "run", *flags, count=2)
+    job.wait_for("train", step=7)  # the last step: 3,000 blocks of evaluation follow
+    job.signal(1)
+    assert job.codes() == [75, 75]
+    assert not job.metrics("eval")
+    meta = json.loads((tmp_path / "run" / job.status["checkpoint"] / "meta.json").read_text())
+    assert (meta["step"], meta["eval_pending"]) == (7, True)
+    again = Job(tmp_path / "run", *flags, "--resume", "auto", count=2).done()
+    (evaluation,) = again.metrics("eval")
+    assert (evaluation["step"], evaluation["n"]) == (7, 3000)
+    assert len(again.metrics("train")) == 7
+    assert (tmp_path / "run" / "epoch_1.pth").is_file()
+
+
+def test_the_echo_of_a_signal_does_not_kill(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", *LONG, count=2)
+    job.wait_for("train", step=2)
+    for _ in range(3):
+        for rank in (0, 1):  # a terminal signals all, and torchrun signals all again
+            if job.processes[rank].exitcode is None:
+                job.signal(rank, signal.SIGINT)
+    assert job.codes() == [75, 75]
+    assert job.status["state"] == "preempted"
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    child = os.fork()
+    if child == 0:
+        stop = StopRequest()
+        stop.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not stop:
+            os._exit(1)
+        stop.since -= ECHO + 1  # as if that had been a while ago
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 143
+
+
+def test_under_torchrun_an_orderly_stop_is_exit_code_0(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", *LONG, count=2, env=lambda rank: {"TORCHELASTIC_RUN_ID": "x"})
+    job.wait_for("train", step=2)
+    job.signal(1)
+    assert job.codes() == [0, 0]
+    assert job.status["state"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [("3st", [3, 6, 9, 12, 14]), ("2ep", [14]), ("0", [14])]
+)
+def test_save_every(tmp_path: Path, every: str, steps: list[int]) -> None:
+    job = Job(tmp_path / "run", "--save-every", every, "--keep", "9", count=2).done()
+    assert [m["step"] for m in job.metrics("checkpoint")] == steps
+    assert [p.name for p in checkpoint.folders(tmp_path / "run")][::-1] == [
+        f"step-{step:08d}" for step in steps
+    ]

@@ -1,0 +1,18 @@
+# Any base with Python and torch serves; the trainer is one small layer on top, and the build needs no
+# network when the base is here:
+#   docker build -t ddpctl-trainer .
+#   docker build -t ddpctl-trainer --build-arg BASE_IMAGE=ddpctl-cpu-base .
+ARG BASE_IMAGE=pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime
+FROM ${BASE_IMAGE}
+
+LABEL org.opencontainers.image.title="ddpctl-trainer" \
+      org.opencontainers.image.description="DDP training of ResNets; started on every host by ddpctl" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# `python -m trainer` finds it from any folder, as any user, whatever PYTHONPATH a job sets
+RUN python3 -c "import pathlib, sysconfig; site = pathlib.Path(sysconfig.get_path('purelib')); \
+site.mkdir(parents=True, exist_ok=True); (site / 'ddpctl.pth').write_text('/opt/ddpctl\n')"
+WORKDIR /workspace
+CMD ["python3", "-m", "trainer", "--help"]
+
+COPY trainer /opt/ddpctl/trainer

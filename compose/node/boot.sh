@@ -1,0 +1,23 @@
+#!/bin/sh
+# Boots a simulated host: keys from /keys, sshd on ports 22 and 2222, dockerd in a cgroup of its own.
+set -eu
+
+for home in /root /home/ddp; do
+    install -m 600 -o "$(stat -c %u "$home")" /keys/authorized_keys "$home/.ssh/authorized_keys"
+done
+install -m 600 /keys/ssh_host_ed25519_key /etc/ssh/ssh_host_ed25519_key
+ssh-keygen -y -f /etc/ssh/ssh_host_ed25519_key >/etc/ssh/ssh_host_ed25519_key.pub
+/usr/sbin/sshd -p 22 -p 2222 -o UseDNS=no -o PasswordAuthentication=no -E /var/log/sshd.log
+
+start_dockerd() {
+    # pid files that a killed daemon left behind stop the next one
+    rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid
+    dockerd --storage-driver overlay2 --bridge=none --iptables=false \
+        --cgroup-parent="/$(hostname)" >>/var/log/dockerd.log 2>&1 &
+}
+
+# PID 1 keeps the host up while dockerd comes and goes: /run/dockerd.off keeps it away
+while :; do
+    if [ ! -e /run/dockerd.off ] && ! pgrep -x dockerd >/dev/null; then start_dockerd; fi
+    sleep 0.5
+done

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push.certificate import one_time_pair
-from launcher.push.relay import Damaged, Relay, Stage, feed, outcome
+from launcher.push.relay import Relay, Stage, feed, outcome
 from launcher.push.send import END_TIMEOUT, Journey, Parcel, attempt
 from launcher.remote.node import Node
 
@@ -59,11 +59,6 @@ class Chain:
         for relay in self._relays:
             relay.close()
 
-    def send(self, parcel: Parcel, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-        """Waits for all. Gives the hosts that do not have it, and why."""
-        transit = self.put(parcel, nodes)
-        return self.settle(transit)
-
     def put(self, parcel: Parcel, nodes: Sequence[Node]) -> Transit:
         """Starts a parcel on its way; `settle` waits for it."""
         row = [relay for relay in self._relays if relay.node in nodes]
@@ -82,6 +77,7 @@ class Chain:
         return transit
 
     def settle(self, transit: Transit) -> dict[Node, DdpctlError]:
+        """Waits for all. Gives the hosts that do not have it, and why."""
         last_change, seen = time.monotonic(), -1
         while True:
             with self._news:
@@ -250,6 +246,3 @@ class Chain:
             if other is not slow and other not in transit.fed and not transit.stages[other].over:
                 upstreams = self._upstreams(transit, other)
                 self._tell(other, op="from", id=transit.name, upstreams=upstreams)
-
-
-__all__ = ["Chain", "Damaged", "Transit"]

@@ -38,6 +38,7 @@ class Image:
     layers: tuple[str, ...]  # diffIDs
     repo_digests: tuple[str, ...]
     fingerprint: str
+    architecture: str = "amd64"
 
     def same_as(self, other: Image) -> bool:
         return (
@@ -80,6 +81,7 @@ def parse_image(inspected: dict[str, Any]) -> Image:
         layers=layers,
         repo_digests=tuple(inspected.get("RepoDigests") or ()),
         fingerprint=json.dumps(told, sort_keys=True),
+        architecture=inspected.get("Architecture") or "amd64",
     )
 
 

@@ -9,21 +9,29 @@ from functools import partial
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Host
 from launcher.push.host import HostState, Image, docker_says, parse_image
+from launcher.push.layers import LOAD, Layers, NoLayers, partial_ids, tagged
 from launcher.push.send import Journey, Parcel, attempt
 from launcher.push.sender import Sender
 from launcher.remote.node import Node
 
 PULL_TIMEOUT = 3600.0  # seconds
 DOCKER_TIMEOUT = 120.0
+PATIENCE = 1.5  # seconds to see whether there is little to send
 
 # Prove that an image is whole: an engine may take one that lacks layers and only fail to start it.
-# $1 what to start it by, $2 the tag it shall have
+# $1 what to start it by; the others: images that were made on the way
 VERIFY = r"""
 made=$(docker create --network none --entrypoint /bin/true "$1") || exit 1
 docker rm -f "$made" >/dev/null
-[ -z "$2" ] || docker tag "$1" "$2"
-docker image inspect --format '{{json .}}' "$1"
+docker image inspect --format '{{json .}}' "$1" || exit 1
+shift
+[ $# -eq 0 ] || docker rmi "$@" >/dev/null 2>&1
+exit 0
 """
+
+HAVE = "docker image ls -aq --no-trunc | sort -u | " + (
+    "xargs -r docker image inspect --format '{{json .RootFS.Layers}}'"
+)
 
 
 class Launcher:
@@ -67,49 +75,112 @@ def push_image(
             journey.hosts[node].layers_skipped += len(state.image.layers)
         else:
             without.append(node)
-    if not without:
-        return found, {}
     if here is None:
         return _pull(name, found, without, journey)
+    if not without:
+        return found, {}
     for node in without:
         old = states[node].image
         if old is not None:
             journey.say(f"{node.name}: {name} was another image there ({old.id[:19]}); updating it")
-    failures = _send(name, here, without, sender, journey)
-    arrived = [node for node in without if node not in failures]
-    verified, wrong = attempt(arrived, partial(_verify, name=name, here=here))
+    sending = _Sending(name, here, sender, journey)
+    verified, failures = sending.run(without)
     for node in verified:
         old = states[node].image
         journey.hosts[node].image = "updated" if old is not None else "sent"
-    return {**found, **verified}, {**failures, **wrong}
+    return {**found, **verified}, failures
 
 
-def _send(
-    name: str, here: Image, nodes: Sequence[Node], sender: Sender, journey: Journey
-) -> dict[Node, DdpctlError]:
-    """All layers in one stream, as the engine saves them."""
-    launcher = Launcher()
-    parcel = Parcel("image", ("docker", "load", "-q"), 0, partial(launcher.save, name))
-    failures = sender.send(parcel, nodes)
-    for node in nodes:
-        if node not in failures:
-            journey.hosts[node].layers_sent += len(here.layers)
-    return failures
+class _Sending:
+    """From the engine of this machine to hosts that have another image, or none."""
+
+    def __init__(self, name: str, here: Image, sender: Sender, journey: Journey) -> None:
+        self.name, self.here = name, here
+        self.sender, self.journey = sender, journey
+        self.local = Launcher()
+        self.refs = [name] if tagged(name) else [here.id]
+        self.made = partial_ids(here)  # images without a name that layers come as
+
+    def run(self, nodes: Sequence[Node]) -> tuple[dict[Node, Image], dict[Node, DdpctlError]]:
+        there, failures = attempt(nodes, self._layers_there)
+        if there:
+            failures |= self._send(list(there), min(there.values()))
+        images, wrong = attempt([node for node in there if node not in failures], self._verify)
+        for error in wrong.values():
+            self.journey.say(f"{error}; all of its layers are sent there now")
+        failures |= self._save(list(wrong))
+        again = [node for node in wrong if node not in failures]
+        mended, broken = attempt(again, self._verify)
+        return {**images, **mended}, {**failures, **broken}
+
+    def _layers_there(self, node: Node) -> int:
+        """How many of the first layers a host has: only those can be left out."""
+        done = node.run(["sh", "-c", HAVE], timeout=DOCKER_TIMEOUT)
+        if done.code != 0:
+            raise docker_says(node.name, done.stderr.decode(errors="replace"))
+        images = [json.loads(line) or [] for line in done.stdout.splitlines()]
+        return max((_common(self.here.layers, layers) for layers in images), default=0)
+
+    def _send(self, nodes: Sequence[Node], first: int) -> dict[Node, DdpctlError]:
+        layers = Layers(self.local.node, self.name, self.here, first)
+        try:
+            failures = self.sender.send_all(
+                self._parcels(layers), nodes, layers.total(patience=PATIENCE)
+            )
+        except NoLayers as error:
+            self.journey.say(f"{self.name}: sent whole, not by layers: {error}")
+            return self._save(nodes)
+        finally:
+            layers.close()
+        for node in nodes:
+            if node not in failures:
+                self.journey.hosts[node].layers_sent += len(self.here.layers) - first
+                self.journey.hosts[node].layers_skipped += first
+        return failures
+
+    def _parcels(self, layers: Layers) -> Iterator[Parcel]:
+        for archive in layers.archives():
+            if archive.whole:
+                self.refs += [ref for ref in archive.image_ids if not tagged(self.name)]
+            else:
+                self.made.update(archive.image_ids)
+            yield archive.parcel()
+
+    def _save(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+        """All layers in one stream, as the engine saves them."""
+        if not nodes:
+            return {}
+        parcel = Parcel("image", LOAD, 0, partial(self.local.save, self.name))
+        failures = self.sender.send(parcel, nodes)
+        for node in nodes:
+            if node not in failures:
+                self.journey.hosts[node].layers_sent = len(self.here.layers)
+                self.journey.hosts[node].layers_skipped = 0
+        return failures
+
+    def _verify(self, node: Node) -> Image:
+        said = ""
+        for ref in self.refs:
+            argv = ["sh", "-c", VERIFY, "sh", ref, *sorted(self.made)]
+            done = node.run(argv, timeout=DOCKER_TIMEOUT)
+            if done.code == 0:
+                return self._expected(node, parse_image(json.loads(done.stdout.splitlines()[0])))
+            said = done.stderr.decode(errors="replace")
+        raise docker_says(node.name, said)
+
+    def _expected(self, node: Node, image: Image) -> Image:
+        if image.layers and not image.same_as(self.here):
+            raise PushFailed(
+                f"{node.name}: {self.name} there is not the image that was sent; somebody else "
+                "may have tagged another one meanwhile"
+            )
+        return image
 
 
-def _verify(node: Node, *, name: str, here: Image) -> Image:
-    by_content = "@" in name or name.startswith("sha256:")
-    ref = here.id if by_content else name
-    done = node.run(["sh", "-c", VERIFY, "sh", ref, ""], timeout=DOCKER_TIMEOUT)
-    if done.code != 0:
-        raise docker_says(node.name, done.stderr.decode(errors="replace"))
-    image = parse_image(json.loads(done.stdout.splitlines()[-1]))
-    if not image.same_as(here):
-        raise PushFailed(
-            f"{node.name}: {name} there is not the image that was sent; somebody else may have "
-            "tagged another one meanwhile: push again"
-        )
-    return image
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _pull(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from launcher.errors import DdpctlError
-from launcher.push.chain import Chain, Damaged
+from launcher.push.chain import Chain, Transit
 from launcher.push.host import HostState
+from launcher.push.relay import Damaged
 from launcher.push.send import Journey, Parcel, send_directly
 from launcher.remote.node import Node
 
-WORTH_IT = 8 << 20  # bytes; agents take about a second to start
+WORTH_IT = 16 << 20  # bytes that the uplink is spared; agents take about a second to start
 
 
 class Sender:
@@ -31,43 +32,113 @@ class Sender:
 
     def send(self, parcel: Parcel, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         """Gives the hosts that did not get it, and why."""
-        row = self._row(parcel, nodes)
+        return self.send_all([parcel], nodes, parcel.size or None)
+
+    def send_all(
+        self, parcels: Iterable[Parcel], nodes: Sequence[Node], size: int | None
+    ) -> dict[Node, DdpctlError]:
+        """Parcels that each host takes in this order; one that it refuses is its last.
+
+        `size` is of all together, in bytes; None when nobody knows yet.
+        """
+        row = self._row(size, nodes)
         rest = [node for node in nodes if node not in row]
+        if not row:
+            return self._directly(parcels, rest)
+        seen = _Seen(parcels)
         failures: dict[Node, DdpctlError] = {}
+        errors: list[DdpctlError] = []
 
         def directly() -> None:
-            failures.update(send_directly(parcel, rest, self._journey))
+            try:
+                failures.update(self._directly(seen, rest))
+            except DdpctlError as error:
+                errors.append(error)
 
         beside = threading.Thread(target=directly)
         beside.start()
-        if self._chain is not None and row:
-            arrived = self._chain.send(parcel, row)
-            failures.update(self._again(parcel, arrived))
-        beside.join()
+        try:
+            failures.update(self._through(seen, row))
+        finally:
+            beside.join()
+        if errors:
+            raise errors[0]
         return failures
 
     def close(self) -> None:
         if self._chain is not None:
             self._chain.close()
 
-    def _row(self, parcel: Parcel, nodes: Sequence[Node]) -> list[Node]:
-        """The hosts that relay this parcel, [] where that does not pay."""
+    def _row(self, size: int | None, nodes: Sequence[Node]) -> list[Node]:
+        """The hosts that relay, [] where that does not pay."""
         able = [node for node in nodes if node in self._addresses]
-        if len(able) < 2 or 0 < parcel.size < WORTH_IT:
+        if len(able) < 2 or (size is not None and size * (len(able) - 1) < WORTH_IT):
             return []
         if self._chain is None:
-            self._chain = Chain(
-                [(node, self._addresses[node]) for node in self._addresses], self._journey
-            )
+            row = [(node, address) for node, address in self._addresses.items()]
+            self._chain = Chain(row, self._journey)
             cannot = self._chain.start()
             self._in_chain = {node for node in self._addresses if node not in cannot}
         able = [node for node in able if node in self._in_chain]
         return able if len(able) > 1 else []
 
-    def _again(self, parcel: Parcel, failures: dict[Node, DdpctlError]) -> dict[Node, DdpctlError]:
-        """What was damaged on the way goes once more, without other hosts in between."""
-        damaged = [node for node, error in failures.items() if isinstance(error, Damaged)]
-        for node in damaged:
-            self._journey.say(f"{failures[node]} on the way; it is sent once more, from here")
-            del failures[node]
-        return failures | send_directly(parcel, damaged, self._journey)
+    def _directly(
+        self, parcels: Iterable[Parcel], nodes: Sequence[Node]
+    ) -> dict[Node, DdpctlError]:
+        failures: dict[Node, DdpctlError] = {}
+        for parcel in parcels:
+            left = [node for node in nodes if node not in failures]
+            failures |= send_directly(parcel, left, self._journey)
+        return failures
+
+    def _through(self, parcels: Iterable[Parcel], row: Sequence[Node]) -> dict[Node, DdpctlError]:
+        """From host to host; what was damaged on the way is sent once more, directly."""
+        assert self._chain is not None
+        sent: list[tuple[Parcel, Transit]] = []
+        try:
+            for parcel in parcels:
+                sent.append((parcel, self._chain.put(parcel, row)))
+        finally:
+            first: dict[Node, tuple[int, DdpctlError]] = {}
+            for number, (_, transit) in enumerate(sent):
+                for node, error in self._chain.settle(transit).items():
+                    first.setdefault(node, (number, error))
+        failures: dict[Node, DdpctlError] = {}
+        for node, (number, error) in first.items():
+            if isinstance(error, Damaged):
+                self._journey.say(f"{error} on the way; it is sent once more, from here")
+                again = [parcel for parcel, _ in sent[number:]]
+                failures |= self._directly(again, [node])
+            else:
+                failures[node] = error
+        return failures
+
+
+class _Seen:
+    """Parcels that come one by one, for more than one reader."""
+
+    def __init__(self, parcels: Iterable[Parcel]) -> None:
+        self._source, self._seen = iter(parcels), list[Parcel]()
+        self._error: DdpctlError | None = None
+        self._turn = threading.Lock()
+
+    def __iter__(self) -> Iterator[Parcel]:
+        at = 0
+        while (parcel := self._get(at)) is not None:
+            yield parcel
+            at += 1
+
+    def _get(self, at: int) -> Parcel | None:
+        with self._turn:
+            if self._error is not None:
+                raise self._error
+            if at == len(self._seen):
+                try:
+                    parcel = next(self._source, None)
+                except DdpctlError as error:
+                    self._error = error
+                    raise
+                if parcel is None:
+                    return None
+                self._seen.append(parcel)
+            return self._seen[at]

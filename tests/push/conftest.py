@@ -53,10 +53,11 @@ Machines = Callable[..., list[Machine]]
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
-    """machines(3): so many hosts; path: what their PATH is."""
+    """machines(3): so many hosts; path: what their PATH is; others: more of their environment."""
     made: list[Machine] = []
 
-    def start(count: int, *, path: str = "/usr/bin:/bin") -> list[Machine]:
+    def start(count: int, *, path: str = "/usr/bin:/bin", **others: str) -> list[Machine]:
+        more = [f"{key}={value}" for key, value in others.items()]
         for _ in range(count):
             number = len(made)
             folder = tmp_path / f"host{number}"
@@ -65,7 +66,7 @@ def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
                 tmp_path / f"sshd{number}",
                 home,
                 address=f"127.0.0.{number + 1}",
-                options={"SetEnv": f"HOME={folder} PATH={path}"},
+                options={"SetEnv": " ".join([f"HOME={folder} PATH={path}", *more])},
             )
             server.know()
             server.start()

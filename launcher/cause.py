@@ -223,7 +223,8 @@ def _finished_early(node: NodeEvidence, time: float, event: dict[str, Any]) -> S
 
 
 def _we_did_it(event: dict[str, Any]) -> bool:
-    return bool(event.get("stopping")) and event.get("signal") in STOPPED_BY_US
+    unseen = event.get("exit_code") is None  # torchrun takes its rank's code at once as it stops
+    return bool(event.get("stopping")) and (unseen or event.get("signal") in STOPPED_BY_US)
 
 
 def _what(

@@ -471,8 +471,10 @@ class Ranks:
         """They are about to start: torchrun has made the place for their logs."""
         return not self.by_local_rank and bool(os.listdir(log_folder))
 
-    def failed(self) -> bool:
-        return any(rank.exit_code for rank in self.by_local_rank.values())
+    def failed(self) -> List[Rank]:
+        """The first to fail first."""
+        failed = [rank for rank in self.by_local_rank.values() if rank.exit_code]
+        return sorted(failed, key=lambda rank: rank.exited or 0.0)
 
 
 # --- evidence ------------------------------------------------------------------------------------
@@ -745,7 +747,7 @@ class Member(Gang):
             if link.ready and not was_ready:
                 self._told = None  # so that the next turn introduces this node
         except Refused as error:
-            self.journal.event("refused", peer=self.spec["hosts"][0], message=str(error))
+            self.journal.event("refused", message=str(error))
             self._broke()
             return
         except OSError:
@@ -863,9 +865,8 @@ class Hub(Gang):
         try:
             messages = link.receive()
         except Refused as error:
-            self.journal.event("refused", peer=str(link.sock.getpeername()[0]), message=str(error))
-            self._strangers = [other for other in self._strangers if other is not link]
-            self.drop(link)
+            self.journal.event("refused", message=str(error))
+            self._broke(link)
             return
         except OSError:
             self._broke(link)
@@ -1203,6 +1204,7 @@ class Supervisor:
             if rank.fd is not None:
                 self.selector.register(rank.fd, selectors.EVENT_READ, self.hear_exit)
         if found:
+            self.activity.output()
             known = self.ranks.by_local_rank.values()
             self.journal.event("ranks", pids={str(rank.rank): rank.pid for rank in known})
 
@@ -1236,6 +1238,8 @@ class Supervisor:
         self.meet_ends()
         self.logs.finish()
         self.torchrun.finish()
+        for rank in self.ranks.failed()[:1]:
+            self.stop(self.cause("rank-failed", how_it_ended(rank.exit_code), rank))
         if code and self.reason is None:
             last = self.torchrun.last.decode(errors="replace").rstrip("\n").split("\n")
             why = self.cause("torchrun", "torchrun %s" % how_it_ended(code))
@@ -1378,9 +1382,9 @@ def signal_name(code: Optional[int]) -> Optional[str]:
         return "signal %d" % -code
 
 
-def how_it_ended(code: int) -> str:
+def how_it_ended(code: Optional[int]) -> str:
     name = signal_name(code)
-    return "was killed by %s" % name if name else "exited with code %d" % code
+    return "was killed by %s" % name if name else "exited with code %s" % code
 
 
 def listen_for_signals() -> socket.socket:

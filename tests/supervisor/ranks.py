@@ -24,10 +24,27 @@ def main() -> None:
     if deed == "gentle":
         signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(0)))
     print("working", flush=True)
-    if rest and int(rest[0]) == ME:
+    if rest and int(rest[0]) == ME and deed != "finish":
         time.sleep(0.5)
         misbehave(deed)
-    time.sleep(120)
+    if deed == "finish":
+        finish(rest)
+        return
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if deed == "chatter":
+            print("still here", flush=True)
+        time.sleep(0.2)
+
+
+def finish(rest: list[str]) -> None:
+    """The rank that is named works on for three seconds and can be seen to do so."""
+    if int(rest[0]) != ME:
+        return
+    with Path(os.devnull).open("wb", buffering=0) as disk:
+        for _ in range(30):
+            disk.write(b"x" * 200_000)
+            time.sleep(0.1)
 
 
 def misbehave(deed: str) -> None:

@@ -73,6 +73,7 @@ def _report(error: TrainerError) -> None:
     """One rank speaks. The others give it time to: torchrun ends all ranks when the first ends."""
     rank = os.environ.get("RANK", "0")
     if rank == "0" or error.everyone:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()
     else:
         time.sleep(1)

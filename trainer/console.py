@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from typing import Any
 
@@ -13,7 +14,8 @@ from trainer.state import Training
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    sys.stdout.write(text + "\n")  # one write: print's two may be torn apart by another rank's
+    sys.stdout.flush()
 
 
 class Progress:

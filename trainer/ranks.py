@@ -182,7 +182,8 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> dist.Store:
         )
     rendezvous = dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
     store, _, _ = next(rendezvous)
-    return store
+    # torchrun's agent keeps one store through its restarts; what a dead rank left must not be read.
+    return dist.PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _exchange(ranks: Ranks, store: dist.Store, fact: dict[str, Any]) -> list[dict[str, Any]]:

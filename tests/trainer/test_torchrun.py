@@ -1,0 +1,139 @@
+"""Under real torchrun, and alone: start, stop, crash and restart, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from trainer_ranks import LEAKS, RANK_NAMES, TINY, metrics, newest_state, same
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TRAINER = ["-m", "trainer", *TINY]
+
+
+def start(command: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LEAKS) and k not in RANK_NAMES}
+    env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*command, "--out", str(out), *more],
+        env=env,
+        cwd=out.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
+    try:
+        text, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return process.returncode, text
+
+
+def status(out: Path) -> dict[str, object]:
+    return dict(json.loads((out / "status.json").read_text()))
+
+
+def rank_pids(out: Path, process: subprocess.Popen[str], step: int) -> dict[int, int]:
+    """Process ids by rank from the start-up lines, once training has reached `step`."""
+    deadline, text = time.monotonic() + 60, ""
+    assert process.stdout
+    while time.monotonic() < deadline and len(re.findall(r"pid (\d+)", text)) < 2:
+        text += process.stdout.readline()
+    while not any(m["kind"] == "train" and m["step"] >= step for m in metrics(out)):
+        assert process.poll() is None and time.monotonic() < deadline, text
+        time.sleep(0.01)
+    return {int(r): int(p) for r, p in re.findall(r"rank (\d)/2, .*pid (\d+)", text)}
+
+
+def test_trains_to_the_end_and_one_line_per_event_is_written(tmp_path: Path) -> None:
+    code, text = finish(start([*TORCHRUN, *TRAINER], tmp_path / "run"))
+    assert code == 0, text
+    assert status(tmp_path / "run")["state"] == "completed"
+    assert len(re.findall(r"^rank \d/2, node 0/1, .* backend gloo", text, re.M)) == 2
+    assert text.count("epoch 2  test: top-1") == 1
+    steps = [m["step"] for m in metrics(tmp_path / "run") if m["kind"] == "train"]
+    assert steps == list(range(1, 15))
+    # Rank 1 wrote nothing, and everything is where it should be.
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    wanted = {"ckpt", "metrics.jsonl", "status.json", "epoch_1.pth", "epoch_2.pth", "best.pth"}
+    assert names == wanted
+
+
+def test_sigterm_to_one_rank_is_an_orderly_end_of_the_job(tmp_path: Path) -> None:
+    process = start([*TORCHRUN, *TRAINER], tmp_path / "run", "--epochs", "500")
+    os.kill(rank_pids(tmp_path / "run", process, 3)[1], signal.SIGTERM)
+    code, text = finish(process, timeout=30)
+    assert code == 0, text
+    assert status(tmp_path / "run")["state"] == "preempted"
+    assert status(tmp_path / "run")["reason"] == "SIGTERM on rank 1"
+
+
+def test_sigterm_to_torchrun_saves_too(tmp_path: Path) -> None:
+    process = start([*TORCHRUN, *TRAINER], tmp_path / "run", "--epochs", "500")
+    rank_pids(tmp_path / "run", process, 3)
+    process.send_signal(signal.SIGTERM)
+    finish(process, timeout=30)  # torchrun's own code is not 0 here
+    found = status(tmp_path / "run")
+    assert found["state"] == "preempted"
+    assert (tmp_path / "run" / str(found["checkpoint"])).is_dir()
+
+
+def test_a_killed_rank_and_torchruns_restart_resume_to_the_same_weights(tmp_path: Path) -> None:
+    flags = ("--epochs", "30", "--save-every", "5st")
+    process = start([*TORCHRUN, "--max-restarts", "1", *TRAINER], tmp_path / "run", *flags)
+    os.kill(rank_pids(tmp_path / "run", process, 12)[1], signal.SIGKILL)
+    code, text = finish(process)
+    assert code == 0, text
+    assert "resumed from ckpt/step-" in text
+    steps = [m["step"] for m in metrics(tmp_path / "run") if m["kind"] == "train"]
+    assert steps == list(range(1, 211))
+    code, text = finish(start([sys.executable, *TRAINER, "--spawn", "2"], tmp_path / "w", *flags))
+    assert code == 0, text
+    assert same(newest_state(tmp_path / "run"), newest_state(tmp_path / "w"))
+
+
+def test_a_mistake_is_one_line_whoever_starts_it(tmp_path: Path) -> None:
+    for command, wanted in (
+        (TORCHRUN, 1),  # torchrun makes any failure 1
+        ([sys.executable], 3),
+    ):
+        more = ("--data", "/nowhere", *(() if command is TORCHRUN else ("--spawn", "2")))
+        code, text = finish(start([*command, *TRAINER], tmp_path / "run", *more))
+        assert code == wanted, text
+        lines = [line for line in text.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1 and "/nowhere" in lines[0], text
+        assert status(tmp_path / "run")["state"] == "failed"
+
+
+def test_alone_and_spawned_stop_with_75(tmp_path: Path) -> None:
+    for more in ([], ["--spawn", "2"]):
+        out = tmp_path / f"run{len(more)}"
+        process = start([sys.executable, *TRAINER, *more], out, "--epochs", "500")
+        deadline = time.monotonic() + 60
+        while not any(m["kind"] == "train" for m in metrics(out)):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        code, text = finish(process, timeout=30)
+        assert code == 75, text
+        assert "SIGINT" in str(status(out)["reason"])
+
+
+def test_help_and_mistakes_do_not_import_torch(tmp_path: Path) -> None:
+    for argv in (["--help"], ["--bogus"], ["--print-config"]):
+        code = "import sys; from trainer.cli import main\ntry: main(sys.argv[1:])\n"
+        code += "except SystemExit: pass\nassert 'torch' not in sys.modules"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr

@@ -177,13 +177,15 @@ def preflight(
 ) -> Cluster:
     """The cluster with the addresses that the hosts reach each other by.
 
-    Warnings are said. Raises PreflightError with every failure, before anything is pushed.
+    Warnings are counted. Raises PreflightError with every failure, before anything is pushed.
     """
     with console.step(f"checking {len(nodes)} hosts"):
         survey = survey_hosts(nodes, cluster, facts)
-    for finding in survey.findings:
-        if finding.severity != "failure":
-            console.say(finding.line())
+    warnings = [finding for finding in survey.findings if finding.severity != "failure"]
+    for finding in warnings:
+        console.detail(finding.line())
+    if warnings and not survey.failures:
+        console.say(f"{len(warnings)} warnings; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         raise PreflightError("\n".join(finding.line() for finding in survey.failures))
     return survey.cluster

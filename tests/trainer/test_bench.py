@@ -1,0 +1,43 @@
+"""trainer bench: the table of modes, from real short trainings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer.bench import Result, Row, main, measured, table
+from trainer.errors import TrainerError
+
+TINY = (
+    *("--data", "synthetic", "--synthetic-train", "256", "--synthetic-test", "64"),
+    *("--model", "resnet8", "--width", "4", "--epochs", "1", "--global-batch", "64"),
+    *("--device", "cpu"),
+)
+
+
+def test_every_mode_is_trained_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "--ranks", "2", *TINY]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["name"] for row in rows] == ["DP", "DDP", "DP+AMP", "DDP+AMP"]
+    assert [row["ranks"] for row in rows] == [1, 2, 1, 2]
+    assert all(row["images_per_second"] > 0 and 0 <= row["top1"] <= 1 for row in rows)
+
+
+def test_a_mode_that_fails_says_why() -> None:
+    with pytest.raises(TrainerError, match="DP: exit code 2: .*--bn sync needs GPUs"):
+        main([*TINY, "--bn", "sync"])
+
+
+def test_the_median_interval_counts() -> None:
+    found = [
+        {"kind": "start", "global_batch": 100, "steps_per_epoch": 10},
+        *({"kind": "train", "img_s": speed} for speed in (10.0, 500.0, 520.0)),
+        {"kind": "eval", "top1": 0.5},
+    ]
+    assert measured(Row("x", 1, ()), found) == Result("x", 1, 2.0, 500.0, 0.5)
+
+
+def test_the_table_compares_with_its_first_row() -> None:
+    lines = table([Result("DP", 1, 20.0, 100.0, 0.9), Result("DDP", 2, 10.0, 200.0, 0.905)])
+    assert lines.splitlines()[2].split() == ["DDP", "2", "10.00", "200", "2.00", "90.50%"]

@@ -31,6 +31,7 @@ for d in /sys/class/net/*; do
   printf '%s %s %s %s %s\n' "$i" "$(cat "$d/mtu" 2>/dev/null)" "$(cat "$d/operstate" 2>/dev/null)" \
     "$(cat "$d/speed" 2>/dev/null || echo -1)" "$([ -d "$d/bridge" ] && echo bridge || echo plain)"
 done
+s network; cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/net
 s ibports
 for d in /sys/class/infiniband/*/ports/*; do
   [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
@@ -116,6 +117,7 @@ class Details:
     memory_available_kib: int = 0
     memlock: str = "unlimited"
     interfaces: tuple[Interface, ...] = ()
+    network: str = ""  # one network stack: two names of one machine have the same
     infiniband_ports: tuple[tuple[str, str], ...] = ()  # (device and port, state)
     infiniband_devices: tuple[str, ...] = ()
     resolved: str | None = None  # what the host's own name stands for there
@@ -155,6 +157,7 @@ def parse(text: str) -> Details:
         memory_available_kib=int(memory.get("MemAvailable", 0)),
         memlock=first("memlock") or "unlimited",
         interfaces=_interfaces(found.get("interfaces", [])),
+        network=" ".join(found.get("network", [])),
         infiniband_ports=_infiniband(found.get("ibports", [])),
         infiniband_devices=tuple(found.get("ibdevices", [])),
         resolved=first("resolved").partition(" ")[0].strip() or None,

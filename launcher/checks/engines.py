@@ -14,12 +14,14 @@ SLOW_STORAGE = ("vfs", "devicemapper")
 def check_ssh(machine: Machine) -> list[Finding]:
     if machine.ssh_error is None:
         return []
-    return [failure(machine.name, "ssh", *split(machine.ssh_error, machine.name))]
+    return [failure(machine.name, "ssh", *split(machine.ssh_error, machine.hosts[0].name))]
 
 
 def check_docker(machine: Machine) -> list[Finding]:
     if machine.docker_error is not None:
-        return [failure(machine.name, "docker", *split(machine.docker_error, machine.name))]
+        return [
+            failure(machine.name, "docker", *split(machine.docker_error, machine.hosts[0].name))
+        ]
     docker = machine.docker
     if docker is None:
         return []

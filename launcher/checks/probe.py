@@ -1,7 +1,8 @@
 """The probe: every machine listens for the others and dials them, and each says what it met.
 
 One agent a machine, on whatever can open a socket there: perl (the quickest to start), python3, or
-python3 in the job's image. Nothing is installed, and it ends when its standard input does (or after a minute).
+python3 in the job's image. Nothing is installed, and it ends when its standard input does (or after
+a minute).
 
     agent -> launcher   listening ASKED ACTUAL | taken ASKED, then ready
     launcher -> agent   dial KEY ADDRESS PORT ..., then go

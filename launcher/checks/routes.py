@@ -47,6 +47,7 @@ def candidates(machine: Machine, others: Sequence[Machine]) -> list[Address]:
     facts = machine.facts
     if facts is None:
         return []
+    others = [other for other in others if not other.shares_network_with(machine)]
     given = {host.internal_ip for host in machine.hosts if host.internal_ip}
     wanted = {host.interface for host in machine.hosts if host.interface}
     known = {address.ip: address for address in facts.addresses}
@@ -71,10 +72,9 @@ def dials_for(machines: Sequence[Machine], master_port: bool) -> list[Dial]:
     """Everything to try. master_port: node 0 listens on it, so it is tried as well."""
     dials = []
     for t, target in enumerate(machines):
-        others = [m for m in machines if m is not target]
-        for address in candidates(target, others):
+        for address in candidates(target, machines):
             for s, source in enumerate(machines):
-                if s == t or source.facts is None:
+                if source.facts is None or source.shares_network_with(target):
                     continue
                 dials.append(Dial(s, t, address.ip))
                 if master_port and 0 in target.ranks:
@@ -89,7 +89,7 @@ def choose(machines: Sequence[Machine], answers: Answers) -> list[Route]:
 
 def _route(machines: Sequence[Machine], t: int, answers: Answers) -> Route:
     target = machines[t]
-    tried = candidates(target, [m for m in machines if m is not target])
+    tried = candidates(target, machines)
     for address in tried:
         results = [r for d, r in answers.items() if d.target == t and d.address == address.ip
                    and not d.is_master_port]  # fmt: skip
@@ -140,24 +140,35 @@ def check_routes(
 
 def _unreached(machines: Sequence[Machine], t: int, answers: Answers) -> list[Finding]:
     machine = machines[t]
-    others = [m for m in machines if m is not machine and m.facts is not None]
-    tried = candidates(machine, [m for m in machines if m is not machine])
+    others = [m for m in machines if m.facts is not None and not m.shares_network_with(machine)]
+    tried = candidates(machine, machines)
     if machine.facts is None or not others:
         return []
     if not tried:
-        what = "it has no address that another host could reach"
+        named = next((host.interface for host in machine.hosts if host.interface), None)
+        if named and machine.details and machine.details.interface(named) is None:
+            return []  # check_interfaces has said it
+        what = f"{f'interface {named}' if named else 'it'} has no address that others could reach"
         return [failure(machine.name, "network", what, "set internal_ip in the hosts file")]
     best = max(tried, key=lambda a: _count_ok(t, a.ip, answers))
     if not any(dial.target == t for dial in answers):
         return []
     sources, why = _failed(machines, t, best.ip, answers, master=False)
     given = any(host.internal_ip for host in machine.hosts)
+    owner = next((m.name for m in others if _carries(m, best.ip)), None)
+    if owner is not None:
+        what = f"internal_ip {best.ip} is an address of {owner}"
+        return [failure(machine.name, "network", what, "correct internal_ip in the hosts file")]
     firewall = next(iter(machine.details.firewalls), "") if machine.details else ""
     hint = f" ({firewall} is installed there)" if firewall else ""
     remedy = f"allow all TCP between the hosts in its firewall{hint}"
     remedy += ", or correct internal_ip" if given else ", or set internal_ip"
     what = f"a connection to {best.ip} {why} from {sources}"
     return [failure(machine.name, "network", what, remedy)]
+
+
+def _carries(machine: Machine, ip: str) -> bool:
+    return machine.facts is not None and machine.facts.interface_of(ip) is not None
 
 
 def _count_ok(t: int, ip: str, answers: Answers) -> int:

@@ -70,12 +70,13 @@ def survey_hosts(
         looking = [
             pool.submit(
                 _look,
+                name,
                 [nodes[rank] for rank in ranks],
                 ranks,
                 cluster,
                 facts[ranks[0]] if facts else None,
             )
-            for ranks in groups
+            for name, ranks in zip(_names(nodes, groups), groups, strict=True)
         ]
         machines = [future.result() for future in looking]
         here = asking_here.result()
@@ -111,15 +112,25 @@ def _machines(nodes: Sequence[Node]) -> list[list[int]]:
     return list(groups.values())
 
 
+def _names(nodes: Sequence[Node], groups: Sequence[Sequence[int]]) -> list[str]:
+    """As in the hosts file; with the port where the name alone stands for several machines."""
+    names = [nodes[ranks[0]].name for ranks in groups]
+    ports = [nodes[ranks[0]].host.port for ranks in groups]
+    return [
+        f"{name}:{port}" if names.count(name) > 1 and port else name
+        for name, port in zip(names, ports, strict=True)
+    ]
+
+
 # Looking at one machine
 
 
 def _look(
-    group: Sequence[Node], ranks: Sequence[int], cluster: Cluster, facts: Facts | None
+    name: str, group: Sequence[Node], ranks: Sequence[int], cluster: Cluster, facts: Facts | None
 ) -> Machine:
     """What can be seen of one machine; what cannot is left out and its cause kept."""
     node = next((node for node in group if node.host.gpus != 0), group[0])
-    machine = Machine(node.name, tuple(ranks), tuple(node.host for node in group))
+    machine = Machine(name, tuple(ranks), tuple(node.host for node in group))
     try:
         node.connect()
         with ThreadPoolExecutor(1) as beside:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -154,6 +155,7 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
         )
     found = details.parse(done.stdout)
     assert found.home_error == ""
+    assert re.fullmatch(r"[0-9a-f-]{36} net:\[\d+\]", found.network)
     assert not list((tmp_path / ".ddpctl").iterdir())
     home = found.disk(f"{tmp_path}/.ddpctl")
     assert home is not None and home.kib > 0

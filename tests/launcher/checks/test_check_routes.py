@@ -140,7 +140,7 @@ def test_a_host_with_no_address_for_others() -> None:
     machines[2] = with_facts(machines[2], addresses=(Address("127.0.0.1", "lo"),))
     met = answers(machines)
     (finding,) = check_routes(machines, met, choose(machines, met), 29500)
-    assert "no address that another host could reach" in finding.what
+    assert "it has no address that others could reach" in finding.what
 
 
 def test_a_host_that_was_not_seen_is_not_told_of_twice() -> None:
@@ -149,6 +149,21 @@ def test_a_host_that_was_not_seen_is_not_told_of_twice() -> None:
     routes = choose(machines, met)
     assert check_routes(machines, met, routes, 29500) == []
     assert routes[0].address == "10.0.0.1"
+
+
+def test_two_names_of_one_machine_need_no_way_to_each_other() -> None:
+    twins = [with_details(machine(0), network="boot net") for _ in range(2)]
+    assert dials_for(twins, True) == []
+    routes = choose(twins, {})
+    assert [route.address for route in routes] == [None, None]
+    assert check_routes(twins, {}, routes, 29500) == []
+
+    trio = [*twins, machine(2)]
+    assert {(d.source, d.target) for d in dials_for(trio, False)} == {
+        (0, 2), (1, 2), (2, 0), (2, 1),
+    }  # fmt: skip
+    routes = choose(trio, answers(trio))
+    assert [route.address for route in routes] == ["10.0.0.1", "10.0.0.1", "10.0.0.3"]
 
 
 # What the agents say

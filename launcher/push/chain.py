@@ -132,7 +132,18 @@ class Chain:
         if kind == "starved":
             self._starved(transit, relay, int(str(words["have"])), str(words["why"]))
         elif kind in ("done", "failed"):
-            self._settled(transit, relay, outcome(relay, transit.parcel, words))
+            self._settled(transit, relay, self._finished(transit, relay, words))
+
+    def _finished(
+        self, transit: Transit, relay: Relay, words: dict[str, object]
+    ) -> DdpctlError | None:
+        error = outcome(relay, transit.parcel, words)
+        if error is None and transit.parcel.finish is not None:
+            try:
+                transit.parcel.finish(relay.node)
+            except DdpctlError as refusal:
+                return refusal
+        return error
 
     def _progress(self, relay: Relay, have: dict[str, int]) -> None:
         now = time.monotonic()

@@ -66,7 +66,6 @@ def push(
     HostsNotReady (a PushFailed) names each host that failed; the others are ready and stay so.
     PushFailed when something on this machine cannot be sent at all.
     """
-    began = time.monotonic()
     machines = _machines(nodes)
     journey = Journey(
         progress, PushReport([]), {node: HostReport(node.name) for node in machines.values()}
@@ -76,7 +75,9 @@ def push(
     with progress:
         images, failures = _push(goods, list(machines.values()), what, journey)
     report = journey.report
-    report.seconds = time.monotonic() - began
+    report.seconds = time.monotonic() - journey.began
+    for host in report.hosts:
+        host.seconds = host.seconds or report.seconds
     report.dataset_digest = goods.digest("dataset") or None
     report.workdir_digest = goods.digest("workdir") or None
     report.image_digest = _identity(goods, images)

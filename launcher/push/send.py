@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -24,6 +25,7 @@ class Parcel:
     argv: tuple[str, ...]  # reads the parcel from its standard input
     size: int  # bytes
     chunks: Callable[[], Iterator[bytes]]
+    finish: Callable[[Node], None] | None = None  # for each host, as soon as it has all of it
 
 
 @dataclass
@@ -33,11 +35,16 @@ class Journey:
     progress: Progress
     report: PushReport
     hosts: dict[Node, HostReport]
+    began: float = field(default_factory=time.monotonic)
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, text: str) -> None:
         self.progress.say(text)
         self.report.notices.append(text)
+
+    def ready(self, node: Node) -> None:
+        """What that host was to get last, it has."""
+        self.hosts[node].seconds = time.monotonic() - self.began
 
     def count(self, node: Node, parcel: Parcel, count: int, *, from_here: bool) -> None:
         """A `local` host's bytes go through a pipe: nothing leaves this machine."""
@@ -73,6 +80,8 @@ def _send(parcel: Parcel, node: Node, journey: Journey) -> None:
         code = stream.wait(END_TIMEOUT)
         if code != 0:
             raise refused(node.name, parcel.what, stream.stderr_tail(), code)
+        if parcel.finish is not None:
+            parcel.finish(node)
     except (BrokenPipeError, TimeoutError) as error:
         raise refused(node.name, parcel.what, _last_words(stream) or str(error)) from None
     finally:

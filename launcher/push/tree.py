@@ -193,19 +193,13 @@ class _TreePush:
             argv=("sh", "-c", RECEIVE, "sh", *self.names, start.base),
             size=size,
             chunks=partial(self._stream, start, extra),
+            finish=partial(self._publish, start),
         )
         failed = self.sender.send(parcel, nodes)
         for node, error in failed.items():
             self.failures[node] = error
             if not isinstance(error, HostUnreachable):
                 self._abandon(node)
-        self._each([node for node in nodes if node not in failed], self._publish)
-        for node in nodes:
-            if node not in self.failures:
-                sent = sum(1 for entry in start.write if entry.is_file)
-                report = self.journey.hosts[node]
-                report.files_sent += sent
-                report.files_skipped += self.tree.manifest.files - sent
 
     def _stream(self, start: Start, extra: dict[bytes, bytes]) -> Iterator[bytes]:
         return tarstream.stream(self.tree, start.write, prefix=b"tree/", extra=extra)
@@ -216,8 +210,13 @@ class _TreePush:
         small = len(packed) * 10 <= sum(entry.size for entry in start.write)
         return {MANIFEST: packed} if small or len(packed) < 65536 else {}
 
-    def _publish(self, node: Node) -> None:
+    def _publish(self, start: Start, node: Node) -> None:
         self._script(node, PUBLISH)
+        sent = sum(1 for entry in start.write if entry.is_file)
+        report = self.journey.hosts[node]
+        report.files_sent += sent
+        report.files_skipped += self.tree.manifest.files - sent
+        self.journey.ready(node)
 
     def _abandon(self, node: Node) -> None:
         """What cannot be gone on with is taken away: it may be what fills the disk."""

@@ -1,0 +1,422 @@
+"""How fast a push is, beside what people do by hand: `python benchmarks/push.py` as root.
+
+Hosts are network namespaces with an sshd and a home each, behind one bridge; every link, the sender's
+too, carries RATE Mbit/s each way (tc tbf; no latency is added). Baselines and ddpctl run one after
+the other in the same set-up; all numbers are wall seconds with process start and SSH included, and
+ratios against bytes / link rate. Results are printed, and written with --write FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = f"dp{os.getpid() % 10000}"
+SSH_PORT = "2222"
+DDPCTL = [sys.executable, "-m", "launcher.cli"]
+SOURCE = Path(__file__).parents[1]
+
+
+def sh(*argv: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in argv],
+        check=True,
+        text=True,
+        capture_output=True,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+@dataclass
+class Net:
+    """The sender is number 0, hosts are 1 to count."""
+
+    folder: Path
+    count: int
+    rate: int  # Mbit/s
+    servers: list[subprocess.Popen[bytes]]
+
+    def name(self, number: int) -> str:
+        return f"{PREFIX}n{number}"
+
+    def address(self, number: int) -> str:
+        return f"10.213.77.{number + 1}"
+
+    def home(self, number: int) -> Path:
+        return self.folder / f"home{number}"
+
+    def inside(self, number: int, *argv: str | Path) -> list[str]:
+        return ["ip", "netns", "exec", self.name(number), *[str(word) for word in argv]]
+
+    def limit(self, number: int, rate: int) -> None:
+        """Both directions of one link."""
+        shape = ["root", "tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "50ms"]
+        sh(*self.inside(number, "tc", "qdisc", "replace", "dev", "eth0", *shape))
+        sh(
+            "ip",
+            "netns",
+            "exec",
+            f"{PREFIX}sw",
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            f"p{number}",
+            *shape,
+        )
+
+    def cut(self, number: int) -> None:
+        """Silently: nobody is told, no connection is closed."""
+        sh("ip", "netns", "exec", f"{PREFIX}sw", "ip", "link", "set", f"p{number}", "down")
+
+    def mend(self, number: int) -> None:
+        sh("ip", "netns", "exec", f"{PREFIX}sw", "ip", "link", "set", f"p{number}", "up")
+
+    def clean(self) -> None:
+        for number in range(1, self.count + 1):
+            shutil.rmtree(self.home(number), ignore_errors=True)
+            self.home(number).mkdir()
+
+    def ssh(self, number: int) -> list[str]:
+        options = [
+            "-F",
+            "none",
+            "-p",
+            SSH_PORT,
+            "-i",
+            self.folder / "key",
+            "-c",
+            "aes128-gcm@openssh.com",
+        ]
+        options += ["-o", f"UserKnownHostsFile={self.folder}/known_hosts", "-o", "LogLevel=ERROR"]
+        return [str(word) for word in ["ssh", *options, f"root@{self.address(number)}"]]
+
+
+@contextmanager
+def network(count: int, rate: int) -> Iterator[Net]:
+    folder = Path(tempfile.mkdtemp(prefix="ddpctl-bench."))
+    net = Net(folder, count, rate, [])
+    try:
+        _wire(net)
+        _servers(net)
+        yield net
+    finally:
+        for server in net.servers:
+            server.kill()
+            server.wait()
+        for name in [net.name(number) for number in range(count + 1)] + [f"{PREFIX}sw"]:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wire(net: Net) -> None:
+    switch = f"{PREFIX}sw"
+    sh("ip", "netns", "add", switch)
+    sh("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+    sh("ip", "-n", switch, "link", "set", "br0", "up")
+    for number in range(net.count + 1):
+        name = net.name(number)
+        sh("ip", "netns", "add", name)
+        sh("ip", "-n", name, "link", "set", "lo", "up")
+        sh(
+            "ip",
+            "-n",
+            name,
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"p{number}",
+            "netns",
+            switch,
+        )
+        sh("ip", "-n", name, "addr", "add", f"{net.address(number)}/24", "dev", "eth0")
+        sh("ip", "-n", name, "link", "set", "eth0", "up")
+        sh("ip", "-n", switch, "link", "set", f"p{number}", "master", "br0", "up")
+        net.limit(number, net.rate)
+
+
+def _servers(net: Net) -> None:
+    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", net.folder / "key")
+    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", net.folder / "host")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    host_key = (net.folder / "host.pub").read_text().split()[:2]
+    known = [f"[{net.address(n)}]:{SSH_PORT} {' '.join(host_key)}" for n in range(1, net.count + 1)]
+    (net.folder / "known_hosts").write_text("\n".join(known) + "\n")
+    for number in range(net.count + 1):
+        (net.home(number) / ".ssh").mkdir(parents=True)
+    shutil.copy(net.folder / "known_hosts", net.home(0) / ".ssh" / "known_hosts")
+    sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+    for number in range(1, net.count + 1):
+        config = net.folder / f"sshd{number}"
+        config.write_text(
+            f"Port {SSH_PORT}\nListenAddress {net.address(number)}\nHostKey {net.folder}/host\n"
+            f"AuthorizedKeysFile {net.folder}/key.pub\nStrictModes no\nUsePAM no\nPidFile none\n"
+            f"MaxStartups 100\nSetEnv HOME={net.home(number)}\n"
+        )
+        argv = net.inside(number, sshd, "-D", "-e", "-f", config)
+        net.servers.append(subprocess.Popen(argv, stderr=subprocess.DEVNULL))
+    for number in range(1, net.count + 1):
+        until(lambda n=number: subprocess.run(net.inside(0, *net.ssh(n), "true")).returncode == 0)
+
+
+def until(true, seconds: float = 20.0) -> None:  # type: ignore[no-untyped-def]
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "the hosts do not answer"
+        time.sleep(0.1)
+
+
+# what is measured
+
+
+@dataclass
+class Measured:
+    seconds: float
+    document: dict[str, object]
+    memory: int  # bytes, the launcher's most
+    code: int
+
+    def slowest(self, without: Sequence[int] = ()) -> float:
+        rows = self.document["hosts"]
+        assert isinstance(rows, list)
+        return max(row["seconds"] for n, row in enumerate(rows, 1) if n not in without)
+
+
+def push(net: Net, data: Path, *, during=None) -> Measured:  # type: ignore[no-untyped-def]
+    """One `ddpctl push --dataset --json` to all hosts. `during` runs beside it."""
+    hosts = "\n".join(f"  - host: {net.address(n)}" for n in range(1, net.count + 1))
+    file = net.folder / "hosts.yaml"
+    file.write_text(
+        f"defaults: {{user: root, port: {SSH_PORT}, identity_file: {net.folder}/key}}\n"
+        f"hosts:\n{hosts}\njob: {{dataset: {data}}}\n"
+    )
+    environment = {**os.environ, "HOME": str(net.home(0)), "PYTHONPATH": str(SOURCE)}
+    environment["XDG_CACHE_HOME"] = str(net.folder / "cache")
+    argv = net.inside(0, "/usr/bin/env", *DDPCTL, "push", file, "--dataset", "--json")
+    beside = threading.Thread(target=during) if during else None
+    if beside:
+        beside.start()
+    began = time.monotonic()
+    read, write = os.pipe()
+    wrapped = [sys.executable, "-c", WAIT, str(write), *argv]
+    done = subprocess.run(
+        wrapped, env=environment, capture_output=True, text=True, pass_fds=[write]
+    )
+    seconds = time.monotonic() - began
+    os.close(write)
+    memory = int(os.read(read, 100)) * 1024
+    os.close(read)
+    if beside:
+        beside.join()
+    if not done.stdout:
+        raise SystemExit(done.stderr)
+    sys.stderr.write("".join(f"    {line}\n" for line in done.stderr.splitlines()[-3:]))
+    return Measured(seconds, json.loads(done.stdout), memory, done.returncode)
+
+
+# a process of its own, so that the memory is that of one push
+WAIT = """
+import os, resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+os.write(int(sys.argv[1]), str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss).encode())
+sys.exit(code)
+"""
+
+
+def check(net: Net, data: Path, numbers: Sequence[int]) -> None:
+    """What arrived is what was sent, byte for byte."""
+    for number in numbers:
+        (tree,) = (net.home(number) / ".ddpctl" / "datasets").glob("[!.]*")
+        sh("diff", "-r", data, tree)
+
+
+def timed(commands: Sequence[str], *, at_once: bool) -> float:
+    began = time.monotonic()
+    running = []
+    for command in commands:
+        running.append(subprocess.Popen(["bash", "-c", f"set -o pipefail; {command}"]))
+        if not at_once:
+            assert running[-1].wait() == 0
+    assert not any(process.wait() for process in running)
+    return time.monotonic() - began
+
+
+def pipes(net: Net, file: Path, numbers: Sequence[int]) -> list[str]:
+    """The bytes of `docker save | ssh HOST docker load`, with neither engine in the way."""
+    words = []
+    for number in numbers:
+        ssh = " ".join(net.inside(0, *net.ssh(number)))
+        words.append(f"{ssh} 'cat > $HOME/image' < {file}")
+    return words
+
+
+def rsyncs(net: Net, folder: Path, numbers: Sequence[int]) -> list[str]:
+    words = []
+    for number in numbers:
+        ssh = " ".join(net.ssh(number)[:-1])
+        target = f"root@{net.address(number)}:{net.home(number)}/rsync"
+        inside = " ".join(net.inside(0))
+        words.append(f"{inside} rsync -aW -e '{ssh}' {folder}/ {target}/")
+    return words
+
+
+@dataclass
+class Row:
+    what: str
+    seconds: float | None
+    value: float  # what the bar is about
+    bar: float | None  # the value must be at most this; at least, where `least`
+    unit: str = "x limit"
+    least: bool = False
+
+    def text(self) -> str:
+        seconds = "" if self.seconds is None else f"{self.seconds:.2f}"
+        bar, verdict = "", ""
+        if self.bar is not None:
+            good = self.value >= self.bar if self.least else self.value <= self.bar
+            bar = f"{'>=' if self.least else '<='} {self.bar:g}"
+            verdict = "met" if good else "MISSED"
+        return f"| {self.what} | {seconds} | {self.value:.2f} {self.unit} | {bar} | {verdict} |"
+
+
+def big_file(net: Net, megabytes: int) -> Path:
+    data = net.folder / f"data{megabytes}"
+    data.mkdir()
+    with (data / "big").open("wb") as file:
+        for _ in range(megabytes):
+            file.write(os.urandom(10**6))
+    return data
+
+
+def fan_out(net: Net, megabytes: int, baseline: int) -> list[Row]:
+    everyone = range(1, net.count + 1)
+    link = net.rate / 8  # MB/s
+    rows = []
+    small = big_file(net, baseline)
+    for label, commands, at_once in (
+        ("save, ssh, load: host by host", pipes(net, small / "big", everyone), False),
+        ("save, ssh, load: in parallel", pipes(net, small / "big", everyone), True),
+        ("rsync -aW in parallel", rsyncs(net, small, everyone), True),
+    ):
+        seconds = timed(commands, at_once=at_once)
+        rows.append(Row(f"{label} ({baseline} MB)", seconds, seconds * link / baseline, None))
+        print(rows[-1].text(), flush=True)
+        net.clean()
+    data = big_file(net, megabytes)
+    limit = megabytes / link
+    best = push(net, data)
+    check(net, data, everyone)
+    rows.append(Row(f"ddpctl push ({megabytes} MB)", best.seconds, best.seconds / limit, 1.2))
+    sent = int(str(best.document["sent_bytes"])) / 1e6 / megabytes
+    rows.append(Row("its bytes on the uplink", None, sent, 1.05, "x payload"))
+    rows.append(Row("its memory", None, best.memory / 1e6, 150, "MB"))
+    again = push(net, data)
+    assert again.document["sent_bytes"] == 0
+    rows.append(Row("pushed again, unchanged", again.seconds, again.seconds, 3.0, "s"))
+    net.clean()
+    dead = min(4, net.count)
+    cut = push(net, data, during=lambda: (time.sleep(4), net.cut(dead)))
+    net.mend(dead)
+    others = [number for number in everyone if number != dead]
+    check(net, data, others)
+    slowest = cut.slowest(without=[dead])
+    rows.append(Row(f"host {dead} silent after 4 s: the others", slowest, slowest / limit, 1.6))
+    assert cut.code != 0
+    until(lambda: subprocess.run(net.inside(0, *net.ssh(dead), "true")).returncode == 0)
+    for slow in (3, 1):
+        net.clean()
+        net.limit(slow, net.rate // 10)
+        lame = push(net, data)
+        net.limit(slow, net.rate)
+        check(net, data, everyone)
+        slowest = lame.slowest(without=[slow])
+        label = f"host {slow} at a tenth of the speed: the others"
+        rows.append(Row(label, slowest, slowest / limit, 1.6))
+    net.clean()
+    return rows
+
+
+def small_files(net: Net, count: int) -> list[Row]:
+    data = net.folder / "small"
+    for number in range(count):
+        if number % 500 == 0:
+            (data / f"class{number // 500}").mkdir(parents=True)
+        size = 2000 + number * 7919 % 2000
+        (data / f"class{number // 500}" / f"{number}.jpg").write_bytes(os.urandom(size))
+    ssh = [" ".join(net.inside(0, *net.ssh(number))) for number in range(1, net.count + 1)]
+    tar = timed(
+        [f"tar -C {data} -cf - . | {ssh[0]} 'mkdir $HOME/t && tar -xf - -C $HOME/t'"], at_once=False
+    )
+    net.clean()
+    one = Net(net.folder, 1, net.rate, [])
+    alone = push(one, data)
+    check(net, data, [1])
+    net.clean()
+    everyone = push(net, data)
+    check(net, data, range(1, net.count + 1))
+    again = push(net, data)
+    (data / "class0" / "0.jpg").write_bytes(b"changed")
+    changed = push(net, data)
+    return [
+        Row(f"{count} files of 3 KB: tar, ssh, tar to one host", tar, 1.0, None, "x tar"),
+        Row(
+            "ddpctl push to one host", alone.seconds, tar / alone.seconds, 0.7, "x tar", least=True
+        ),
+        Row(
+            f"ddpctl push to {net.count} hosts",
+            everyone.seconds,
+            tar / everyone.seconds,
+            None,
+            "x tar",
+        ),
+        Row("its memory", None, everyone.memory / 1e6, 150, "MB"),
+        Row("pushed again, unchanged", again.seconds, again.seconds, 3.0, "s"),
+        Row("pushed again, one file changed", changed.seconds, changed.seconds, None, "s"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--rate", type=int, default=200, help="Mbit/s of every link")
+    parser.add_argument("--size", type=int, default=500, help="MB of the large file")
+    parser.add_argument("--baseline", type=int, default=100, help="MB for what is done by hand")
+    parser.add_argument("--files", type=int, default=50000)
+    parser.add_argument("--write", type=Path, help="a Markdown file to write the tables to")
+    given = parser.parse_args()
+    rows: list[Row] = []
+    with network(given.hosts, given.rate) as net:
+        rows += fan_out(net, given.size, given.baseline)
+        rows += small_files(net, given.files)
+    text = "\n".join(
+        [
+            f"{given.hosts} hosts, {given.rate} Mbit/s each way on every link, "
+            f"{os.cpu_count()} cores for sender and hosts together",
+            "",
+            "| what | seconds | value | bar | |",
+            "|---|---|---|---|---|",
+            *(row.text() for row in rows),
+        ]
+    )
+    print(text)
+    if given.write:
+        given.write.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ start_dockerd() {
     # pid files that a killed daemon left behind stop the next one
     rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid
     dockerd --storage-driver overlay2 --bridge=none --iptables=false \
-        --cgroup-parent="/$(hostname)" >>/var/log/dockerd.log 2>&1 &
+        --cgroup-parent="/${CGROUP_PARENT:-$(hostname)}" >>/var/log/dockerd.log 2>&1 &
 }
 
 # PID 1 keeps the host up while dockerd comes and goes: /run/dockerd.off keeps it away

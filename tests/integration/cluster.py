@@ -1,0 +1,438 @@
+"""A cluster on this machine: simulated hosts, each a container with an sshd and a Docker Engine of its own.
+
+`Cluster` starts them, speaks to them past ddpctl (`exec`, `containers`, `processes`), harms them
+(`cut`, `kill_host`, `stop_dockerd`, `slow`) and heals them. `Home` is a launching machine: a home folder with
+a key, known_hosts and an SSH config in which the hosts are called node0, node1, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TREE = hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]
+NODE_IMAGE = "ddpctl-node"
+TRAINER_IMAGE = "ddpctl-trainer:latest"
+USER = "ddp"  # on the hosts; in the group docker
+LABEL = "io.ddpctl.test"
+
+# ENVIRONMENT: all of `privileged` that a machine without CAP_SYS_RESOURCE can give
+POWERS = (
+    *("--cap-add=ALL", "--cap-drop=SYS_RESOURCE"),
+    *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
+    *("--cgroupns=host", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw", "--init"),
+)
+
+# Layers are never written after a load, so the hosts' engines share them by hard links; the rest,
+# databases that are written in place, is copied.
+COPY_ROOTS = """
+set -e
+template=$1; shift
+cd "/v/$template/_data"
+for to in "$@"; do
+    mkdir "/v/$to/_data/overlay2"
+    for each in overlay2/*; do
+        case $each in */backingFsBlockDev) ;; *) cp -al "$each" "/v/$to/_data/overlay2/" ;; esac
+    done
+    for each in *; do
+        [ "$each" = overlay2 ] || cp -a "$each" "/v/$to/_data/"
+    done
+    chmod 710 "/v/$to/_data"
+done
+"""
+
+
+def docker(*argv: str, stdin: bytes | None = None, timeout: float = 120) -> str:
+    """The engine of this machine. AssertionError with its words when it refuses."""
+    done = subprocess.run(["docker", *argv], input=stdin, capture_output=True, timeout=timeout)
+    assert done.returncode == 0, f"docker {shlex.join(argv)}: {done.stderr.decode()}"
+    return done.stdout.decode().strip()
+
+
+def engine_problem() -> str | None:
+    """Why no cluster can be had here, in one line, or None."""
+    if shutil.which("docker") is None:
+        return "no docker command"
+    done = subprocess.run(["docker", "info"], capture_output=True, timeout=60)
+    if done.returncode != 0:
+        return "no Docker Engine answers"
+    for image in (NODE_IMAGE, TRAINER_IMAGE):
+        found = subprocess.run(["docker", "image", "inspect", image], capture_output=True)
+        if found.returncode != 0:
+            return f"no image {image}: scripts/test-images builds it"
+    return None
+
+
+def until(true: Callable[[], Any], timeout: float, what: str, pause: float = 0.1) -> Any:
+    """What `true` returns once it is true. AssertionError naming `what` after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while True:
+        if value := true():
+            return value
+        assert time.monotonic() < end, f"not within {timeout:g} s: {what}"
+        time.sleep(pause)
+
+
+@dataclass
+class Home:
+    """A launching machine: where its keys and its state are, and ddpctl run from there."""
+
+    folder: Path
+    state: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(
+        self, *args: str | Path, env: Mapping[str, str] = {}, cwd: Path | None = None, **how: Any
+    ) -> subprocess.Popen[bytes]:
+        """The real command line, as a process of its own; stdout and stderr are pipes."""
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", *map(str, args)],
+            cwd=cwd or self.folder,
+            env={**self.environment, **env},
+            **{**given, "stderr": subprocess.PIPE, **how},
+        )
+
+    def ddpctl(
+        self,
+        *args: str | Path,
+        timeout: float = 120,
+        input: str | None = None,
+        env: Mapping[str, str] = {},
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs to the end. What it wrote on both streams is in a failed assertion's message."""
+        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+        process = self.start(*args, env=env, cwd=cwd, stdin=stdin)
+        try:
+            out, err = process.communicate(input and input.encode(), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(
+                f"ddpctl {shlex.join(map(str, args))}: not within {timeout:g} s\n{_words(out, err)}"
+            ) from None
+        return subprocess.CompletedProcess(
+            process.args, process.returncode, out.decode(), err.decode()
+        )
+
+    def record(self, run_id: str | None = None) -> dict[str, Any]:
+        """run.json of a run, the only one if none is named."""
+        runs = self.state / "ddpctl" / "runs"
+        [folder] = [runs / run_id] if run_id else list(runs.iterdir())
+        return dict(json.loads((folder / "run.json").read_text()))
+
+
+def _words(out: bytes, err: bytes) -> str:
+    return f"stdout:\n{out.decode()[-4000:]}\nstderr:\n{err.decode()[-4000:]}"
+
+
+class Cluster:
+    """Simulated hosts node0, node1, ... on a network of their own."""
+
+    def __init__(self, folder: Path, count: int = 3) -> None:
+        self.folder = folder
+        self.project = f"ddpctl-test-{TREE}-{os.getpid()}"
+        self.nodes = [f"node{i}" for i in range(count)]
+        self.addresses: dict[str, str] = {}
+        self.keys = folder / "keys"
+        self.home = folder / "home"
+
+    # -- life
+
+    def up(self) -> None:
+        remove_leftovers()
+        self._make_keys()
+        self._make_network()
+        template = loaded_engine(self.keys)
+        self._make_hosts(template)
+        docker("start", *map(self.container, self.nodes))
+        self.wait_healthy(self.nodes)
+        self._make_home()
+
+    def down(self) -> None:
+        remove_project(self.project)
+
+    def reset(self) -> None:
+        """Whole and empty again, whatever a test did."""
+        running = docker(
+            "ps", "--filter", f"label={LABEL}.project={self.project}", "--format={{.Names}}"
+        )
+        for node in self.nodes:
+            if self.container(node) not in running.split():
+                docker("start", self.container(node))
+            if not self._connected(node):
+                self.mend(node)
+            self.exec(
+                node, "sh", "-c", "rm -f /run/dockerd.off; tc qdisc del dev eth0 root 2>&-; true"
+            )
+        self.wait_healthy(self.nodes)
+        sweep = "docker ps -aq | xargs -r docker rm -f; rm -rf /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
+        for node in self.nodes:
+            self.exec(node, "sh", "-c", sweep)
+
+    def wait_healthy(self, nodes: Sequence[str], timeout: float = 60) -> None:
+        """sshd and dockerd of all of `nodes` answer."""
+        for node in nodes:
+            until(
+                lambda node=node: self._healthy(node), timeout, f"{node} is up; {self._logs(node)}"
+            )
+
+    # -- the launching machine
+
+    def home_at(self, state: Path) -> Home:
+        """ddpctl as run on a launching machine whose state folder is `state`."""
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "XDG_STATE_HOME": str(state),
+            "XDG_CACHE_HOME": str(state / "cache"),
+            "PYTHONPATH": str(REPOSITORY),
+            "LANG": "C.UTF-8",
+        }
+        if engine := os.environ.get("DOCKER_HOST"):
+            environment["DOCKER_HOST"] = engine
+        return Home(self.folder, state, environment)
+
+    def hosts_yaml(
+        self,
+        path: Path,
+        hosts: Sequence[str | dict[str, Any]] | None = None,
+        **job: Any,
+    ) -> Path:
+        """Writes a hosts file of CPU hosts, all of them unless named; `job` as in the file."""
+        content: dict[str, Any] = {
+            "defaults": {"gpus": 0},
+            "hosts": list(self.nodes if hosts is None else hosts),
+            "job": job,
+        }
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    # -- the world, seen past ddpctl
+
+    def container(self, node: str) -> str:
+        return f"{self.project}-{node}"
+
+    def exec(
+        self,
+        node: str,
+        *argv: str,
+        user: str = "root",
+        stdin: bytes | None = None,
+        timeout: float = 60,
+    ) -> str:
+        """A command on a host, without SSH. AssertionError when it fails."""
+        where = [
+            "exec",
+            "--user",
+            user,
+            *(["-i"] if stdin is not None else []),
+            self.container(node),
+        ]
+        return docker(*where, *argv, stdin=stdin, timeout=timeout)
+
+    def containers(self, node: str, all: bool = True) -> list[dict[str, Any]]:
+        """`docker inspect` of every container on a host, the stopped ones too unless all is False."""
+        ids = self.exec(node, "docker", "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
+        if not ids:
+            return []
+        return list(json.loads(self.exec(node, "docker", "inspect", *ids)))
+
+    def processes(self, node: str) -> list[str]:
+        """The command lines of a host's processes, those in its containers too, ours left out."""
+        return [
+            line
+            for line in self.exec(node, "ps", "-eo", "args").splitlines()[1:]
+            if not line.startswith(("ps ", "sh /boot.sh", "/bin/sh /boot.sh", "sleep 0.5"))
+        ]
+
+    def ranks(self, node: str) -> list[str]:
+        """Processes of a run on a host: torchrun, its ranks, the supervisor."""
+        words = ("torchrun", "torch.distributed.run", "/ddpctl/supervisor.py", "/venv/bin/python")
+        return [line for line in self.processes(node) if any(word in line for word in words)]
+
+    def idle(self) -> bool:
+        """Nothing of any run runs on any host."""
+        return not any(self.containers(n, all=False) or self.ranks(n) for n in self.nodes)
+
+    # -- harm and healing
+
+    def cut(self, node: str) -> None:
+        """Silently off the network: nobody is told, connections just stop."""
+        docker("network", "disconnect", "--force", self.project, self.container(node))
+
+    def mend(self, node: str) -> None:
+        """On the network again, at the same address."""
+        docker(
+            "network", "connect", "--ip", self.addresses[node], self.project, self.container(node)
+        )
+
+    def kill_host(self, node: str) -> None:
+        """Power off."""
+        docker("kill", self.container(node))
+
+    def start_host(self, node: str) -> None:
+        docker("start", self.container(node))
+        self.wait_healthy([node])
+
+    def stop_dockerd(self, node: str) -> None:
+        """The host is up, its engine is not."""
+        self.exec(node, "sh", "-c", "touch /run/dockerd.off; pkill -x dockerd; true")
+        until(lambda: not self._engine(node), 30, f"dockerd of {node} ended")
+
+    def start_dockerd(self, node: str) -> None:
+        self.exec(node, "rm", "-f", "/run/dockerd.off")
+        until(lambda: self._engine(node), 60, f"dockerd of {node} answers")
+
+    def slow(self, node: str, rate: str) -> None:
+        """What leaves the host goes at `rate` at most, e.g. 200mbit."""
+        limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+        self.exec(node, "tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+    # -- inside
+
+    def _make_keys(self) -> None:
+        self.keys.mkdir(parents=True)
+        for name in ("id_ed25519", "ssh_host_ed25519_key"):
+            keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", name]
+            subprocess.run(keygen, cwd=self.keys, check=True)
+        shutil.copy(self.keys / "id_ed25519.pub", self.keys / "authorized_keys")
+
+    def _make_network(self) -> None:
+        """Addresses can be fixed only in a subnet that was asked for: asks for the one just offered."""
+        labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={self.project}"]
+        docker("network", "create", *labels, self.project)
+        config = json.loads(docker("network", "inspect", self.project))[0]["IPAM"]["Config"][0]
+        docker("network", "rm", self.project)
+        docker("network", "create", *labels, "--subnet", config["Subnet"], self.project)
+        prefix = config["Subnet"].split("/")[0].rpartition(".")[0]
+        self.addresses = {node: f"{prefix}.{10 + i}" for i, node in enumerate(self.nodes)}
+
+    def _make_hosts(self, template: str) -> None:
+        labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={self.project}"]
+        volumes = [f"{self.container(node)}-docker" for node in self.nodes]
+        for node, volume in zip(self.nodes, volumes, strict=True):
+            docker("volume", "create", *labels, volume)
+            place = [
+                f"--network={self.project}",
+                f"--ip={self.addresses[node]}",
+                f"--hostname={node}",
+            ]
+            names = [
+                f"--name={self.container(node)}",
+                f"--env=CGROUP_PARENT={self.container(node)}",
+            ]
+            mount = f"--volume={volume}:/var/lib/docker"
+            docker(
+                "create", *names, *labels, *place, *POWERS, "--no-healthcheck", mount, NODE_IMAGE
+            )
+            docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
+        root = Path(docker("volume", "inspect", "--format={{.Mountpoint}}", template)).parents[1]
+        how = ["run", "--rm", "--network=none", *POWERS, f"--volume={root}:/v", NODE_IMAGE]
+        docker(*how, "sh", "-c", COPY_ROOTS, "sh", template, *volumes)
+
+    def _make_home(self) -> None:
+        ssh = self.home / ".ssh"
+        ssh.mkdir(parents=True, mode=0o700)
+        for name in ("id_ed25519", "id_ed25519.pub"):
+            shutil.copy(self.keys / name, ssh / name)
+        kind, key, *_ = (self.keys / "ssh_host_ed25519_key.pub").read_text().split()
+        with (ssh / "known_hosts").open("w") as known, (ssh / "config").open("w") as config:
+            for node, address in self.addresses.items():
+                known.write(f"{address} {kind} {key}\n[{address}]:2222 {kind} {key}\n")
+                config.write(f"Host {node}\n  HostName {address}\n  User {USER}\n")
+            config.write("Host *\n  IdentityFile ~/.ssh/id_ed25519\n")
+
+    def _healthy(self, node: str) -> bool:
+        look = "docker info >/dev/null 2>&1 && nc -z 127.0.0.1 22"
+        argv = ["docker", "exec", self.container(node), "sh", "-c", look]
+        return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
+
+    def _engine(self, node: str) -> bool:
+        argv = ["docker", "exec", self.container(node), "docker", "info"]
+        return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
+
+    def _connected(self, node: str) -> bool:
+        [state] = json.loads(docker("inspect", self.container(node)))
+        return self.project in state["NetworkSettings"]["Networks"]
+
+    def _logs(self, node: str) -> str:
+        argv = ["docker", "exec", self.container(node), "tail", "-n", "20", "/var/log/dockerd.log"]
+        return subprocess.run(argv, capture_output=True, timeout=60).stdout.decode()
+
+
+def loaded_engine(keys: Path) -> str:
+    """A volume that is the data of an engine with the trainer's image, kept for the next time."""
+    identity = docker("image", "inspect", "--format={{.Id}}", NODE_IMAGE, TRAINER_IMAGE)
+    name = f"ddpctl-test-engine-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    look = ["run", "--rm", "--network=none", f"--volume={name}:/t", NODE_IMAGE, "ls", "/t"]
+    if name in docker("volume", "ls", "-q").split() and "loaded" in docker(*look).split():
+        return name
+    for old in docker("volume", "ls", "-q", "--filter", f"label={LABEL}.engine={TREE}").split():
+        subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # in use: another's
+    seed = f"{name}-seed"
+    subprocess.run(["docker", "rm", "-f", "-v", seed], capture_output=True)
+    docker("volume", "create", "--label", f"{LABEL}.engine={TREE}", name)
+    mount = ["--network=none", "--no-healthcheck", f"--volume={name}:/var/lib/docker"]
+    docker("create", f"--name={seed}", f"--env=CGROUP_PARENT={seed}", *POWERS, *mount, NODE_IMAGE)
+    try:
+        docker("cp", f"{keys}/.", f"{seed}:/keys")
+        docker("start", seed)
+        ready = ["docker", "exec", seed, "docker", "info"]
+        until(
+            lambda: subprocess.run(ready, capture_output=True).returncode == 0, 60, "dockerd is up"
+        )
+        with subprocess.Popen(["docker", "save", TRAINER_IMAGE], stdout=subprocess.PIPE) as save:
+            load = ["docker", "exec", "-i", seed, "docker", "load"]
+            subprocess.run(load, stdin=save.stdout, check=True, capture_output=True)
+        end = "touch /run/dockerd.off; pkill -x dockerd; while pgrep -x dockerd; do sleep 0.2; done"
+        docker("exec", seed, "sh", "-c", f"{end}; touch /var/lib/docker/loaded")
+    finally:
+        docker("rm", "-f", "-v", seed)
+    return name
+
+
+def remove_project(project: str) -> None:
+    """Its hosts, their volumes, its network and what their engines left in the cgroup tree."""
+    mine = ["--filter", f"label={LABEL}.project={project}"]
+    if hosts := docker("ps", "-aq", *mine).split():
+        docker("rm", "--force", "--volumes", *hosts)
+        empty = (
+            f"find /sys/fs/cgroup -depth -type d -path '*/{project}-*' -exec rmdir {{}} + ; true"
+        )
+        docker("run", "--rm", "--network=none", *POWERS, NODE_IMAGE, "sh", "-c", empty)
+    if volumes := docker("volume", "ls", "-q", *mine).split():
+        docker("volume", "rm", *volumes)
+    if networks := docker("network", "ls", "-q", *mine).split():
+        docker("network", "rm", *networks)
+
+
+def remove_leftovers() -> None:
+    """Clusters of this work tree whose test process has gone."""
+    for project in set(_projects()):
+        pid = project.rpartition("-")[2]
+        if not Path("/proc", pid).exists():
+            remove_project(project)
+
+
+def _projects() -> Iterator[str]:
+    mine = ["--filter", f"label={LABEL}={TREE}"]
+    template = f'--format={{{{.Label "{LABEL}.project"}}}}'
+    yield from docker("ps", "-a", *mine, template).split()
+    yield from docker("network", "ls", *mine, template).split()
+    yield from docker("volume", "ls", *mine, template).split()

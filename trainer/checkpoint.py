@@ -122,7 +122,7 @@ def folders(root: Path) -> list[Path]:
 
 def newest_whole(root: Path) -> tuple[Saved | None, list[str]]:
     """The newest checkpoint that is whole, and what is wrong with each newer one."""
-    problems = []
+    problems: list[str] = []
     for path in folders(root):
         try:
             return verify(path), problems

@@ -18,6 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in __all__
+    FileStore,
+    PrefixStore,
+    Store,
+    rendezvous,
+)
 
 from trainer.errors import KINDS, TrainerError, UsageError
 
@@ -139,7 +145,7 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
         )
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
-        store=dist.PrefixStore("group", store),
+        store=PrefixStore("group", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=datetime.timedelta(seconds=timeout),
@@ -171,22 +177,22 @@ def _as_fact(failure: Exception | None, host: str) -> dict[str, Any]:
     return {"error": name, "message": str(failure or ""), "host": host}
 
 
-def _store(ranks: Ranks, env: Mapping[str, str]) -> dist.Store:
+def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
     """The key-value store that torchrun's agent, --spawn or rank 0 keeps."""
     limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
     if "TRAINER_STORE" in env:
-        return dist.FileStore(env["TRAINER_STORE"], ranks.world_size)
+        return FileStore(env["TRAINER_STORE"], ranks.world_size)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise UsageError(
             f"WORLD_SIZE={ranks.world_size} without MASTER_ADDR and MASTER_PORT: use torchrun"
         )
-    rendezvous = dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
-    store, _, _ = next(rendezvous)
+    meeting = rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
+    store, _, _ = next(meeting)
     # torchrun's agent keeps one store through its restarts; what a dead rank left must not be read.
-    return dist.PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _exchange(ranks: Ranks, store: dist.Store, fact: dict[str, Any]) -> list[dict[str, Any]]:
+def _exchange(ranks: Ranks, store: Store, fact: dict[str, Any]) -> list[dict[str, Any]]:
     """Every rank's fact on every rank, before there is a process group."""
     names = [f"fact/{rank}" for rank in range(ranks.world_size)]
     store.set(names[ranks.rank], json.dumps(fact))

@@ -60,7 +60,7 @@ def build(config: Config, plan: Plan, ranks: Ranks, data: Images) -> Training:
         config.model, num_classes=classes(config, data), stem=config.stem, width=config.width
     ).to(ranks.device)
     if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.bn == "sync" and ranks.world_size > 1:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     averages = [p.detach().clone() for p in model.parameters()] if config.ema else None
@@ -87,14 +87,16 @@ def wrap(model: nn.Module, config: Config, ranks: Ranks) -> nn.Module:
         inner,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        **{_buffers_flag(): False},  # statistics are averaged once, before evaluating or saving
+        **_unsynced_buffers(),
     )
 
 
-def _buffers_flag() -> str:
-    """DDP's word for `broadcast the buffers before each forward`, which changed in torch 2.13."""
+def _unsynced_buffers() -> dict[str, Any]:
+    """Statistics are averaged once, before evaluating or saving, and not sent before each forward.
+    DDP's word for that changed in torch 2.13."""
     words = inspect.signature(DistributedDataParallel).parameters
-    return "forward_sync_buffers" if "forward_sync_buffers" in words else "broadcast_buffers"
+    new = "forward_sync_buffers" in words
+    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

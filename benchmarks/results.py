@@ -1,0 +1,30 @@
+"""RESULTS.md: one section a benchmark, replaced whole each time that the benchmark runs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from pathlib import Path
+
+PATH = Path(__file__).with_name("RESULTS.md")
+HEAD = "# Results\n\nWritten by the scripts in this folder; ratios are of one run, side by side.\n"
+
+
+def write_section(title: str, command: str, text: str) -> None:
+    """Puts `text` under `## title`, with when, where and how it was measured."""
+    today = datetime.date.today().isoformat()
+    where = f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}"
+    section = f"## {title}\n\n{today}, {where}, Python {platform.python_version()}: `{command}`\n\n"
+    section += text.rstrip() + "\n"
+    old = PATH.read_text() if PATH.exists() else HEAD
+    parts = ["## " + part for part in old.split("\n## ")[1:]]
+    kept = [part.rstrip() + "\n" for part in parts if not part.startswith(f"## {title}\n")]
+    PATH.write_text(HEAD + "\n" + "\n".join(sorted([*kept, section])))
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,0 +1,117 @@
+"""How published DDP examples train ResNet-18 on CIFAR-10, for comparison only.
+
+Each image is a PIL picture that a DataLoader worker crops, flips, converts and normalises; eight
+workers a process; fp32; plain SGD; one optimizer step a batch; the loss is read every step. Started
+by torchrun from benchmarks/trainer.py. Writes {"images_per_second", "top1"} to --to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+for name in ("torchvision::nms", "torchvision::qnms"):
+    with contextlib.suppress(RuntimeError):  # PyPI's torchvision beside a CPU torch lacks them
+        torch.library.define(name, BOXES)
+
+from PIL import Image  # noqa: E402
+from torchvision import models, transforms  # noqa: E402
+
+from trainer.cifar import find, load  # noqa: E402
+
+NORMALIZE = transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+AUGMENT = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+
+
+class Pictures(Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, train: bool) -> None:
+        self.x, self.y = x.numpy(), y.tolist()
+        steps = [*(AUGMENT if train else []), transforms.ToTensor(), NORMALIZE]
+        self.transform = transforms.Compose(steps)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(Image.fromarray(self.x[index])), self.y[index]
+
+
+def network(stem: str) -> nn.Module:
+    model: nn.Module = models.resnet18(num_classes=10)
+    if stem == "cifar":
+        model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--to", type=Path, required=True)
+    given = parser.parse_args()
+    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    torch.manual_seed(0)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    folder = find(given.data)
+    assert folder is not None
+    arrays = load(folder)
+    train = Pictures(arrays.train_x, arrays.train_y, train=True)
+    sampler: DistributedSampler[tuple[torch.Tensor, int]] = DistributedSampler(train)
+    loader = DataLoader(
+        train, given.batch_size, sampler=sampler, num_workers=given.workers, pin_memory=False
+    )
+    model = DistributedDataParallel(network(given.stem).to(device))
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9, weight_decay=1e-5)
+    images, seconds = 0, 0.0
+    for epoch in range(given.epochs):
+        sampler.set_epoch(epoch)
+        model.train()
+        began = time.perf_counter()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            images += len(y) * torch.distributed.get_world_size()
+        seconds += time.perf_counter() - began
+    if torch.distributed.get_rank() == 0:
+        test = DataLoader(Pictures(arrays.test_x, arrays.test_y, train=False), 500)
+        top1 = accuracy(model.module, test, device)
+        given.to.write_text(json.dumps({"images_per_second": images / seconds, "top1": top1}))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def accuracy(
+    model: nn.Module, loader: DataLoader[tuple[torch.Tensor, int]], device: torch.device
+) -> float:
+    model.eval()
+    right = total = 0
+    with torch.no_grad():
+        for x, y in loader:
+            right += int((model(x.to(device)).argmax(1).cpu() == y).sum())
+            total += len(y)
+    return right / total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The trainer beside the published recipes (seed_recipe.py): same images, processes and epochs.
+
+    python benchmarks/trainer.py [--data DIR] [--images 2560] [--rounds 3]
+
+Bars on 2 CPU cores: >= 2.0 x images/s for ResNet-18 with the CIFAR stem, >= 1.7 x with the ImageNet
+stem, at the same accuracy or better; <= 3 % of an epoch outside forward, backward and optimizer;
+checkpointing every epoch <= 2 %. The runs of both alternate, so that a busy machine is busy for
+both. Results go to RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import torch  # noqa: E402
+
+from benchmarks.results import write_section  # noqa: E402
+from trainer.make import fashion_mnist, write_cifar10  # noqa: E402
+from trainer.plot import records  # noqa: E402
+from trainer.synthetic import Arrays  # noqa: E402
+
+HERE = Path(__file__).parent
+EPOCH = 50_000  # images in an epoch of CIFAR-10
+BARS = {"cifar": 2.0, "imagenet": 1.7}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--images", type=int, default=2560, help="training images (5 x 512)")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        data = subset(given.images, Path(scratch))
+        lines = [
+            "| stem | recipe img/s | trainer img/s | ratio (min-max) | bar | recipe top-1 "
+            "| trainer top-1 |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for stem, bar in BARS.items():
+            lines.append(compare(stem, bar, data, given, Path(scratch)))
+        lines += ["", *shares(data, given, Path(scratch))]
+    text = "\n".join(lines)
+    print(text)
+    command = f"python benchmarks/trainer.py {' '.join(sys.argv[1:])}".rstrip()
+    about = f"torch {torch.__version__}; {given.ranks} ranks, batch 64 a rank, {given.images} real "
+    about += f"images (Fashion-MNIST in CIFAR-10's layout), {given.epochs} epochs, "
+    about += f"median of {given.rounds} alternating rounds.\n\n"
+    write_section("trainer", command, about + text)
+    return 0
+
+
+def subset(images: int, folder: Path) -> Path:
+    arrays = fashion_mnist()
+    few = Arrays(
+        arrays.train_x[:images],
+        arrays.train_y[:images],
+        arrays.test_x[:1000],
+        arrays.test_y[:1000],
+        10,
+        "few",
+    )
+    # write_cifar10 makes five batches of as many images as the test batch has at most
+    write_cifar10(few, folder)
+    return folder
+
+
+def compare(stem: str, bar: float, data: Path, given: argparse.Namespace, scratch: Path) -> str:
+    theirs, ours = [], []
+    for _ in range(given.rounds):
+        theirs.append(seed_recipe(stem, data, given, scratch))
+        ours.append(trainer(stem, data, given, scratch))
+    ratios = [
+        b["images_per_second"] / a["images_per_second"] for a, b in zip(theirs, ours, strict=True)
+    ]
+    return (
+        f"| {stem} | {median(theirs, 'images_per_second'):.0f} "
+        f"| {median(ours, 'images_per_second'):.0f} "
+        f"| {statistics.median(ratios):.2f} x ({min(ratios):.2f}-{max(ratios):.2f}) | {bar} x "
+        f"| {median(theirs, 'top1'):.1%} | {median(ours, 'top1'):.1%} |"
+    )
+
+
+def median(results: list[dict[str, float]], key: str) -> float:
+    return statistics.median(result[key] for result in results)
+
+
+def torchrun(ranks: int, command: list[str]) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
+    env["PYTHONPATH"] = str(HERE.parent)
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*line, "--nproc-per-node", str(ranks), *command], env=env, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def seed_recipe(
+    stem: str, data: Path, given: argparse.Namespace, scratch: Path
+) -> dict[str, float]:
+    to = scratch / "recipe.json"
+    flags = ["--data", str(data), "--stem", stem, "--batch-size", "64", "--to", str(to)]
+    torchrun(given.ranks, [str(HERE / "seed_recipe.py"), *flags, "--epochs", str(given.epochs)])
+    result: dict[str, float] = json.loads(to.read_text())
+    return result
+
+
+def trainer(stem: str, data: Path, given: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    found = train(stem, data, given, scratch)
+    spans = [record for record in found if record["kind"] == "train"]
+    steps = [b["step"] - a["step"] for a, b in zip([{"step": 0}, *spans], spans, strict=False)]
+    seconds = sum(record["step_ms"] * n / 1000 for record, n in zip(spans, steps, strict=True))
+    top1 = [record["top1"] for record in found if record["kind"] == "eval"][-1]
+    return {"images_per_second": spans[-1]["samples"] / seconds, "top1": top1}
+
+
+def train(stem: str, data: Path, given: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    out = scratch / "out"
+    flags = ["--model", "resnet18", "--stem", stem, "--data", str(data), "--out", str(out)]
+    flags += ["--batch-size", "64", "--epochs", str(given.epochs), "--amp", "bf16", "--lr", "0.1"]
+    flags += ["--resume", "none"]
+    torchrun(given.ranks, ["-m", "trainer", *flags])
+    return records(out / "metrics.jsonl")
+
+
+def shares(data: Path, given: argparse.Namespace, scratch: Path) -> list[str]:
+    """What an epoch spends beside forward, backward and optimizer, and on its checkpoint."""
+    found = train("cifar", data, given, scratch)
+    spans = [record for record in found if record["kind"] == "train"]
+    data_share = statistics.median(r["data_ms"] / r["step_ms"] for r in spans)
+    speed = statistics.median(record["img_s"] for record in spans)
+    saving = statistics.median(r["seconds"] for r in found if r["kind"] == "checkpoint")
+    share = saving / (EPOCH / speed)
+    return [
+        f"- making batches (crop, flip, normalise): {data_share:.2%} of a step (bar 3 %)",
+        f"- a checkpoint: {saving:.2f} s, {share:.2%} of an epoch of {EPOCH:,} images at this "
+        "speed (bar 2 %)",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

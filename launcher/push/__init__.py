@@ -1,15 +1,17 @@
 """Image, dataset and code to every host, only what is missing there."""
 
 from launcher.push.progress import Progress, progress_for
-from launcher.push.pushing import Pushed, What, push
+from launcher.push.pushing import Pruned, Pushed, What, prune, push
 from launcher.push.report import HostsNotReady, PushReport
 
 __all__ = [
     "HostsNotReady",
     "Progress",
+    "Pruned",
     "PushReport",
     "Pushed",
     "What",
     "progress_for",
+    "prune",
     "push",
 ]

@@ -17,8 +17,9 @@ from launcher.remote.node import Node
 SCRIPT = r"""
 cd "$HOME" || exit
 printf 'home %s\n' "$HOME"
-[ -n "$2" ] && [ -d ".ddpctl/datasets/$2" ] && echo 'have dataset'
-[ -n "$3" ] && [ -d ".ddpctl/workdirs/$3" ] && echo 'have workdir'
+have() { [ -n "$2" ] && [ -d "$3/$2" ] && touch "$3/$2" && echo "have $1"; }
+have dataset "$2" .ddpctl/datasets
+have workdir "$3" .ddpctl/workdirs
 command -v python3 >/dev/null 2>&1 && echo 'have python3'
 printf 'ssh %s\n' "$SSH_CONNECTION"
 if [ -n "$1" ]; then

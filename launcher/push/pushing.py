@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Cluster
 from launcher.push.host import HostState, Image, ask
 from launcher.push.image import Launcher, push_image
 from launcher.push.progress import Progress
-from launcher.push.report import HostReport, HostsNotReady, PushReport
+from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
 from launcher.push.scan import Tree, scan, shown
 from launcher.push.send import Journey, attempt
 from launcher.push.sender import Sender
 from launcher.push.tree import push_tree
+from launcher.push.unused import Unused, remove, unused
 from launcher.remote.node import Node
 
 What = Literal["image", "dataset", "workdir"]
@@ -34,6 +35,21 @@ class Pushed:
     dataset_digest: str | None
     workdir_digest: str | None
     report: PushReport
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What no run uses, by host name; `removed` is False when nobody was sure."""
+
+    trees: list[tuple[str, Unused]]
+    removed: bool
+
+    def document(self) -> dict[str, Any]:
+        rows = [
+            {"host": host, "folder": f"~/.ddpctl/{tree.folder}", "bytes": tree.size}
+            for host, tree in self.trees
+        ]
+        return {"version": 1, "removed": self.removed, "unused": rows}
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,32 @@ def push(
         workdir_digest=report.workdir_digest,
         report=report,
     )
+
+
+def prune(
+    nodes: Sequence[Node], cluster: Cluster, progress: Progress, *, sure: Callable[[str], bool]
+) -> Pruned:
+    """Removes trees that neither a run nor this hosts file uses. `sure` is shown the list first.
+
+    HostsNotReady names each host that could not be asked, or where something is left.
+    """
+    machines = list(_machines(nodes).values())
+    journey = Journey(progress, PushReport([]), {})
+    asked: frozenset[What] = frozenset(("dataset", "workdir"))
+    goods = _goods(cluster, asked, journey)
+    found, failures = unused(machines, [goods.digest(kind) for kind in asked if goods.tree(kind)])
+    rows = [(node.name, tree) for node, trees in found.items() for tree in trees]
+    removed = bool(rows) and sure("\n".join(_row(name, tree) for name, tree in rows))
+    if removed:
+        failures |= remove(found)
+    if failures:
+        errors = {node.name: error for node, error in failures.items()}
+        raise HostsNotReady(errors, journey.report)
+    return Pruned(rows, removed)
+
+
+def _row(host: str, tree: Unused) -> str:
+    return f"{host}: ~/.ddpctl/{tree.folder}  {in_words(tree.size)}"
 
 
 def _push(

@@ -74,10 +74,11 @@ class PushReport:
         layers = sum(host.layers_sent for host in self.hosts)
         count = len(self.hosts)
         ready = f"{count - failed} of {count}" if failed else f"{count}"
+        ready += " host" if count == 1 else " hosts"
         if not received:
-            return f"{ready} hosts ready in {self.seconds:.1f} s: nothing had to be sent"
+            return f"{ready} ready in {self.seconds:.1f} s: nothing had to be sent"
         return (
-            f"{ready} hosts ready in {self.seconds:.1f} s: {in_words(self.sent)} sent from here, "
+            f"{ready} ready in {self.seconds:.1f} s: {in_words(self.sent)} sent from here, "
             f"{in_words(received)} received ({layers} layers, {files} files)"
         )
 

@@ -194,12 +194,8 @@ def _start(transport: paramiko.Transport, route: Route, timeout: float) -> None:
         raise
 
 
-class Transport(paramiko.Transport):
-    """Keeps the signal that ended a command, which paramiko throws away."""
-
-    _channel_handler_table: ClassVar[dict[int, Any]] = dict(
-        getattr(paramiko.Transport, "_channel_handler_table", {})
-    )
+_SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
+_HANDLERS: dict[int, Any] = dict(getattr(paramiko.Transport, "_channel_handler_table", {}))
 
 
 def _note_signal(channel: Any, message: Any) -> None:
@@ -209,13 +205,16 @@ def _note_signal(channel: Any, message: Any) -> None:
         request.get_boolean()
         channel.exit_status = 128 + _SIGNALS.get(request.get_text(), 127)
         channel.status_event.set()
-    _handle_request(channel, message)
+    _HANDLERS[MSG_CHANNEL_REQUEST](channel, message)
 
 
-_SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
-_handle_request = Transport._channel_handler_table.get(MSG_CHANNEL_REQUEST)
-if _handle_request:
-    Transport._channel_handler_table[MSG_CHANNEL_REQUEST] = _note_signal
+class Transport(paramiko.Transport):
+    """Keeps the signal that ended a command, which paramiko throws away."""
+
+    _channel_handler_table: ClassVar[dict[int, Any]] = {
+        **_HANDLERS,
+        **({MSG_CHANNEL_REQUEST: _note_signal} if _HANDLERS else {}),
+    }
 
 
 class _Packets(Packetizer):

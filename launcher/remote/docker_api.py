@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 from collections.abc import Callable
@@ -16,12 +17,15 @@ import requests
 import requests.adapters
 import urllib3.connection
 import urllib3.connectionpool
+from urllib3.exceptions import HTTPError
 
-from launcher.errors import CommandTimeout, DdpctlError, DockerUnavailable
+from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 
 from .stream import CHUNK, Stream
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
+LAST_WORDS = 5.0  # seconds to wait for a command to end that has closed its output
+NOT_FOUND = 127  # a shell's exit code
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
 # Non-interactive logins often miss the folders where people put the docker command.
@@ -38,12 +42,12 @@ def client_through(name: str, open_stream: Open) -> docker.DockerClient:
 def local_client(name: str) -> docker.DockerClient:
     """The SDK on this machine: DOCKER_HOST, else the docker command's context, else its socket."""
     try:
-        return _client(name, **_local_endpoint())
+        return _client(name, **local_endpoint())
     except docker.errors.DockerException as error:
         raise unavailable(name, str(error)) from None
 
 
-def _local_endpoint() -> dict[str, Any]:
+def local_endpoint() -> dict[str, Any]:
     if os.environ.get("DOCKER_HOST"):
         return dict(docker.utils.kwargs_from_env())
     name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
@@ -82,13 +86,13 @@ class _Api(docker.APIClient):
             kwargs["proxies"] = {}  # this machine's proxies lead nowhere over there
         try:
             return super().send(request, **kwargs)
-        except requests.exceptions.Timeout:
+        except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
+            if "timed out" not in str(error):
+                raise unavailable(self._name, str(error)) from None
             raise CommandTimeout(
-                f"{self._name}: Docker did not answer {request.method} {request.path_url} in time; "
-                "look whether dockerd or a disk hangs there"
+                f"{self._name}: Docker did not answer {request.method} {request.path_url} within "
+                f"{kwargs.get('timeout')} s; look whether dockerd or a disk hangs there"
             ) from None
-        except requests.exceptions.ConnectionError as error:
-            raise unavailable(self._name, str(error)) from None
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
@@ -168,7 +172,7 @@ class StreamSocket(io.RawIOBase):
             raise
 
     def makefile(self, mode: str, *_: Any, **__: Any) -> io.BufferedReader:
-        return io.BufferedReader(_Unclosed(self), CHUNK)
+        return _Response(_Unclosed(self), CHUNK)
 
     def settimeout(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -190,9 +194,11 @@ class StreamSocket(io.RawIOBase):
     def _last_words(self) -> str:
         """Why the command behind this ended, in its own words."""
         with contextlib.suppress(TimeoutError):
-            code = self._stream.wait(5.0)
-            self._stream.stderr_all(5.0)
-            return self._stream.stderr_tail() or f"`docker system dial-stdio` ended with {code}"
+            code = self._stream.wait(LAST_WORDS)
+            said = self._stream.stderr_all(LAST_WORDS).decode(errors="replace")
+            if code == NOT_FOUND:
+                return _NOT_INSTALLED
+            return said or f"`docker system dial-stdio` ended with {code} and no word why"
         return "the engine hung up"
 
 
@@ -200,19 +206,55 @@ class _Unclosed(io.RawIOBase):
     """A response reads through this: closing it leaves the connection for the next one."""
 
     def __init__(self, sock: StreamSocket) -> None:
-        self._sock = sock
+        self.sock = sock
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        return self._sock.readinto(buffer)
+        return self.sock.readinto(buffer)
 
-    def settimeout(self, timeout: float | None) -> None:
-        self._sock.settimeout(timeout)
 
-    def gettimeout(self) -> float | None:
-        return self._sock.gettimeout()
+class _Response(io.BufferedReader):
+    """`raw` is the connection as the SDK reads it itself after an upgrade (exec, attach)."""
+
+    def __init__(self, unclosed: _Unclosed, size: int) -> None:
+        super().__init__(unclosed, size)
+        self._rest = _Rest(self, unclosed.sock)
+
+    @property
+    def raw(self) -> Any:  # type: ignore[override]
+        return self._rest
+
+
+class _Rest:
+    """The rest of a connection, beginning with what is already in the reader's buffer."""
+
+    def __init__(self, reader: io.BufferedReader, sock: StreamSocket) -> None:
+        self.recv = reader.read1
+        self.close = reader.close
+        self.settimeout = sock.settimeout
+        self.gettimeout = sock.gettimeout
+        self.sendall = sock.sendall
+
+    def fileno(self) -> int:
+        """Something that is always ready: the SDK polls it and then calls `recv`, which waits."""
+        return _always_ready()
+
+
+@functools.cache
+def _always_ready() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def failure(name: str, error: BaseException) -> DdpctlError | None:
+    """An error of the SDK as one line; None when it is another's."""
+    if isinstance(error, docker.errors.APIError):
+        said = " ".join(str(error.explanation or error).split())
+        return CommandFailed(f"{name}: Docker refuses: {said}")
+    if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
+        return unavailable(name, str(error))
+    return None
 
 
 def unavailable(name: str, said: str) -> DockerUnavailable:
@@ -224,25 +266,30 @@ def unavailable(name: str, said: str) -> DockerUnavailable:
     return DockerUnavailable(f"{name}: Docker does not answer: {text[-300:]}")
 
 
+_NOT_INSTALLED = "docker: not found"
 _PROBLEMS = (
     (
-        ("permission denied", "Permission denied", "PermissionError"),
+        ("ermission denied", "PermissionError"),
         "this user may not use Docker",
-        "on that host `sudo usermod -aG docker USER`, then log in again",
+        "on that host `sudo usermod -aG docker $USER`, then log in again",
     ),
     (
-        ("is not a docker command", "unknown command", "unknown flag", "Usage:  docker"),
-        "the docker command is too old for `docker system dial-stdio`",
+        ("is not a docker command", "unknown command", "Usage:", "BadStatusLine"),
+        "its docker command is too old: it has no `docker system dial-stdio`",
         "install Docker 18.09 or newer there",
     ),
     (
-        ("docker: not found", "docker: command not found", "No such file or directory: 'docker'"),
-        "the docker command is not installed",
+        (_NOT_INSTALLED,),
+        "Docker is not installed",
         "install Docker Engine there: https://docs.docker.com/engine/install/",
     ),
     (
-        ("Cannot connect to the Docker daemon", "Connection refused", "No such file or directory"),
+        (
+            "Cannot connect to the Docker daemon",
+            "onnection refused",
+            "o such file or directory",
+        ),
         "the Docker daemon does not run",
-        "on that host `sudo systemctl start docker`",
+        "on that host `sudo systemctl start docker` (rootless: `systemctl --user start docker`)",
     ),
 )

@@ -122,11 +122,18 @@ class Keyring:
     _agent: _Agent | None = None
 
     def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Name and key: those of the agent that the config names, the agent's others, files."""
+        """Name and key: those of the agent that the config names, the agent's others, files.
+
+        But the hosts file's own key before all others: an agent full of keys would use up
+        MaxAuthTries.
+        """
+        own = self.route.own_identity
         named = {
             public: path for path in self.route.identity_files if (public := _public_key(path))
         }
         held = self._agent_keys()
+        if own and _public_key(own) not in held and (loaded := self._load(own)):
+            yield from self._with_certificates(own, own, loaded)
         for public, path in named.items():
             if key := held.get(public):
                 yield from self._with_certificates(f"{path} (agent)", path, key)
@@ -135,7 +142,7 @@ class Keyring:
                 if public not in named:
                     yield f"{key.comment or key.get_name()} (agent)", key
         for path in self.route.identity_files:
-            if _public_key(path) in held:
+            if path == own or _public_key(path) in held:
                 continue
             if loaded := self._load(path):
                 yield from self._with_certificates(path, path, loaded)
@@ -202,14 +209,14 @@ class _Agent(paramiko.agent.AgentSSH):
         try:
             connection.settimeout(AGENT_TIMEOUT)
             connection.connect(path)
-            self._connect(connection)
+            self._connect(connection)  # type: ignore[attr-defined]
         except BaseException:
             connection.close()
             raise
         connection.settimeout(None)  # signing may wait for a touch of a token
 
     def close(self) -> None:
-        self._close()
+        self._close()  # type: ignore[attr-defined]
 
 
 def _public_key(path: str) -> bytes | None:

@@ -11,6 +11,7 @@ node.docker.containers.list()
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -79,7 +80,10 @@ class Node:
         deadline = Deadline(timeout)
         stream = self._machine.open(argv, stderr_limit=None)
         try:
-            threading.Thread(target=_feed, args=(stream, stdin), daemon=True).start()
+            if stdin:
+                threading.Thread(target=_feed, args=(stream, stdin), daemon=True).start()
+            else:
+                stream.close_stdin()
             stdout = bytearray()
             while chunk := stream.read(CHUNK, deadline.left()):
                 stdout += chunk
@@ -161,12 +165,22 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32
     failures: dict[str, DdpctlError] = {}
     names = _unique_names(nodes)
     for node, error in errors.items():
-        if not isinstance(error, DdpctlError):
-            raise error
-        failures[names[node]] = error
+        failures[names[node]] = _one_line(node, error)
     if failures:
         raise NodesFailed(failures, {names[node]: result for node, result in results.items()})
     return {node: results[node] for node in nodes}
+
+
+def _one_line(node: Node, error: BaseException) -> DdpctlError:
+    """The error as the user's; what is a bug of ours is raised as it is."""
+    if isinstance(error, DdpctlError):
+        return error
+    if "docker" in sys.modules:  # without it, it cannot be one of its errors
+        from . import docker_api
+
+        if found := docker_api.failure(node.name, error):
+            return found
+    raise error
 
 
 def _unique_names(nodes: Sequence[Node]) -> dict[Node, str]:

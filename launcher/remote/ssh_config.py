@@ -13,7 +13,7 @@ import pwd
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
@@ -21,6 +21,9 @@ from launcher.hosts import Host
 from .route import Route, account_name, from_options, jump_parts, parse
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run anything
+
+# About host keys, so not to be passed over in silence.
+UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 log = logging.getLogger("ddpctl.remote")
 
@@ -34,6 +37,9 @@ def make(host: Host) -> Route:
         options = _read_without_ssh(host)
     else:
         options = parse(text)
+        for keyword in UNSUPPORTED:
+            if options.get(keyword, ("none",))[0].lower() != "none":
+                _say_once(f"ddpctl does not know {keyword} of your ssh config and goes without")
     return from_options(host, options, home=home())
 
 
@@ -155,9 +161,10 @@ def _read_without_ssh(host: Host) -> dict[str, tuple[str, ...]]:
             f"{host.name}: {path} cannot be read without the `ssh` command: {error}; install "
             "openssh-client"
         ) from None
+    values: dict[str, Any] = dict(found)  # strings, and lists of them
     options: dict[str, tuple[str, ...]] = {
         keyword: tuple(value) if isinstance(value, list) else (value,)
-        for keyword, value in found.items()
+        for keyword, value in values.items()
     }
     own = {
         "user": host.user or user,

@@ -178,16 +178,19 @@ def test_too_many_keys_of_an_agent_and_identities_only(
         monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
         for number in range(6):
             add_to_agent(agent, keygen(home / f"k{number}"))
-        message = why_not(node(server.host()))
+        config(f"Host *\n  IdentityFile {server.user_key}\n")
+        message = why_not(node(server.host(identity_file=None)))
         assert "MaxAuthTries" in message
         assert "k0 (agent), k1 (agent)" in message
         assert "IdentitiesOnly yes" in message
-        config("Host *\n  IdentitiesOnly yes\n")
-        node(server.host()).connect()
+        config(f"Host *\n  IdentityFile {server.user_key}\n  IdentitiesOnly yes\n")
+        node(server.host(identity_file=None)).connect()
+        config("")
+        node(server.host()).connect()  # the hosts file's own key comes first
 
 
 def test_a_named_key_in_the_agent_comes_first(
-    sshd: Server, node: NodeMaker, home: Path, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, node: NodeMaker, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sshd(MaxAuthTries="2")
     with ssh_agent(home) as agent:
@@ -195,7 +198,8 @@ def test_a_named_key_in_the_agent_comes_first(
         for number in range(4):
             add_to_agent(agent, keygen(home / f"k{number}"))
         add_to_agent(agent, server.user_key)
-        node(server.host()).connect()
+        config(f"Host *\n  IdentityFile {server.user_key}\n")
+        node(server.host(identity_file=None)).connect()
 
 
 def test_a_certificate_lets_in(sshd: Server, node: NodeMaker, home: Path) -> None:

@@ -1,8 +1,8 @@
-"""A cluster on this machine: simulated hosts, each a container with an sshd and a Docker Engine of its own.
+"""A cluster on this machine: simulated hosts, containers with an sshd and a Docker Engine of their own.
 
 `Cluster` starts them, speaks to them past ddpctl (`exec`, `containers`, `processes`), harms them
-(`cut`, `kill_host`, `stop_dockerd`, `slow`) and heals them. `Home` is a launching machine: a home folder with
-a key, known_hosts and an SSH config in which the hosts are called node0, node1, ...
+(`cut`, `kill_host`, `stop_dockerd`, `slow`) and heals them. `Home` is a launching machine: a home
+folder with a key, known_hosts and an SSH config in which the hosts are called node0, node1, ...
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class Cluster:
 
     def ranks(self, node: str) -> list[str]:
         """Processes of a run on a host: torchrun, its ranks, the supervisor."""
-        words = ("torchrun", "torch.distributed.run", "/ddpctl/supervisor.py", "/venv/bin/python")
+        words = ("torchrun", "torch.distributed.run", "/ddpctl/supervisor", "/venv/bin/python")
         return [line for line in self.processes(node) if any(word in line for word in words)]
 
     def idle(self) -> bool:

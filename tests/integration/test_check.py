@@ -1,0 +1,262 @@
+"""`ddpctl check` on the simulated cluster: each fault is seeded for real and told in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import TRAINER_IMAGE, Cluster, Home
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+Check = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def check(cluster: Cluster, home: Home, tmp_path: Path) -> Check:
+    """The JSON document of a check of all hosts, and the exit code in it as `rc`."""
+
+    def run(hosts: list[Any] | None = None, **job: Any) -> dict[str, Any]:
+        file = cluster.hosts_yaml(tmp_path / "hosts.yaml", hosts, **job)
+        done = home.ddpctl("check", file, "--json")
+        assert done.stdout, done.stderr
+        return {**json.loads(done.stdout), "rc": done.returncode}
+
+    return run
+
+
+def told(document: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    assert all(finding["remedy"] for finding in document["findings"])
+    return [(f["severity"], f["host"], f["check"], f["what"]) for f in document["findings"]]
+
+
+def only(document: dict[str, Any]) -> tuple[str, str, str, str]:
+    found = told(document)
+    assert len(found) == 1, found
+    assert document["rc"] == (3 if found[0][0] == "failure" else 0)
+    return found[0]
+
+
+def test_a_clean_cluster_gives_no_finding(cluster: Cluster, check: Check) -> None:
+    document = check()
+    assert told(document) == []
+    assert (document["rc"], document["ok"]) == (0, True)
+    chosen = {h["host"]: (h["internal_ip"], h["interface"]) for h in document["hosts"]}
+    assert chosen == {node: (cluster.addresses[node], "eth0") for node in cluster.nodes}
+    assert document["seconds"] < 30
+
+
+def test_the_table_and_the_lines(cluster: Cluster, home: Home, tmp_path: Path) -> None:
+    file = cluster.hosts_yaml(tmp_path / "hosts.yaml", master_port=22)
+    done = home.ddpctl("check", file)
+    head, first, *rest = done.stdout.splitlines()
+    assert head.split()[:4] == ["HOST", "SSH", "DOCKER", "GPUS"]
+    assert first.split()[0] == "node0"
+    assert any(line.startswith("failure: node0: ports: port 22 is ") for line in rest)
+    assert done.returncode == 3
+
+
+def test_docker_is_down(cluster: Cluster, check: Check) -> None:
+    cluster.stop_dockerd("node1")
+    severity, host, name, what = only(check())
+    assert (severity, host, name) == ("failure", "node1", "docker")
+    assert "does not run" in what or "daemon" in what
+
+
+def test_no_permission_on_the_socket(cluster: Cluster, check: Check) -> None:
+    cluster.exec("node1", "gpasswd", "-d", "ddp", "docker")
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node1", "gpasswd", "-a", "ddp", "docker")
+    assert (severity, host, name) == ("failure", "node1", "docker")
+    assert "permission" in what or "may not" in what
+
+
+def test_a_key_that_is_refused_and_a_host_that_is_gone(cluster: Cluster, check: Check) -> None:
+    cluster.exec("node2", "mv", "/home/ddp/.ssh", "/home/ddp/.ssh.off")
+    try:
+        document = check()
+    finally:
+        cluster.exec("node2", "mv", "/home/ddp/.ssh.off", "/home/ddp/.ssh")
+    ((severity, host, name, _what),) = told(document)
+    assert (severity, host, name, document["rc"]) == ("failure", "node2", "ssh", 4)
+
+
+def test_a_port_that_is_held(cluster: Cluster, check: Check) -> None:
+    cluster.exec("node0", "sh", "-c", "setsid nc -l -k -p 29500 >/dev/null 2>&1 </dev/null &")
+    try:
+        severity, host, name, what = only(check())
+        assert told(check(master_port="auto")) == []
+    finally:
+        cluster.exec("node0", "sh", "-c", "pkill -x nc; true")
+    assert (severity, host, name) == ("failure", "node0", "ports")
+    assert what.startswith("port 29500 is taken by ")
+    assert "user root" in what
+
+
+def test_a_firewall_before_one_port(cluster: Cluster, check: Check) -> None:
+    rule = ["INPUT", "-p", "tcp", "--dport", "29500", "-s", cluster.addresses["node2"]]
+    cluster.exec("node0", "iptables", "-A", *rule, "-j", "DROP")
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node0", "iptables", "-F", "INPUT")
+    assert (severity, host, name) == ("failure", "node0", "ports")
+    assert what == f"port 29500 on {cluster.addresses['node0']} timed out from node2"
+
+
+def test_a_full_disk(cluster: Cluster, check: Check) -> None:
+    small = "mount -t tmpfs -o size=20m tmpfs /home/ddp/.ddpctl && chown ddp /home/ddp/.ddpctl"
+    cluster.exec("node1", "sh", "-c", f"mkdir -p /home/ddp/.ddpctl && {small}")
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node1", "umount", "/home/ddp/.ddpctl")
+    assert (severity, host, name) == ("failure", "node1", "disk")
+    assert "20 MiB free on /home/ddp/.ddpctl for data and checkpoints" in what
+
+
+def test_another_image_under_the_same_name(cluster: Cluster, check: Check) -> None:
+    build = 'printf \'FROM %s\\nRUN touch /other\\n\' "$1" | docker build -q -t "$1" - '
+    [was] = json.loads(cluster.exec("node1", "docker", "image", "inspect", TRAINER_IMAGE))
+    cluster.exec("node1", "env", "DOCKER_BUILDKIT=0", "sh", "-c", build, "sh", TRAINER_IMAGE)
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node1", "docker", "tag", was["Id"], TRAINER_IMAGE)
+    assert (severity, host, name) == ("warning", "node1", "image")
+    assert f"another image has the name {TRAINER_IMAGE}" in what
+
+
+STAND_IN = """#!/bin/sh
+case "$*" in
+*index,uuid,name,memory.total*) printf '0, GPU-a, NVIDIA H100, 81559\\n1, GPU-b, NVIDIA H100, 81559\\n' ;;
+esac
+"""
+
+
+def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
+    program = "cat > /usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi"
+    hook = "cp /bin/true /usr/local/bin/nvidia-container-runtime-hook"
+    for node in ("node0", "node1"):
+        cluster.exec(node, "sh", "-c", program, stdin=STAND_IN.encode())
+        cluster.exec(node, "sh", "-c", hook)
+    try:
+        wrong = [{"host": "node0", "gpus": [0, 1]}, {"host": "node1", "gpus": [0, 5]}]
+        finding = only(check(wrong))
+        right = [{"host": "node0", "gpus": [0, 1]}, {"host": "node1", "gpus": 2}]
+        assert told(check(right)) == []
+        cluster.exec("node1", "rm", "/usr/local/bin/nvidia-container-runtime-hook")
+        toolkit = only(check(right))
+    finally:
+        for node in ("node0", "node1"):
+            cluster.exec(node, "sh", "-c", "rm -f /usr/local/bin/nvidia-*")
+    assert finding == (
+        "failure",
+        "node1",
+        "gpus",
+        "GPU 5 does not exist; the host has 0, 1",
+    )
+    assert toolkit[:3] == ("failure", "node1", "gpus")
+    assert "toolkit is not installed" in toolkit[3]
+
+
+def test_a_clock_that_is_off(cluster: Cluster, check: Check) -> None:
+    late = '#!/bin/sh\n[ "$1" = +%s.%N ] && exec /bin/date -d "-90 seconds" "$1"\nexec /bin/date "$@"\n'
+    program = "cat > /usr/local/bin/date; chmod 755 /usr/local/bin/date"
+    cluster.exec("node2", "sh", "-c", program, stdin=late.encode())
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node2", "rm", "/usr/local/bin/date")
+    assert (severity, host, name) == ("warning", "node2", "clock")
+    assert what.startswith(("its clock is 90.", "its clock is 89."))
+
+
+def test_a_run_that_was_left_paused(cluster: Cluster, check: Check) -> None:
+    label = ["io.ddpctl.run-id=old", "io.ddpctl.owner=eve@head", "io.ddpctl.node-rank=1"]
+    flags = [word for one in label for word in ("--label", one)]
+    run = ["docker", "run", "-d", "--network", "host", "--name", "ddpctl-old-1", *flags]
+    cluster.exec("node1", *run, "--entrypoint", "sleep", TRAINER_IMAGE, "60")
+    cluster.exec("node1", "docker", "pause", "ddpctl-old-1")
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node1", "docker", "unpause", "ddpctl-old-1")
+    assert (severity, host, name) == ("warning", "node1", "runs")
+    assert what == "node 1 of run old (eve@head) is paused"
+
+
+# Decoys: plain torchrun over Gloo listens where nobody comes, ddpctl does not
+
+TALK = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print("sum", int(one.item()), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def decoys(cluster: Cluster) -> Any:
+    """Every host calls itself 127.0.1.1 and has a bridge with an address of all the others."""
+    names: dict[str, str] = {}
+    for node in cluster.nodes:
+        names[node] = cluster.exec(node, "cat", "/etc/hosts")
+        wrong = f"127.0.0.1 localhost\n127.0.1.1 {node}\n"
+        cluster.exec(node, "sh", "-c", "cat > /etc/hosts", stdin=wrong.encode())
+        bridge = "ip link add name docker0 type bridge && ip addr add 172.29.0.1/16 dev docker0"
+        cluster.exec(node, "sh", "-c", f"{bridge} && ip link set docker0 up")
+    yield
+    for node in cluster.nodes:
+        cluster.exec(node, "sh", "-c", "cat > /etc/hosts", stdin=names[node].encode())
+        cluster.exec(node, "ip", "link", "del", "docker0")
+
+
+def test_decoys_are_named_and_never_chosen(cluster: Cluster, check: Check, decoys: Any) -> None:
+    document = check()
+    assert [finding[:3] for finding in told(document)] == [
+        ("warning", node, "network") for node in cluster.nodes
+    ]
+    assert all("stands for 127.0.1.1" in finding[3] for finding in told(document))
+    assert [h["internal_ip"] for h in document["hosts"]] == list(cluster.addresses.values())
+
+
+def test_a_launch_passes_where_plain_torchrun_fails(
+    cluster: Cluster, home: Home, tmp_path: Path, decoys: Any
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "talk.py").write_text(TALK)
+    file = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml", ["node0", "node1"], workdir="code", command=["talk.py"]
+    )
+    done = home.ddpctl("launch", file)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+
+    plain = (
+        "cat > /tmp/talk.py; timeout 30 docker run --rm -i --network host -v /tmp:/t "
+        "--entrypoint torchrun {image} --nnodes 2 --node-rank {rank} --nproc-per-node 1 "
+        "--master-addr {address} --master-port 29511 /t/talk.py; echo rc $?"
+    )
+    words = {"image": TRAINER_IMAGE, "address": cluster.addresses["node0"]}
+    both = [("node0", 0), ("node1", 1)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(
+            pool.map(
+                lambda at: cluster.exec(
+                    at[0], "sh", "-c", plain.format(rank=at[1], **words), stdin=TALK.encode()
+                ),
+                both,
+            )
+        )
+    assert not any("rc 0" in text for text in said), said

@@ -70,6 +70,8 @@ def begin(
     if restored:
         run.saved, run.saved_step = f"ckpt/{restored.name}", t.step
     if ranks.first:
+        if config.tensorboard and metrics.writer is None:
+            say("note: --tensorboard: the tensorboard package is not installed")
         introduce(t, restored, notes, asked_again)
     return run
 

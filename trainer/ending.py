@@ -31,12 +31,24 @@ def finish(run: Run, state: str, reason: str) -> None:
     run.metrics.close()
     if not t.ranks.first:
         return
+    if t.config.plot:
+        draw_curves(run)
     write_status(run.out, state, t.step, run.saved, reason, seconds=seconds, **results)
     best = t.best.get("top1")
     selected = (
         f"  best top-1 {100 * best:.2f} % (selected on {t.best['selected_on']})" if best else ""
     )
     say(f"{state} at step {t.step} of {t.plan.total_steps} in {clock(seconds)}{selected}  {reason}")
+
+
+def draw_curves(run: Run) -> None:
+    """curves.png, as far as that can be had: a picture is no reason to fail."""
+    from trainer.plot import draw, records
+
+    try:
+        draw(records(run.out / "metrics.jsonl"), run.out / "curves.png")
+    except (TrainerError, OSError) as error:
+        say(f"note: no curves.png: {error}")
 
 
 def preempted(run: Run, env: Mapping[str, str]) -> int:

@@ -1,0 +1,36 @@
+# make demo    train on two nodes of this machine: no Docker, no SSH, no root; sets itself up
+# make test    every test, the simulated cluster's too; sets itself up
+# make fast    the tests that need no cluster
+# make check   lint, format, types
+
+VENV ?= .venv
+BIN = $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest --timeout 300 -n 2 --dist loadgroup
+export VENV
+
+.PHONY: demo test fast check image clean
+
+demo:
+	@scripts/venv demo
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/demo.py
+
+test:
+	@scripts/venv test
+	@scripts/test-setup
+	$(PYTEST) $(ARGS)
+
+fast:
+	@scripts/venv test
+	$(PYTEST) -m "not cluster" $(ARGS)
+
+check:
+	@scripts/venv test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy launcher trainer
+
+image:
+	docker build -t ddpctl-trainer:latest .
+
+clean:
+	rm -rf $(VENV) .demo wheelhouse dist

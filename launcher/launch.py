@@ -18,6 +18,7 @@ from launcher.facts import Facts
 from launcher.following import Party, follow
 from launcher.hosts import Cluster, dump
 from launcher.interrupts import Interrupts
+from launcher.pending import finish_pending
 from launcher.plan import Found, Plan, make_plan
 from launcher.record import (
     RunFolder,
@@ -30,6 +31,7 @@ from launcher.record import (
 )
 from launcher.recorder import spawn
 from launcher.remote.node import Node
+from launcher.restarts import until_done
 from launcher.start import ask, connect, engine_of, members, read_env_file, start
 
 
@@ -70,7 +72,22 @@ def dry_run(cluster: Cluster, wishes: Wishes, now: datetime.datetime) -> Plan:
 def launch(cluster: Cluster, wishes: Wishes, console: Console) -> int:
     """check, push, start on every node, follow to the end; returns the exit code of CONTRACT 6."""
     run_id = new_run_id(wishes.name, datetime.datetime.now(), secrets.token_hex(2))
-    return run_attempt(cluster, wishes, console, run_id)
+    code = run_attempt(cluster, wishes, console, run_id)
+    if wishes.detach:
+        return code  # the recorder sees to restarts
+    return with_restarts(cluster, wishes, console, run_id, code)
+
+
+def with_restarts(
+    cluster: Cluster, wishes: Wishes, console: Console, run_id: str, code: int
+) -> int:
+    """The exit code of the last attempt, after as many as the job allows and make sense."""
+    folder = RunFolder(state_home() / "runs" / run_id)
+
+    def again(others: Cluster, record: RunRecord) -> int:
+        return run_attempt(others, wishes, console, run_id, earlier=record)
+
+    return until_done(cluster, folder, code, again, console)
 
 
 def run_attempt(
@@ -108,6 +125,7 @@ def prepare_plan(
     """Asks the hosts, checks and pushes; nothing is started yet, so a Ctrl-C may come any time."""
     with console.step(f"asking {len(nodes)} hosts"):
         facts = ask(nodes)
+    finish_pending(nodes, cluster, console)
     if wishes.check:
         cluster = preflight(cluster, nodes, facts, console)
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()

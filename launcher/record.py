@@ -58,6 +58,7 @@ class AttemptRecord:
     started: str | None = None
     ended: str | None = None
     first_failure: dict[str, Any] | None = None
+    progress: bool | None = None  # whether it saved a checkpoint; known once a restart is weighed
 
 
 @dataclass

@@ -1,6 +1,8 @@
-"""The recorder: a process of the launching machine that keeps the logs of a run nobody watches.
+"""The recorder: a process of the launching machine that looks after a run that nobody watches.
 
-    python -m launcher.recorder RUN_FOLDER
+It keeps the logs and starts the attempts that job.max_restarts allows.
+
+python -m launcher.recorder RUN_FOLDER
 """
 
 from __future__ import annotations
@@ -28,11 +30,16 @@ def spawn(folder: RunFolder) -> None:
 
 def main() -> int:
     from launcher.attach import attach
+    from launcher.hosts import load
+    from launcher.launch import Wishes, with_restarts
 
     console = Console()
     console.stdout_closed = True  # it only records
+    folder = RunFolder(Path(sys.argv[1]))
     try:
-        return attach(RunFolder(Path(sys.argv[1])), console)
+        code = attach(folder, console)
+        cluster = load(folder.hosts_file, job_files=False)
+        return with_restarts(cluster, Wishes(), console, folder.run_id, code)
     except DdpctlError as error:
         console.error(str(error))
         return error.exit_code

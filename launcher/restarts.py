@@ -1,0 +1,124 @@
+"""Whole-job restarts: whether a failure is worth another attempt, when, and on which hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launcher.console import Console
+from launcher.errors import NodesFailed
+from launcher.hosts import Cluster, Host
+from launcher.plan import place_in
+from launcher.record import AttemptRecord, RunFolder, RunRecord
+from launcher.remote.node import Node, each_node
+from launcher.start import connect
+
+# What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
+# memory, a loss that diverged) would only fail the same way once more.
+MENDABLE = frozenset(
+    ("killed", "host-lost", "stopped", "never-joined", "terminated", "hung", "collective-timeout")
+)
+BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
+NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint
+
+# Prints a word when something was saved under $1/checkpoints since $2/spec.json was written.
+PROGRESS = 'find "$1/checkpoints" -type f -newer "$2/spec.json" 2>/dev/null | head -n 1'
+
+
+@dataclass(frozen=True)
+class Verdict:
+    again: bool
+    why: str
+    wait: float = 0.0  # seconds
+
+
+def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Verdict:
+    """After a failure: another attempt, or the reason why not."""
+    failure = attempts[-1].first_failure or {}
+    kind = failure.get("kind", "unknown")
+    restarts = len(attempts) - 1
+    if kind not in MENDABLE:
+        return Verdict(False, f"a restart does not mend `{kind}`")
+    if restarts >= max_restarts:
+        return Verdict(False, f"{restarts} of {max_restarts} restarts are used up")
+    idle = 0
+    for attempt in reversed(attempts):
+        if attempt.progress:
+            break
+        idle += 1
+    if idle >= NO_PROGRESS_LIMIT:
+        return Verdict(False, f"{idle} attempts in a row saved nothing new")
+    wait = BACKOFF[min(restarts, len(BACKOFF) - 1)]
+    return Verdict(True, f"restart {restarts + 1} of {max_restarts}", wait)
+
+
+def until_done(
+    cluster: Cluster,
+    folder: RunFolder,
+    code: int,
+    again: Callable[[Cluster, RunRecord], int],
+    console: Console,
+) -> int:
+    """Restarts a failed run as often as the job allows; returns the last attempt's exit code.
+
+    code: of the attempt that has ended. again: starts the next one and follows it to its end.
+    """
+    while code == 1 and cluster.job.max_restarts > 0:
+        record = folder.load()
+        record.attempt.progress = has_saved(cluster, record)
+        folder.save(record)
+        verdict = decide(record.attempts, cluster.job.max_restarts)
+        if not verdict.again:
+            console.say(f"no restart: {verdict.why}")
+            break
+        console.say(f"{verdict.why} in {verdict.wait:g} s")
+        time.sleep(verdict.wait)
+        cluster = with_spares(cluster, console)
+        code = again(cluster, record)
+    return code
+
+
+def has_saved(cluster: Cluster, record: RunRecord) -> bool:
+    """Whether any host that can be seen holds something that the last attempt saved."""
+    nodes = connect(cluster)
+    ranks = {node: rank for rank, node in enumerate(nodes)}
+
+    def look(node: Node) -> bool:
+        entry = record.attempt.nodes[ranks[node]]
+        attempt = record.attempt.attempt
+        place = place_in(entry.run_dir, record.run_id, entry.node_rank, attempt)
+        done = node.run(["sh", "-c", PROGRESS, "sh", place.run_dir, place.control_dir])
+        return bool(done.stdout.strip())
+
+    try:
+        return any(each_node(nodes, look).values())
+    except NodesFailed as error:
+        return any(error.results.values())
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def with_spares(cluster: Cluster, console: Console) -> Cluster:
+    """The cluster with a spare in the place, and with the rank, of each host that is lost."""
+    nodes = connect(cluster)
+    try:
+        each_node(nodes, lambda node: node.connect())
+        return cluster
+    except NodesFailed as error:
+        lost = set(error.failures)
+    finally:
+        for node in nodes:
+            node.close()
+    hosts: list[Host] = []
+    spares = list(cluster.spares)
+    for host in cluster.hosts:
+        if host.name in lost and spares:
+            spare = spares.pop(0)
+            console.say(f"{spare.name} takes the place of {host.name}, which cannot be reached")
+            hosts.append(spare)
+        else:
+            hosts.append(host)
+    return dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares))

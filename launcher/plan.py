@@ -65,7 +65,7 @@ class Place:
     attempt: int
     container: str  # its name
     run_dir: str
-    control_dir: str  # holds supervisor.py, spec.json and the journal
+    control_dir: str  # holds supervisor.pyz, spec.json and the journal
 
     @property
     def journal(self) -> str:

@@ -7,14 +7,12 @@ import json
 import shlex
 import tarfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from launcher import bundle
 from launcher.errors import CommandFailed
 from launcher.plan import NodePlan, Plan
 from launcher.remote.node import Node
-
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 # $1 run folder, $2 control folder, $3 code to copy or "", $4 "open" when another user must write
 SCRIPT = r"""
@@ -35,7 +33,7 @@ rm -f "$control/cancelled"
 if [ "$open" = open ]; then
   chmod 0777 "$run/checkpoints" "$run/output" "$control" "$control/ranks"
   chmod 0666 "$control/journal"
-  chmod 0644 "$control/spec.json" "$control/supervisor.py"
+  chmod 0644 "$control/spec.json" "$control/supervisor.pyz"
   if [ -d "$run/workspace" ]; then chmod -R a+rwX "$run/workspace"; fi
 fi
 """
@@ -71,7 +69,7 @@ def prepare(
 
 def _control_files(documents: Mapping[str, Any]) -> bytes:
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
-    files["supervisor.py"] = SUPERVISOR.read_bytes()
+    files[bundle.NAME] = bundle.supervisor_file()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():

@@ -36,7 +36,7 @@ class Processes:
 
     def start(self, node: NodePlan) -> None:
         control = Path(node.place.control_dir)
-        command = [sys.executable, str(control / "supervisor.py"), str(control / "spec.json")]
+        command = [sys.executable, str(control / "supervisor.pyz"), str(control / "spec.json")]
         with (control / "supervisor.out").open("wb") as out:
             process = subprocess.Popen(
                 command,

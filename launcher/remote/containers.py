@@ -15,7 +15,7 @@ from launcher.plan import CONTROL_DIR, LABEL, Container, NodePlan, Place
 from launcher.remote.node import Node
 
 STACK_BYTES = 67108864  # what NVIDIA's own images ask for
-SUPERVISOR = ("python3", f"{CONTROL_DIR}/supervisor.py", f"{CONTROL_DIR}/spec.json")
+SUPERVISOR = ("python3", f"{CONTROL_DIR}/supervisor.pyz", f"{CONTROL_DIR}/spec.json")
 
 
 class Containers:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import supervisor
+from launcher.bundle import NAME, supervisor_file
 from launcher.cause import Evidence, FirstFailure, NodeEvidence, first_failure
 from launcher.journal import Reader, Record
 
@@ -40,9 +40,10 @@ class Node:
 
     def start(self) -> None:
         (self.folder / "spec.json").write_text(json.dumps(self.spec))
+        (self.folder / NAME).write_bytes(supervisor_file())
         env = {**os.environ, "DDPCTL_RUN_ID": self.spec["run_id"], "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, supervisor.__file__, str(self.folder / "spec.json")],
+            [sys.executable, str(self.folder / NAME), str(self.folder / "spec.json")],
             stdin=subprocess.DEVNULL,
             stdout=(self.folder / "stdout").open("wb"),
             env=env,

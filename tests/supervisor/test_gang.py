@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from gangs import Gang, free_port, gang, until
 
-from launcher import supervisor
 from launcher.cause import headline
+from launcher.supervisor.link import Link
 
 BAR = 5.0  # seconds from a fault to the end of every node
 
@@ -240,7 +240,7 @@ def test_a_stranger_is_refused_and_does_no_harm(tmp_path: Path) -> None:
         made.ranks_running()
         until(lambda: bool(hub.events("joined")), 10)
         sock = socket.create_connection(("127.0.0.1", hub.spec["control_port"]))
-        stranger = supervisor.Link(sock, "a guess", listening=False)
+        stranger = Link(sock, "a guess", listening=False)
         until(lambda: stranger.receive() == [] and stranger.ready, 5)
         reason: dict[str, Any] = {"kind": "rank-failed", "time": 0.0}
         stranger.send({"node_rank": 1, "phase": "stopped", "reason": reason, "sent": 0.0})

@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 from gangs import NPROC, Gang, Node, gang, until
 
-from launcher import supervisor
+from launcher.bundle import FOLDER, supervisor_file
 from launcher.journal import Reader
+from launcher.supervisor.journal import BALLAST, Journal
+from launcher.supervisor.proc import children
 
 WIDTH = 200
 
@@ -126,7 +128,7 @@ def test_a_killed_torchrun_leaves_no_rank(tmp_path: Path) -> None:
     with gang(tmp_path, 1, ["wait"]) as made:
         made.ranks_running()
         [node] = made.nodes
-        [torchrun] = supervisor.children(node.pid)
+        [torchrun] = children(node.pid)
         os.kill(torchrun, signal.SIGKILL)
         assert node.wait() != 0
         end = node.event("end")
@@ -192,8 +194,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_costs_lines_but_no_event(small_disk: Path) -> None:
-    journal = supervisor.Journal(str(small_disk), "gpu1")
-    assert (small_disk / "ballast").stat().st_size == supervisor.BALLAST
+    journal = Journal(str(small_disk), "gpu1")
+    assert (small_disk / "ballast").stat().st_size == BALLAST
     journal.lines(b"0", b"before\n")
     with contextlib.suppress(OSError), (small_disk / "hog").open("wb", buffering=0) as hog:
         while hog.write(b"0" * 4096):
@@ -207,10 +209,15 @@ def test_a_full_disk_costs_lines_but_no_event(small_disk: Path) -> None:
     assert end.event is not None and end.event["kind"] == "end"
 
 
-def test_it_is_python_3_8() -> None:
-    source = Path(supervisor.__file__).read_text()
-    tree = ast.parse(source, feature_version=(3, 8))
-    imported = {
-        alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
-    }
-    assert imported <= set(sys.stdlib_module_names)
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_it_is_python_3_8_and_nothing_but_its_library(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
+    imports = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
+    assert imports | {str(n.module) for n in froms} <= set(sys.stdlib_module_names)
+    newer = {"removeprefix", "removesuffix", "cache", "zip_longest", "pairwise"}
+    assert not newer & {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+
+
+def test_the_bundle_is_the_same_from_the_same_sources() -> None:
+    assert supervisor_file() == supervisor_file()

@@ -1,0 +1,122 @@
+"""What the kernel says of processes, and what can be asked of it. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import signal
+import time
+
+
+def proc_stat(pid: int) -> list[str]:
+    """/proc/PID/stat after the command name: state, parent, ...; [] when the process is gone."""
+    try:
+        with open("/proc/%d/stat" % pid) as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def proc_environ(pid: int) -> dict[str, str]:
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            pairs = file.read().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    paths = glob.glob("/proc/%d/task/*/children" % pid)
+    if not paths:  # a kernel without CONFIG_PROC_CHILDREN
+        return [p for p, parent in parents().items() if parent == pid]
+    for path in paths:
+        try:
+            with open(path) as file:
+                found += [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+    return found
+
+
+def parents() -> dict[int, int]:
+    """pid -> parent's pid of every process that can be seen."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    stats = ((pid, proc_stat(pid)) for pid in pids)
+    return {pid: int(stat[1]) for pid, stat in stats if stat}
+
+
+def descendants(root: int) -> list[int]:
+    by_parent: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        by_parent.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = by_parent.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def pidfd(pid: int) -> int | None:
+    """A descriptor that is readable once the process has exited; None on a kernel before 5.3."""
+    try:
+        if hasattr(os, "pidfd_open"):
+            return os.pidfd_open(pid)
+        fd = ctypes.CDLL(None, use_errno=True).syscall(434, pid, 0)
+        return fd if fd >= 0 else None
+    except OSError:
+        return None
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Ranks whose torchrun dies become ours, to be ended and reaped."""
+    prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def die_with_parent() -> None:
+    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a killed supervisor leaves no torchrun running
+
+
+def send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass  # gone
+
+
+def end_everything(torchrun_pid: int, patience: float = 10.0) -> list[int]:
+    """SIGKILL for all that is left below us. Returns what even that did not end."""
+    deadline = time.monotonic() + patience
+    while True:
+        left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        for pid in left:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass  # somebody else's child, or reaped
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+
+
+def usage(pid: int) -> tuple[int, float]:
+    """(bytes read and written, CPU seconds) of a process so far."""
+    moved = 0
+    try:
+        with open("/proc/%d/io" % pid) as file:
+            moved = sum(int(line.split()[1]) for line in list(file)[:2])  # rchar, wchar
+    except OSError:
+        pass  # not ours to see
+    stat = proc_stat(pid)
+    ticks = int(stat[11]) + int(stat[12]) if stat else 0
+    return moved, ticks / os.sysconf("SC_CLK_TCK")

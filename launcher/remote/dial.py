@@ -33,6 +33,7 @@ HANDSHAKES = 8  # at a time: sshd's MaxStartups drops some from the tenth on
 TRIES = 6
 PAUSE = 0.25  # seconds before the second try; doubled for each further one
 ALIVE_INTERVAL = 5.0  # seconds of silence before the peer is asked for a sign of life
+LAST_MOMENT = 1.0  # seconds
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # paramiko would take them last
 
 Policy = Literal["ask", "accept-new"]
@@ -56,6 +57,11 @@ class Connection:
     @property
     def is_active(self) -> bool:
         return self.transport.is_active()
+
+    def is_ending(self) -> bool:
+        """Whether it is no more, or is about to be: it closes its channels before it says so."""
+        self.transport.join(LAST_MOMENT)
+        return not self.transport.is_active()
 
     def lost(self) -> HostUnreachable:
         """Why it is no more."""

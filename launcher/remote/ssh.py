@@ -17,7 +17,6 @@ from .shell import command_line, watched
 from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
 
 UNTOLD = 255  # the exit code of a command whose end the server does not tell
-LAST_MOMENT = 1.0  # seconds
 MAX_SESSIONS = 10  # a connection: sshd's own default
 
 log = logging.getLogger("ddpctl.remote")
@@ -103,7 +102,7 @@ class SshMachine:
             return None
         except (paramiko.SSHException, EOFError, OSError):
             link.release()
-            if not link.connection.is_active:
+            if link.connection.is_ending():
                 return None
             raise HostUnreachable(
                 f"{self.host.name}: sshd starts no session within {self._timeout:g} s; look "
@@ -111,7 +110,7 @@ class SshMachine:
             ) from None
 
     def _no_command(self, link: _Link, error: BaseException) -> HostUnreachable:
-        if not link.connection.is_active:
+        if link.connection.is_ending():
             return link.connection.lost()
         return HostUnreachable(
             f"{self.host.name}: sshd runs no commands: {error or type(error).__name__}; look at "
@@ -185,7 +184,8 @@ class SshStream(Stream):
         return UNTOLD
 
     def is_alive(self) -> bool:
-        return self._link.connection.is_active and not self._channel.eof_received
+        ended = self._channel.eof_received or self._channel.status_event.is_set()
+        return self._link.connection.is_active and not ended
 
     def close(self) -> None:
         if not self._closed:
@@ -216,11 +216,7 @@ class SshStream(Stream):
                 raise BrokenPipeError("closed") from None
 
     def _is_lost(self) -> bool:
-        """Whether an end without the server's word for it is the connection's end.
-
-        A dying connection closes its channels a moment before it says so itself.
-        """
+        """Whether an end without the server's word for it is the connection's end."""
         if self._closed or self._channel.exit_status >= 0:
             return False
-        self._link.connection.transport.join(LAST_MOMENT)
-        return not self._link.connection.is_active
+        return self._link.connection.is_ending()

@@ -25,6 +25,8 @@ TIMEOUT = 20.0  # seconds; `Match exec` may run anything
 # About host keys, so not to be passed over in silence.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
+DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+
 log = logging.getLogger("ddpctl.remote")
 
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 CHUNK = 256 * 1024  # bytes in one write: the fastest that was measured over SSH
+LAST_WORDS = 1.0  # seconds for what is still on its way when a command has ended
 STDERR_TAIL = 64 * 1024  # bytes
 
 
@@ -54,7 +55,7 @@ class Stream(ABC):
 
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether more may come of it."""
+        """Whether it still runs, as far as is known here."""
 
     @abstractmethod
     def close(self) -> None:
@@ -67,7 +68,9 @@ class Stream(ABC):
         self.close()
 
     def stderr_tail(self) -> str:
-        """The end of what it has said on standard error so far."""
+        """The end of what it has said on standard error so far; all of it once it has ended."""
+        if not self.is_alive():
+            self._drain.join(LAST_WORDS)
         return bytes(self._stderr).decode(errors="replace").strip()
 
     def stderr_all(self, timeout: float) -> bytes:

@@ -11,7 +11,6 @@ from sshd_server import Sshd, free_port
 from test_ssh_connect import Config, NodeMaker, Server, why_not
 
 from launcher.errors import HostUnreachable
-from launcher.remote.node import Node
 
 
 @pytest.fixture
@@ -92,9 +91,11 @@ def test_a_jump_host_that_came_back_is_used_again(
 ) -> None:
     target, jump, name = behind()
     machine = node(target.host(proxy_jump=name))
-    machine.connect()
-    jump.stop()
-    why_not(_when_lost(machine))
+    with machine.open(["sleep", "60"]) as stream:
+        jump.stop()
+        with pytest.raises(HostUnreachable, match=r"127\.0\.0\.3: connection lost"):
+            stream.read(timeout=20)
+    why_not(machine)
     jump.start()
     assert machine.run(["echo", "back"]).stdout == b"back\n"
 
@@ -129,9 +130,3 @@ def test_jump_hosts_that_go_round_in_circles(node: NodeMaker, config: Config, ss
     config("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     message = why_not(node(sshd().host(host="a", port=None)))
     assert "round in circles" in message
-
-
-def _when_lost(machine: Node) -> Node:
-    with pytest.raises(HostUnreachable), machine.open(["sleep", "60"]) as stream:
-        stream.read(timeout=20)
-    return machine

@@ -94,26 +94,6 @@ class Suspect:
     remedy: str = ""
 
 
-# Failures that another start may mend. Anything else would fail again, in the same way.
-MENDABLE = frozenset(
-    {
-        "killed",
-        "oom-killed",
-        "container-killed",
-        "host-lost",
-        "network-cut",
-        "never-joined",
-        "stopped",
-        "hung",
-        "collective-timeout",
-        "peer-gone",
-        "terminated",
-        "cuda-error",
-        "nvml",
-    }
-)
-
-
 def first_failure(evidence: Evidence) -> FirstFailure | None:
     """None when nothing tells of a failure."""
     evidence = _on_one_clock(evidence)

@@ -18,7 +18,8 @@ from launcher.start import connect
 # What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
 # memory, a loss that diverged) would only fail the same way once more.
 MENDABLE = frozenset(
-    ("killed", "host-lost", "stopped", "never-joined", "terminated", "hung", "collective-timeout")
+    ("killed", "container-killed", "host-lost", "network-cut", "peer-gone", "stopped")
+    + ("never-joined", "terminated", "hung", "collective-timeout")
 )
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint

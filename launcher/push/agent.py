@@ -313,7 +313,7 @@ class Agent:
         while True:
             threading.Event().wait(TICK)
             now = {parcel.id: parcel.have for parcel in list(self.parcels.values())}
-            if now != last:
+            if now != last or not all(p.whole or p.over for p in list(self.parcels.values())):
                 self.say(ev="have", have=now)
                 last = now
 

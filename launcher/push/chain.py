@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push.certificate import one_time_pair
@@ -21,6 +22,8 @@ from launcher.remote.node import Node
 WINDOW = 3.0  # seconds over which a rate is measured
 BEHIND = 2.0  # seconds, at the best rate, that a slow host is behind the one that feeds it
 SLOW = 0.5  # of the best rate
+SLOW_HEAD = 4e6  # bytes a second below which it may be the first host, not the uplink
+WORTH_A_TRIAL = 15.0  # seconds that are left
 TICK = 0.5  # seconds
 
 
@@ -32,6 +35,10 @@ class Transit:
         self.digest: str | None = None
         self.fed: set[Relay] = set()
         self.source_error: DdpctlError | None = None
+        self.began = time.monotonic()
+        self.trial: float | None = None  # when the second host began to be fed from here too
+        self.judged = False
+        self.wired: dict[Relay, list[list[object]]] = {}
 
 
 class Chain:
@@ -67,7 +74,7 @@ class Chain:
             self._transits[transit.name] = transit
         for relay in row:
             self._journey.progress.begin(relay.node.name, parcel.what, parcel.size)
-            upstreams = self._upstreams(transit, relay)
+            transit.wired[relay] = upstreams = self._upstreams(transit, relay)
             if relay.lost is not None:
                 self._settled(transit, relay, relay.lost)
                 continue
@@ -91,6 +98,7 @@ class Chain:
             elif time.monotonic() - last_change > END_TIMEOUT:
                 self._give_up(transit)
             self._mind_the_slow(transit)
+            self._mind_the_head(transit)
         return {
             relay.node: stage.error
             for relay, stage in transit.stages.items()
@@ -179,7 +187,7 @@ class Chain:
         with self._news:
             first = not transit.fed
             transit.fed.add(relay)
-        if not first and all(r.lost is None for r in transit.fed):
+        if not first and transit.trial is None and all(r.lost is None for r in transit.fed):
             self._journey.say(
                 f"{relay.node.name}: cannot take the {transit.parcel.what} from the other hosts "
                 f"({why}): it is sent from here, over this machine's uplink once more"
@@ -190,7 +198,8 @@ class Chain:
         count = self._journey.count_sent
         try:
             with relay.feeding:  # the parcel that was put first goes first
-                digest = feed(relay, transit.parcel, transit.name, at, count)
+                wanted = partial(transit.fed.__contains__, relay)
+                digest = feed(relay, transit.parcel, transit.name, at, count, wanted)
         except OSError:
             return  # that host has gone; `_hear` says so, and the next one starves
         except HostUnreachable:
@@ -199,6 +208,8 @@ class Chain:
             transit.source_error = error
             for other in transit.stages:
                 self._tell(other, op="drop", id=transit.name)
+            return
+        if digest is None:
             return
         with self._news:
             first, transit.digest = transit.digest is None, transit.digest or digest
@@ -251,9 +262,42 @@ class Chain:
         if slow is feeder:
             row = list(transit.stages)
             self._leaves -= set(row[row.index(feeder) + 1 : row.index(relay) + 1])
+        self._leave_out(transit, slow)
+
+    def _mind_the_head(self, transit: Transit) -> None:
+        """Is it the uplink that is slow, or the first host? The second, fed from here too, tells."""
+        row = [r for r in transit.stages if r.lost is None and r not in self._leaves]
+        if len(row) < 2 or transit.judged or transit.stages[row[0]].over:
+            return
+        head, second = row[0], row[1]
+        rate, now = transit.stages[head].rate, time.monotonic()
+        if transit.trial is None:
+            left = transit.parcel.size - transit.stages[head].have
+            slow = 0 < rate < SLOW_HEAD and left > WORTH_A_TRIAL * rate
+            if slow and not transit.stages[second].over:
+                transit.trial = now
+                transit.wired[second] = []
+                self._tell(second, op="from", id=transit.name, upstreams=[])
+        elif transit.stages[second].over or now - transit.trial > WINDOW + 1:
+            transit.judged = True
+            if transit.stages[second].over or transit.stages[second].rate > rate / SLOW:
+                self._leave_out(transit, head)
+            else:
+                transit.fed.discard(second)
+                self._wire(transit, second)
+
+    def _leave_out(self, transit: Transit, slow: Relay) -> None:
         self._leaves.add(slow)
         self._journey.say(f"{slow.node.name}: slow, so no other host waits for it any more")
-        for other in transit.stages:
-            if other is not slow and other not in transit.fed and not transit.stages[other].over:
-                upstreams = self._upstreams(transit, other)
-                self._tell(other, op="from", id=transit.name, upstreams=upstreams)
+        for other, stage in transit.stages.items():
+            with self._news:
+                stage.past.clear()  # what was measured was measured in the old row
+            if other is not slow and other not in transit.fed and not stage.over:
+                self._wire(transit, other)
+
+    def _wire(self, transit: Transit, relay: Relay) -> None:
+        """Tells a host where to go on from, if the one that feeds it has changed."""
+        upstreams = self._upstreams(transit, relay)
+        if upstreams[:1] != transit.wired.get(relay, [])[:1]:
+            transit.wired[relay] = upstreams
+            self._tell(relay, op="from", id=transit.name, upstreams=upstreams)

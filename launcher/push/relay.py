@@ -21,6 +21,7 @@ BOOT = (
     " exec(compile(sys.stdin.buffer.read(n), 'ddpctl-agent', 'exec'))"
 )
 READY_TIMEOUT = 20.0  # seconds
+ENOUGH = 2.0  # seconds that a rate is measured over at least
 
 
 @dataclass
@@ -38,8 +39,8 @@ class Stage:
 
     @property
     def rate(self) -> float:
-        """Bytes a second of late."""
-        if len(self.past) < 2 or self.past[-1][0] - self.past[0][0] < 1.0:
+        """Bytes a second of late; 0 when it was not measured for long enough."""
+        if not self.past or self.past[-1][0] - self.past[0][0] < ENOUGH:
             return 0.0
         (began, had), (now, have) = self.past[0], self.past[-1]
         return (have - had) / (now - began)
@@ -108,10 +109,22 @@ class Relay:
         return found
 
 
-def feed(relay: Relay, parcel: Parcel, name: str, at: int, sent: Callable[[int], None]) -> str:
-    """Gives a parcel from offset `at` on to one host; `sent` counts. Returns the whole's sha256."""
+def feed(
+    relay: Relay,
+    parcel: Parcel,
+    name: str,
+    at: int,
+    sent: Callable[[int], None],
+    wanted: Callable[[], bool],
+) -> str | None:
+    """Gives a parcel from offset `at` on to one host, as long as it is `wanted`; `sent` counts.
+
+    Returns size and sha256 of the whole parcel, None when it was not wanted to its end.
+    """
     digest, done = hashlib.sha256(), 0
     for chunk in parcel.chunks():
+        if not wanted():
+            return None
         digest.update(chunk)
         fresh = chunk[max(at - done, 0) :]
         done += len(chunk)

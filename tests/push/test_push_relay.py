@@ -95,6 +95,31 @@ def test_a_flipped_byte_on_the_way_is_seen_and_mended(
     assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged on the way")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lame", [0, 1])
+def test_nobody_waits_for_a_slow_host(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch, lame: int
+) -> None:
+    """The first host, fed from here, or one in the middle takes a megabyte a second."""
+    hosts = machines(4)
+    slowly(monkeypatch, 8 << 20)
+    take = b"    def take(self, at: int, data: bytes) -> None:\n"
+    assert relay.SOURCE.count(take) == 1
+    late = (
+        b"        import time\n"
+        b"        if os.environ['HOME'].endswith('host%d'):\n"
+        b"            time.sleep(len(data) / 1e6)\n"
+    ) % lame
+    doc = b'        """Bytes that came.'
+    monkeypatch.setattr(relay, "SOURCE", relay.SOURCE.replace(doc, late + doc))
+    report = pushes(hosts, dataset=str(data)).report
+    assert all(has(machine, data) for machine in hosts)
+    rest = [host.seconds for number, host in enumerate(report.hosts) if number != lame]
+    assert report.hosts[lame].seconds > 20
+    assert max(rest) < 14
+    assert f"{hosts[lame].node.name}: slow, so no other host waits for it" in report.notices[0]
+
+
 def test_hosts_that_cannot_reach_each_other_are_fed_from_here_and_it_is_said(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from trainer.config import Config
 from trainer.console import clock, say
-from trainer.errors import PREEMPTED, PeerLost, TrainerError
+from trainer.errors import PREEMPTED, OutOfMemory, PeerLost, TrainerError
 from trainer.metrics import write_status
 from trainer.ranks import Ranks
 from trainer.run import Run
@@ -76,14 +78,18 @@ def fail(run: Run | None, config: Config, ranks: Ranks, error: Exception) -> Non
         write_status(Path(config.out), state, step, saved, reason)
 
 
-def lost_peer(ranks: Ranks, run: Run | None, error: Exception) -> PeerLost | None:
-    """The error to show when a collective failed because another rank is gone."""
+def explain(ranks: Ranks, run: Run | None, error: Exception) -> TrainerError | None:
+    """The one line for an error of torch that the user can understand; None: show it as it is."""
     text = str(error).strip()
-    if ranks.world_size == 1 or not isinstance(error, RuntimeError):
-        return None
-    if not any(word in text.lower() for word in LOST):
-        return None
     step = f" at step {run.t.step}" if run else ""
+    if isinstance(error, torch.OutOfMemoryError):
+        return OutOfMemory(
+            f"rank {ranks.rank} on {ranks.host}: out of GPU memory{step}: "
+            "lower the batch, raise --grad-accum-steps, or use --amp bf16"
+        )
+    lost = any(word in text.lower() for word in LOST)
+    if ranks.world_size == 1 or not isinstance(error, RuntimeError) or not lost:
+        return None
     return PeerLost(
         f"rank {ranks.rank} on {ranks.host} lost contact with another rank{step}: "
         f"{text.splitlines()[0][:200]}: the first failure is in that rank's log"

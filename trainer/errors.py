@@ -2,6 +2,7 @@
 
     TrainerError              exit 1
     ├── PeerLost              exit 1   another rank is gone; every rank that notices says so
+    ├── OutOfMemory           exit 1   the GPU of this rank is full
     ├── UsageError            exit 2   a flag or a combination of flags that cannot be
     ├── DataError             exit 3   the images are missing, incomplete or do not fit the network
     ├── CheckpointError       exit 4   a checkpoint cannot be written, or is not whole
@@ -28,6 +29,10 @@ class TrainerError(Exception):
 
 
 class PeerLost(TrainerError):
+    everyone = True
+
+
+class OutOfMemory(TrainerError):
     everyone = True
 
 

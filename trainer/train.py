@@ -19,7 +19,7 @@ from trainer.begin import begin, meet
 from trainer.config import Config
 from trainer.console import say, train_line
 from trainer.data import epoch_order
-from trainer.ending import fail, finish, lost_peer, preempted
+from trainer.ending import explain, fail, finish, preempted
 from trainer.errors import Diverged, TrainerError
 from trainer.ranks import leave
 from trainer.run import Run, Stopped, export, record_evaluation, save, selecting_split
@@ -45,10 +45,10 @@ def main(config: Config, env: Mapping[str, str]) -> int:
         leave(ranks)
         raise
     except Exception as error:
-        lost = lost_peer(ranks, run, error)
-        fail(run, config, ranks, lost or error)
-        if lost:
-            raise lost from error
+        explained = explain(ranks, run, error)
+        fail(run, config, ranks, explained or error)
+        if explained:  # the other ranks find out by themselves: no barrier with the dead
+            raise explained from error
         raise
     ignore()
     leave(ranks)

@@ -35,14 +35,14 @@ def see(clusters: Iterable[Cluster]) -> tuple[list[NodeStatus], dict[str, Ddpctl
                 node.close()
         found |= {(status.host, status.handle): status for status in statuses}
         failures |= failed
-    ordered = sorted(found.values(), key=lambda s: s.node_rank)
-    ordered.sort(key=lambda s: s.run_id, reverse=True)
+    newest: dict[str, float] = {}
+    for status in found.values():
+        newest[status.run_id] = max(newest.get(status.run_id, 0.0), status.started or 0.0)
+    ordered = sorted(found.values(), key=lambda s: (-newest[s.run_id], s.run_id, s.node_rank))
     return ordered, failures
 
 
-def document(
-    statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]
-) -> dict[str, Any]:
+def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]) -> dict[str, Any]:
     """ps --json, version 1: runs with their nodes, and the hosts that were not seen."""
     runs: dict[str, dict[str, Any]] = {}
     for status in statuses:

@@ -52,7 +52,9 @@ def find_on(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> RunF
         matching = {prefix: matching[prefix]}
     if not matching:
         unseen = f" (not seen: {', '.join(failures)})" if failures else ""
-        raise UsageError(f"{cluster.source}: no run{f' {prefix!r}' if prefix else ''} there{unseen}")
+        raise UsageError(
+            f"{cluster.source}: no run{f' {prefix!r}' if prefix else ''} there{unseen}"
+        )
     if prefix and len(matching) > 1:
         raise UsageError(f"{prefix!r} is the beginning of {', '.join(matching)}: give more of it")
     newest = max(matching.values(), key=lambda s: (s.alive, s.started or 0.0, s.run_id))

@@ -59,7 +59,10 @@ if [ -n "$2" ]; then
     fi
   done
 fi
-if [ "$3" = gpus ]; then
+with_gpus=$3
+s missing
+[ $# -gt 3 ] && { shift 3; for d; do [ -e "$d" ] || printf '%s\n' "$d"; done; }
+if [ "$with_gpus" = gpus ]; then
   s driver; cat /proc/driver/nvidia/version 2>/dev/null
   s nvswitch; ls -d /dev/nvidia-nvswitch[0-9]* 2>/dev/null
   s fabricmanager; cat /proc/[0-9]*/comm 2>/dev/null | grep nv-fabricmanage
@@ -78,7 +81,7 @@ if [ "$3" = gpus ]; then
 fi
 s end
 """
-"""Run as `sh -c SCRIPT sh DOCKER_ROOT MASTER_PORT [gpus]`, the first two may be empty."""
+"""Run as `sh -c SCRIPT sh DOCKER_ROOT MASTER_PORT gpus FOLDER...`; the first three may be empty."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Details:
     infiniband_ports: tuple[tuple[str, str], ...] = ()  # (device and port, state)
     infiniband_devices: tuple[str, ...] = ()
     resolved: str | None = None  # what the host's own name stands for there
+    missing: tuple[str, ...] = ()  # of the folders that were asked for
     home_error: str = ""  # why ~/.ddpctl cannot be written
     tools: frozenset[str] = frozenset()
     firewalls: tuple[str, ...] = ()
@@ -161,6 +165,7 @@ def parse(text: str) -> Details:
         infiniband_ports=_infiniband(found.get("ibports", [])),
         infiniband_devices=tuple(found.get("ibdevices", [])),
         resolved=first("resolved").partition(" ")[0].strip() or None,
+        missing=tuple(found.get("missing", [])),
         home_error="" if "yes" in writable else (writable or ["it cannot be written"])[0],
         tools=frozenset(line.rsplit("/", 1)[-1] for line in found.get("tools", [])),
         firewalls=tuple(found.get("firewall", [])),

@@ -28,7 +28,15 @@ def check_disk(machine: Machine, job: Job) -> list[Finding]:
         return [failure(machine.name, "disk", what, "mend the permissions or free space there")]
     home = machine.facts.home if machine.facts else ""
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
-    found = []
+    found = [
+        failure(
+            machine.name,
+            "disk",
+            f"{folder}, which job.mounts names, does not exist",
+            "make it there or mend job.mounts",
+        )
+        for folder in details.missing
+    ]
     if disk is not None:
         found += _room(machine, disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)
     store = details.disk(docker.root) if docker and job.engine == "docker" else None

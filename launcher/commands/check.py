@@ -38,7 +38,7 @@ def check(
         with console.step(
             f"looking at {len(nodes)} hosts" if len(nodes) > 1 else "looking at one host"
         ):
-            survey = survey_hosts(nodes, cluster)
+            survey = survey_hosts(nodes, cluster, with_trials=True)
     finally:
         for node in nodes:
             node.close()
@@ -69,9 +69,13 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
                 "storage_driver": machine.docker.storage if machine.docker else None,
                 "cgroup_driver": machine.docker.cgroup_driver if machine.docker else None,
                 "gpus": [gpu.name for gpu in machine.facts.gpus] if machine.facts else None,
+                "torch": trial.torch if trial else None,
+                "nccl": trial.nccl if trial else None,
                 "clock_skew": round(machine.facts.clock_skew, 3) if machine.facts else None,
             }
-            for machine, route in zip(survey.machines, survey.routes, strict=True)
+            for machine, route, trial in zip(
+                survey.machines, survey.routes, survey.trials, strict=True
+            )
         ],
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,25 @@ def test_a_clean_cluster_gives_no_finding(cluster: Cluster, check: Check) -> Non
     chosen = {h["host"]: (h["internal_ip"], h["interface"]) for h in document["hosts"]}
     assert chosen == {node: (cluster.addresses[node], "eth0") for node in cluster.nodes}
     assert document["seconds"] < 30
+    assert len({h["torch"] for h in document["hosts"]}) == 1 and document["hosts"][0]["torch"]
+    for node in cluster.nodes:  # nothing of it stays
+        assert cluster.containers(node) == []
+        assert cluster.exec(node, "sh", "-c", "ls -A /home/ddp/.ddpctl | grep check || true") == ""
+
+
+def test_containers_that_may_not_write_and_a_folder_that_is_missing(
+    cluster: Cluster, check: Check
+) -> None:
+    document = check(user="12345:12345", mounts=["/no/such:/scratch"])
+    assert {f[1:] for f in told(document)} == {
+        (node, "disk", "/no/such, which job.mounts names, does not exist") for node in cluster.nodes
+    }
+    no_torch = "printf 'FROM %s\\nENTRYPOINT []\\nRUN mv /venv /gone\\n' \"$1\" | docker build -q -t bare:1 -"
+    cluster.exec("node1", "env", "DOCKER_BUILDKIT=0", "sh", "-c", no_torch, "sh", TRAINER_IMAGE)
+    found = [f for f in told(check(image="bare:1")) if f[1] == "node1"]
+    cluster.exec("node1", "docker", "rmi", "bare:1")
+    assert len(found) == 1
+    assert found[0][0] == "failure" and found[0][2] == "image"
 
 
 def test_the_table_and_the_lines(cluster: Cluster, home: Home, tmp_path: Path) -> None:
@@ -248,8 +268,6 @@ def test_a_launch_passes_where_plain_torchrun_fails(
     )
     words = {"image": TRAINER_IMAGE, "address": cluster.addresses["node0"]}
     both = [("node0", 0), ("node1", 1)]
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(2) as pool:
         said = list(
             pool.map(

@@ -146,7 +146,7 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         done = subprocess.run(
-            [*argv, "-c", details.SCRIPT, "sh", "/", str(port), "gpus"],
+            [*argv, "-c", details.SCRIPT, "sh", "/", str(port), "gpus", "/gone/a b", "/"],
             env={**os.environ, "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
@@ -155,6 +155,7 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
         )
     found = details.parse(done.stdout)
     assert found.home_error == ""
+    assert found.missing == ("/gone/a b",)
     assert re.fullmatch(r"[0-9a-f-]{36} net:\[\d+\]", found.network)
     assert not list((tmp_path / ".ddpctl").iterdir())
     home = found.disk(f"{tmp_path}/.ddpctl")

@@ -16,12 +16,11 @@ from healthy import (
     with_nvidia,
 )
 
-from launcher.checks import engines, gpus, images, resources, routes, runs
+from launcher.checks import engines, gpus, images, resources, routes, runs, survey
 from launcher.checks.details import Disk, Holder, Interface
 from launcher.checks.findings import Finding, failure, in_order, table, warning
 from launcher.checks.machine import Machine
 from launcher.checks.nvidia import GpuProcess, GpuState
-from launcher.checks.survey import _judge
 from launcher.engine import NodeStatus
 from launcher.hosts import Cluster, Host
 
@@ -34,7 +33,7 @@ def one(found: list[Finding]) -> Finding:
 
 
 def judge(*machines: Machine, of: Cluster | None = None) -> list[Finding]:
-    return _judge(list(machines), of or cluster(), IMAGE)
+    return survey.judge(list(machines), of or cluster(), IMAGE)
 
 
 def test_a_healthy_cluster_gives_no_finding() -> None:
@@ -152,6 +151,10 @@ FAULTS = {
     "full docker root": (
         lambda m: with_details(m, disks=(Disk("/var/lib/docker", "/mnt/d", GIB, 9000, None),)),
         ("failure", "disk", "9 MiB free on /mnt/d for images under /var/lib/docker", "free space"),
+    ),
+    "folder of job.mounts": (
+        lambda m: with_details(m, missing=("/scratch",)),
+        ("failure", "disk", "/scratch, which job.mounts names, does not exist", "job.mounts"),
     ),
     "home that cannot be written": (
         lambda m: with_details(m, home_error="Read-only file system"),

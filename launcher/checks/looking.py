@@ -1,0 +1,84 @@
+"""Looking at one machine: its facts, its details, its engine. Nothing is changed there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
+from launcher.facts import Facts
+from launcher.hosts import Cluster, Host
+from launcher.remote.engine_info import engine_info, image_info, run_of_containers
+from launcher.remote.node import Node
+from launcher.start import ask, engine_of
+
+from . import details as details_module
+from .details import Details
+from .machine import Docker, Image, Machine, docker_of, image_of
+
+
+def look(
+    name: str, group: Sequence[Node], ranks: Sequence[int], cluster: Cluster, facts: Facts | None
+) -> Machine:
+    """What can be seen of one machine; what cannot is left out and its cause kept."""
+    node = next((node for node in group if node.host.gpus != 0), group[0])
+    machine = Machine(name, tuple(ranks), tuple(node.host for node in group))
+    try:
+        node.connect()
+        with ThreadPoolExecutor(1) as beside:
+            asking = beside.submit(lambda: facts or ask([node])[0])
+            docker, docker_error = _docker(node, cluster)
+            port = cluster.job.master_port if 0 in ranks else "auto"
+            mounted = [mount.split(":")[0] for mount in cluster.job.mounts]
+            details = _details(node, docker, port, machine.wants_gpus, mounted)
+        return dataclasses.replace(
+            machine,
+            facts=asking.result(),
+            details=details,
+            docker=docker,
+            docker_error=docker_error,
+        )
+    except DdpctlError as error:
+        return dataclasses.replace(machine, ssh_error=str(error))
+
+
+def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
+    if cluster.job.engine != "docker":
+        return None, None
+    try:
+        info = engine_info(node)
+        image = image_info(node, cluster.job.image)
+        nodes = engine_of(node, "docker").list()
+        return docker_of(info, image, nodes, run_of_containers(node)), None
+    except (DockerUnavailable, CommandTimeout) as error:
+        return None, str(error)
+
+
+def _details(
+    node: Node, docker: Docker | None, port: int | str, with_gpus: bool, mounted: Sequence[str]
+) -> Details:
+    """mounted: folders of the host that the job's containers are given."""
+    argv = ["sh", "-c", details_module.SCRIPT, "sh", docker.root if docker else ""]
+    argv += ["" if port == "auto" else str(port), "gpus" if with_gpus else "", *mounted]
+    done = node.run(argv, timeout=60.0)
+    try:
+        return details_module.parse(done.stdout.decode(errors="replace"))
+    except ValueError as error:
+        raise CommandFailed(
+            f"{node.name}: {error}; the SSH user must be able to run `sh` there"
+        ) from None
+
+
+def image_here(cluster: Cluster) -> Image | None:
+    """The image as this machine's own engine has it, if there is one."""
+    if cluster.job.engine != "docker":
+        return None
+    node = Node(Host("local"))
+    try:
+        inspected = image_info(node, cluster.job.image)
+        return image_of(inspected) if inspected else None
+    except DdpctlError:
+        return None
+    finally:
+        node.close()

@@ -50,7 +50,7 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
     elif finding.standing == "changed":
         raise _changed(route, key, finding)
     elif route.host_keys == "accept-new":
-        _accept(route, key)
+        accept(route, key)
     else:
         raise _unknown(route, key, finding)
 
@@ -63,7 +63,7 @@ def _lines(route: Route) -> list[known_hosts.Line]:
     return known_hosts.read((*route.known_hosts, *route.global_known_hosts))
 
 
-def _accept(route: Route, key: Key) -> None:
+def accept(route: Route, key: Key) -> None:
     """Remembers a new key, once however many connections see it at the same time."""
     name = known_hosts.host_name(route.hostname, route.port, route.host_key_alias)
     if not route.known_hosts:

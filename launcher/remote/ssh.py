@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
 UNTOLD = 255  # the exit code of a command whose end the server does not tell
 MAX_SESSIONS = 10  # a connection: sshd's own default
 
-log = logging.getLogger("ddpctl.remote")
+_BROKEN = (paramiko.SSHException, EOFError, OSError)  # what paramiko says of a connection's end
 
 
 class SshMachine:
@@ -41,7 +41,7 @@ class SshMachine:
         link, channel = self._channel()
         try:
             channel.exec_command(line)
-        except (paramiko.SSHException, EOFError, OSError) as error:
+        except _BROKEN as error:
             channel.close()
             link.release()
             raise self._no_command(link, error) from None
@@ -100,7 +100,7 @@ class SshMachine:
         except paramiko.ChannelException:
             link.refused()
             return None
-        except (paramiko.SSHException, EOFError, OSError):
+        except _BROKEN:
             link.release()
             if link.connection.is_ending():
                 return None
@@ -172,7 +172,8 @@ class SshStream(Stream):
             left = left[sent:]
 
     def close_stdin(self) -> None:
-        self._channel.shutdown_write()
+        with contextlib.suppress(*_BROKEN):  # then reading tells
+            self._channel.shutdown_write()
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._channel.status_event.wait(timeout):
@@ -190,7 +191,8 @@ class SshStream(Stream):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._channel.close()
+            with contextlib.suppress(*_BROKEN):
+                self._channel.close()
             self._link.release()
 
     def _read_stderr(self) -> bytes:
@@ -210,7 +212,7 @@ class SshStream(Stream):
             except TimeoutError:
                 if deadline.passed:
                     raise TimeoutError(f"nothing for {timeout:g} s") from None
-            except OSError:
+            except _BROKEN:
                 if self._is_lost():
                     raise self._link.connection.lost() from None
                 raise BrokenPipeError("closed") from None

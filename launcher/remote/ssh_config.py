@@ -168,17 +168,12 @@ def _read_without_ssh(host: Host) -> dict[str, tuple[str, ...]]:
         keyword: tuple(value) if isinstance(value, list) else (value,)
         for keyword, value in values.items()
     }
-    own = {
-        "user": host.user or user,
-        "port": host.port,
-        "proxyjump": host.proxy_jump,
-    }
+    own = {"user": host.user or user, "port": host.port, "proxyjump": host.proxy_jump}
     options |= {keyword: (str(value),) for keyword, value in own.items() if value}
     options.setdefault("user", (account_name(),))
-    identities = (host.identity_file,) if host.identity_file else ()
+    identities = [host.identity_file] if host.identity_file else []
     identities += options.get("identityfile", ())
-    kinds = ("rsa", "ecdsa", "ed25519")
-    options["identityfile"] = identities or tuple(f"~/.ssh/id_{kind}" for kind in kinds)
+    options["identityfile"] = tuple(identities) or DEFAULT_KEYS
     options.setdefault("userknownhostsfile", ("~/.ssh/known_hosts ~/.ssh/known_hosts2",))
     options.setdefault("globalknownhostsfile", ("/etc/ssh/ssh_known_hosts",))
     return options

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -74,11 +76,23 @@ def test_arguments_arrive_unchanged(machine: Node) -> None:
     assert machine.run(["ls"]).stdout == b""  # nothing was expanded into a command
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHELLS = ("bash", "dash", "zsh", "tcsh", "fish")  # those that are here
+
+
+@given(st.lists(st.text(alphabet="a !'\\\n$`\"", max_size=9), max_size=3))
+def test_no_login_shell_sees_what_it_would_read_in_its_own_way(words: list[str]) -> None:
+    line = command_line(["printf", *words])
+    assert not set(b"!\n") & set(line)  # csh reads these inside single quotes
+    assert re.sub(rb"\\0[0-7]{3}", b"", line).count(b"\\") == 0  # and fish this
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.binary(min_size=0, max_size=40).filter(lambda b: b"\0" not in b), max_size=4))
 def test_any_bytes_survive_a_login_shell(words: list[bytes]) -> None:
     line = command_line(["printf", "%s\\0", *map(os.fsdecode, words)])
-    for shell in ("bash", "dash"):
+    for shell in filter(shutil.which, SHELLS):
         done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
         assert done.stdout.split(b"\0")[:-1] == (words or [b""])
 

@@ -10,6 +10,10 @@ import pytest
 from sshd_server import keygen
 from test_ssh_connect import Config, NodeMaker, Server, why_not
 
+from launcher.hosts import Host
+from launcher.remote import host_key, ssh_config
+from launcher.remote.known_hosts import Key
+
 
 def known(home: Path) -> Path:
     return home / ".ssh" / "known_hosts"
@@ -40,6 +44,16 @@ def test_accept_new_writes_the_key_once_and_says_so(
     assert known(home).stat().st_mode & 0o777 == 0o600
     assert f"{server.fingerprint()} accepted and written to {known(home)}" in caplog.text
     node(server.host()).connect()  # and asking finds it now
+
+
+def test_a_key_that_another_connection_has_just_accepted_is_not_written_again(
+    home: Path,
+) -> None:
+    route = ssh_config.make(Host("gpu1", host_keys="accept-new"))
+    key = Key("ssh-ed25519", b"blob")
+    for _ in range(2):
+        host_key.accept(route, key)
+    assert len(known(home).read_text().splitlines()) == 1
 
 
 def test_accept_new_keeps_what_is_there(

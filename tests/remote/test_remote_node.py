@@ -188,6 +188,16 @@ def test_a_followed_file_is_followed_and_the_follower_ends_with_the_stream(
         time.sleep(0.05)
 
 
+def test_a_silent_command_ends_with_its_stream_too(machine: Node) -> None:
+    with machine.open(["sh", "-c", "echo $$; exec sleep 600"], stdin=False) as stream:
+        pid = int(stream.read())
+        os.kill(pid, 0)
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, "the command stayed behind"
+        time.sleep(0.05)
+
+
 def test_without_stdin_the_exit_code_and_signal_are_still_told(machine: Node) -> None:
     for script, code in (("cat; exit 9", 9), ("kill -9 $$", 137)):
         with machine.open(["sh", "-c", script], stdin=False) as stream:

@@ -14,7 +14,7 @@ from .reasons import Reason, reason
 
 BEAT = 1.0  # seconds between two signs of life to a peer
 SILENCE = 8.0  # seconds without one, or of a rank stopped by a signal, and it is lost
-RECONNECT = 1.5  # seconds for a connection that broke to come back
+RECONNECT = 1.0  # seconds for a connection that broke to come back
 SETTLE = 3.0  # seconds to wait, once this node has stopped, for the others' story
 
 

@@ -27,7 +27,8 @@ from .torchrun import Torchrun, patience
 
 TICK = 0.02  # seconds between looks at the logs while they grow
 IDLE_TICK = 0.08  # the same while they do not
-TORCHRUN_LAST_WORDS = 1.5  # seconds for torchrun to end once its ranks are gone
+LAST_WORDS = 1.0  # seconds for torchrun to tell of its ranks once they are gone
+NO_WORDS = 0.3  # the same when it has nothing to tell, being stopped for another's sake
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -52,6 +53,7 @@ class Supervisor:
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
         self.alone_since: float | None = None  # since when torchrun has no rank left
         self.asked_to_stop = False
+        self.cut_short = False  # torchrun was killed: its code would be ours
         self.left: list[int] = []  # processes that nothing could end
 
     def run(self) -> int:
@@ -239,7 +241,8 @@ class Supervisor:
         if self.ranks.alive() and now < self.kill_at:
             return
         self.alone_since = self.alone_since or now
-        late = now - self.alone_since > TORCHRUN_LAST_WORDS
+        late = now - self.alone_since > (LAST_WORDS if self.ranks.failed() else NO_WORDS)
+        self.cut_short = self.cut_short or late
         for pid in descendants(os.getpid()):
             if late or (pid != self.torchrun.pid and now > self.kill_at):
                 send(pid, signal.SIGKILL)
@@ -252,6 +255,8 @@ class Supervisor:
 
     def conclude(self) -> int:
         code = self.torchrun.exit_code() if self.torchrun.pid else 127
+        if self.cut_short:
+            code = 1  # as torchrun ends when its ranks have failed or it was told to stop
         final = self.gang.verdict or self.reason
         state = self.state(code, final)
         self.gang.close()
@@ -259,7 +264,7 @@ class Supervisor:
             self.journal.say("these processes could not be ended: %s" % self.left)
         self.journal.event("end", state=state, exit_code=code, reason=final, left=self.left)
         self.journal.close()
-        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, code or 1)
+        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, status(code))
 
     def meet_ends(self) -> None:
         """Exits that went by too fast to be read from the kernel: torchrun's summary has them."""
@@ -282,6 +287,11 @@ class Supervisor:
         if self.reason and self.reason["node_rank"] == self.spec["node_rank"]:
             return "stopped" if self.reason["kind"] in ("signal", "peer-lost") else "failed"
         return "stopped"
+
+
+def status(code: int | None) -> int:
+    """As a shell has it: 128 and the signal's number."""
+    return 128 - code if code is not None and code < 0 else code or 1
 
 
 def listen_for_signals() -> socket.socket:

@@ -1,0 +1,252 @@
+"""The sixteen faults: how each is done to a run on the simulated cluster, and what is to be said.
+
+The run is three hosts with two ranks each, which all-reduce in a loop. Used by the tests and by
+`benchmarks/faults.py`, which does the same to plain torchrun.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster import TRAINER_IMAGE, Cluster, Home, until
+
+PORT = 29500
+SLOW_DEEDS = ("hog", "disk")  # the fault comes some time after the rank has said that it begins
+VICTIM = "node1"  # where rank 3 lives
+LOOP = """
+import ctypes, os, signal, sys, time
+import torch, torch.distributed as dist
+
+deed, who = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+rank, step = dist.get_rank(), 0
+value = torch.ones(1000)
+metrics = os.path.join(os.environ.get("DDPCTL_OUTPUT_DIR", "/tmp"), "metrics.jsonl")
+
+
+def misbehave():
+    print("FAULT %.3f" % time.time(), flush=True)
+    if deed == "raise":
+        raise ValueError("boom")
+    if deed == "exit":
+        sys.exit(7)
+    if deed == "zero":
+        os._exit(0)
+    if deed in ("kill", "segv", "stop"):
+        name = {"kill": "SIGKILL", "segv": "SIGSEGV", "stop": "SIGSTOP"}[deed]
+        os.kill(os.getpid(), getattr(signal, name))
+    if deed == "hog":
+        hoard = []
+        while True:
+            hoard.append(bytearray(os.urandom(1 << 20) * 50))
+    if deed == "disk":
+        while True:
+            torch.save(torch.zeros(10_000_000), "/checkpoints/%d.pt" % time.time_ns())
+    if deed == "sleep":
+        time.sleep(3600)
+
+
+while True:
+    dist.all_reduce(value)
+    value.fill_(1)
+    step += 1
+    if step == 5:
+        print("WORKING", flush=True)
+    if deed == "sleep" and rank == 0:
+        with open(metrics, "a") as file:
+            file.write('{"kind": "train", "step": %d}\\n' % step)
+    if deed == "talk":
+        print("line %d of rank %d" % (step, rank), flush=True)
+    if rank == who and step == 40:
+        misbehave()
+    time.sleep(0.05)
+"""
+
+
+@dataclass
+class Run:
+    """A launch under way, and what was heard of it."""
+
+    cluster: Cluster
+    home: Home
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+    fault_at: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        return self.out.read_text(errors="replace").splitlines()
+
+    def working(self) -> None:
+        until(lambda: sum("WORKING" in line for line in self.lines()) >= 6, 120, "ranks work")
+
+    def wait(self, timeout: float = 90) -> int:
+        return self.process.wait(timeout)
+
+    def done_by_script(self) -> None:
+        """The rank itself does it, and says when."""
+        line = until(
+            lambda: next((each for each in self.lines() if "FAULT" in each), None),
+            60,
+            "the rank says that it misbehaves",
+        )
+        self.fault_at = float(line.split()[-1])
+
+    def now(self) -> None:
+        self.fault_at = time.time()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.home.record()
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        return self.record["attempts"][-1]["first_failure"] or {}
+
+
+Act = Callable[[Run], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    number: int
+    name: str
+    kinds: tuple[str, ...]  # the first that is named is the best; any of them is right
+    within: float  # seconds from the fault to the end of the launcher and of all nodes
+    deed: str = "wait"  # of the script, by rank 3
+    rank: int | None = 3
+    host: str = VICTIM
+    act: Act | None = None
+    before: Act | None = None
+    options: tuple[str, ...] = ()
+
+
+def container_of(run: Run, node: str) -> str:
+    [name] = run.cluster.exec(node, "docker", "ps", "-q").split()
+    return name
+
+
+def kill_container(run: Run) -> None:
+    name = container_of(run, VICTIM)
+    run.now()
+    run.cluster.exec(VICTIM, "docker", "kill", name)
+
+
+def limit_memory(run: Run) -> None:
+    name = container_of(run, VICTIM)
+    limit = ["--memory", "1200m", "--memory-swap", "1200m"]
+    run.cluster.exec(VICTIM, "docker", "update", *limit, name)
+
+
+def stop_engine(run: Run) -> None:
+    run.now()
+    run.cluster.stop_dockerd(VICTIM)
+
+
+def kill_host(run: Run) -> None:
+    run.now()
+    run.cluster.kill_host(VICTIM)
+
+
+def cut_host(run: Run) -> None:
+    run.now()
+    run.cluster.cut(VICTIM)
+
+
+def kill_launcher_then_container(run: Run) -> None:
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait(10)
+    kill_container(run)
+
+
+FAULTS = (
+    Fault(1, "exception on rank 3", ("exception",), 5, "raise"),
+    Fault(2, "exit code 7", ("exit-code",), 5, "exit"),
+    Fault(3, "SIGKILL of a rank", ("killed",), 5, "kill"),
+    Fault(4, "SIGSEGV", ("segv",), 5, "segv"),
+    Fault(5, "container killed", ("container-killed",), 5, rank=None, act=kill_container),
+    Fault(6, "memory limit exceeded", ("oom-killed",), 5, "hog", before=limit_memory),
+    Fault(
+        7,
+        "dockerd of a host stopped",
+        ("terminated", "container-killed", "host-lost"),
+        5,
+        rank=None,
+        act=stop_engine,
+    ),
+    Fault(8, "host killed", ("host-lost", "container-killed"), 5, rank=None, act=kill_host),
+    Fault(9, "host cut off silently", ("host-lost", "network-cut"), 20, rank=None, act=cut_host),
+    Fault(10, "rank stopped (SIGSTOP)", ("stopped",), 20, "stop"),
+    Fault(11, "rank exits 0 early", ("early-exit",), 20, "zero"),
+    Fault(13, "disk full under /checkpoints", ("disk-full",), 20, "disk"),
+    Fault(
+        14,
+        "rank sleeps before an all-reduce",
+        ("hung",),
+        20,
+        "sleep",
+        options=("--hang-timeout", "10"),
+    ),
+)
+
+
+def write_job(cluster: Cluster, folder: Path, deed: str, rank: int | None) -> Path:
+    code = folder / "code"
+    code.mkdir(parents=True)
+    (code / "loop.py").write_text(LOOP)
+    return cluster.hosts_yaml(
+        folder / "hosts.yaml",
+        image=TRAINER_IMAGE,
+        workdir="./code",
+        command=["loop.py", deed, str(3 if rank is None else rank)],
+        nproc_per_node=2,
+        master_port=PORT,
+    )
+
+
+def launch(
+    cluster: Cluster, home: Home, folder: Path, fault: Fault, options: Iterable[str] = ()
+) -> Run:
+    """The run, with all six ranks at work."""
+    file = write_job(cluster, folder, fault.deed, fault.rank)
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        words = ["launch", file, "--no-check", *fault.options, *options]
+        process = home.start(*words, stdout=stdout, stderr=stderr)
+    run = Run(cluster, home, process, out, err)
+    run.working()
+    return run
+
+
+def suffer(run: Run, fault: Fault) -> float:
+    """Does it, waits for the end. Returns the seconds from the fault to the launcher's exit."""
+    if fault.before:
+        fault.before(run)
+    if fault.act:
+        fault.act(run)
+    else:
+        run.done_by_script()
+    run.notes["code"] = run.wait()
+    ended = time.time()
+    if fault.deed in SLOW_DEEDS and run.failure:
+        run.fault_at = datetime.datetime.fromisoformat(run.failure["time"]).timestamp()
+    return ended - run.fault_at
+
+
+def verdict(run: Run, fault: Fault) -> str:
+    """ "" when the right host, rank and kind were named; else what was."""
+    failure = run.failure
+    right = failure.get("kind") in fault.kinds and failure.get("host") == fault.host
+    if right and (fault.rank is None or failure.get("rank") == fault.rank):
+        return ""
+    return json.dumps(failure)

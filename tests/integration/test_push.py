@@ -1,0 +1,147 @@
+"""`ddpctl push` to the simulated cluster: what travels, and what is left when something dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import USER, Cluster, Home, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+MEGABYTE = 10**6
+TREES = f"/home/{USER}/.ddpctl/datasets"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[str]:
+    """A name for an image of this test; what is built under it is removed."""
+    name = f"ddpctl-pushtest-{uuid.uuid4().hex[:8]}"
+    yield name
+    argv = ["docker", "image", "ls", "-q", "--filter", f"label=test={name}"]
+    for found in set(subprocess.run(argv, capture_output=True, text=True).stdout.split()):
+        subprocess.run(["docker", "rmi", "-f", found], capture_output=True)
+
+
+@pytest.fixture
+def data(tmp_path: Path, cluster: Cluster) -> Iterator[Path]:
+    """80 files of a megabyte."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(80):
+        (folder / f"{number:03}").write_bytes(os.urandom(MEGABYTE))
+    yield folder
+    for node in cluster.nodes:
+        cluster.exec(node, "rm", "-rf", TREES)
+
+
+def build(name: str, context: Path, sizes: dict[str, int]) -> None:
+    """An image with a layer of so many random bytes a file; files that are there stay as they are."""
+    context.mkdir(exist_ok=True)
+    for file, size in sizes.items():
+        if not (context / file).exists() or (context / file).stat().st_size != size:
+            (context / file).write_bytes(os.urandom(size))
+    lines = ["FROM scratch", f"LABEL test={name}", *(f"COPY {file} /{file}" for file in sizes)]
+    (context / "Dockerfile").write_text("\n".join(lines))
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    argv = ["docker", "build", "-q", "-t", name, str(context)]
+    subprocess.run(argv, check=True, capture_output=True, env=environment)
+
+
+def push(home: Home, hosts: Path, *flags: str) -> dict[str, Any]:
+    done = home.ddpctl("push", hosts, "--json", *flags, timeout=200)
+    assert done.stdout, done.stderr
+    return {**json.loads(done.stdout), "rc": done.returncode, "stderr": done.stderr}
+
+
+def received(cluster: Cluster, node: str) -> int:
+    """Bytes that the host's network card has had, whoever sent them."""
+    return int(cluster.exec(node, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
+
+
+def digest_of(cluster: Cluster, node: str, digest: str) -> str:
+    """Of all content of a pushed tree, as the host's own tools see it."""
+    look = f"cd {TREES}/{digest} && find . -type f | sort | xargs sha256sum | sha256sum"
+    return cluster.exec(node, "sh", "-c", look)
+
+
+def test_a_changed_last_layer_is_all_that_reaches_the_network_cards(
+    cluster: Cluster, home: Home, tmp_path: Path, image: str
+) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", image=image)
+    sizes = {"base": 12 * MEGABYTE, "top": 2 * MEGABYTE}
+    build(image, tmp_path / "context", sizes)
+    first = push(home, hosts, "--image")
+    assert first["rc"] == 0, first
+    assert [host["image"] for host in first["hosts"]] == ["sent"] * 3
+    build(image, tmp_path / "context", {**sizes, "top": 2 * MEGABYTE - 1})
+    before = {node: received(cluster, node) for node in cluster.nodes}
+    second = push(home, hosts, "--image")
+    assert second["rc"] == 0, second
+    for node, host in zip(cluster.nodes, second["hosts"], strict=True):
+        assert (host["image"], host["layers_sent"], host["layers_skipped"]) == ("updated", 1, 1)
+        assert host["received_bytes"] < 1.05 * 2 * MEGABYTE
+        assert received(cluster, node) - before[node] < 1.25 * 2 * MEGABYTE
+        cluster.exec(node, "docker", "create", image, "/top")
+    before = {node: received(cluster, node) for node in cluster.nodes}
+    third = push(home, hosts, "--image")
+    assert third["sent_bytes"] == 0
+    assert all(received(cluster, node) - before[node] < 100_000 for node in cluster.nodes)
+
+
+def test_a_host_that_dies_while_it_relays_is_named_and_the_others_have_it(
+    cluster: Cluster, home: Home, tmp_path: Path, data: Path
+) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", dataset=str(data))
+    for node in cluster.nodes:
+        cluster.slow(node, "160mbit")
+    process = home.start("push", hosts, "--dataset", "--json")
+    arrived = f"ls {TREES}/.*/tree 2>/dev/null | wc -l"
+    until(lambda: int(cluster.exec("node1", "sh", "-c", arrived)) > 10, 60, "node1 has some of it")
+    cluster.kill_host("node1")
+    out, err = process.communicate(timeout=120)
+    document = json.loads(out)
+    assert process.returncode in (4, 5), err.decode()
+    assert [host["error"] is None for host in document["hosts"]] == [True, False, True]
+    assert err.decode().count("error: ") == 1
+    cluster.start_host("node1")
+    assert "node1" in document["hosts"][1]["error"]
+    digest = document["dataset_digest"]
+    again = push(home, hosts, "--dataset")
+    assert again["rc"] == 0, again
+    assert [host["dataset"] for host in again["hosts"]] == ["present", "sent", "present"]
+    assert len({digest_of(cluster, node, digest) for node in cluster.nodes}) == 1
+
+
+def test_a_push_whose_launcher_was_killed_is_gone_on_with(
+    cluster: Cluster, home: Home, tmp_path: Path, data: Path
+) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", dataset=str(data))
+    for node in cluster.nodes:
+        cluster.slow(node, "160mbit")
+    process = home.start("push", hosts, "--dataset", "--json")
+    arrived = f"ls {TREES}/.*/tree 2>/dev/null | wc -l"
+    until(lambda: int(cluster.exec("node2", "sh", "-c", arrived)) > 30, 60, "node2 has some of it")
+    process.kill()
+    process.communicate()
+    published = f"ls {TREES}"
+    assert not any(cluster.exec(node, "sh", "-c", published) for node in cluster.nodes)
+
+    def nobody() -> bool:
+        names = [cluster.exec(node, "ps", "-eo", "args") for node in cluster.nodes]
+        return not any("ddpctl-agent" in text or "tar -x" in text for text in names)
+
+    until(nobody, 30, "nothing of the push is left on the hosts")
+    again = push(home, hosts, "--dataset")
+    assert again["rc"] == 0, again
+    assert all(host["files_sent"] < 60 for host in again["hosts"])
+    digest = again["dataset_digest"]
+    assert len({digest_of(cluster, node, digest) for node in cluster.nodes}) == 1
+    left = f"ls -A {TREES}"
+    assert all(cluster.exec(node, "sh", "-c", left) == digest for node in cluster.nodes)

@@ -11,6 +11,7 @@ import torch
 from trainer.config import Config
 from trainer.console import Progress, say
 from trainer.data import Images, load_dataset
+from trainer.disks import find_disks
 from trainer.ending import fail
 from trainer.errors import DataError, TrainerError
 from trainer.metrics import Metrics
@@ -58,7 +59,8 @@ def begin(
     asked_again = (
         env.get("DDPCTL_RESUME") == "1" or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     )
-    restored = restore(config, ranks, asked_again=asked_again)
+    disks = find_disks(config, ranks)
+    restored = restore(config, ranks, disks, asked_again=asked_again)
     notes = []
     if restored:
         with ranks.agreeing():
@@ -66,7 +68,7 @@ def begin(
             notes = check_fits(restored.meta, now, config.resume_override)
             from_checkpoint(t, restored.state, restored.meta)
     metrics = start_files(t, restored, env)
-    run = Run(t, metrics, stop, Progress(t))
+    run = Run(t, metrics, stop, Progress(t), disks)
     if restored:
         run.saved, run.saved_step = f"ckpt/{restored.name}", t.step
     if ranks.first:

@@ -185,6 +185,9 @@ class Config:
     keep: int = flag(
         "checkpoints", 3, "newest checkpoints to keep, at least 2", "--checkpoint-hist"
     )
+    copies: int = flag(
+        "checkpoints", 2, "nodes that keep each checkpoint where disks are not shared: 1 or 2"
+    )
     export_every: int = flag(
         "checkpoints", 1, "epochs between epoch_N.pth files (0: none)", "--save-epoch"
     )
@@ -210,6 +213,8 @@ class Config:
                 yield f"--{name.replace('_', '-')} {getattr(self, name)}: not below 0"
         if self.keep < 2:
             yield f"--keep {self.keep}: at least 2, so that a damaged newest one is no loss"
+        if self.copies not in (1, 2):
+            yield f"--copies {self.copies}: 1 or 2"
         if not 0 <= self.val_split <= 0.5:
             yield f"--val-split {self.val_split}: 0 to 0.5"
         if not 0 <= self.label_smoothing < 1:

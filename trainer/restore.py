@@ -18,6 +18,7 @@ import torch.distributed as dist
 from trainer import checkpoint
 from trainer.checkpoint import Saved
 from trainer.config import Config
+from trainer.disks import Disks
 from trainer.errors import CheckpointError
 from trainer.metrics import has_checkpoints
 from trainer.ranks import Ranks
@@ -35,7 +36,7 @@ class Restored:
     warnings: tuple[str, ...]
 
 
-def restore(config: Config, ranks: Ranks, *, asked_again: bool) -> Restored | None:
+def restore(config: Config, ranks: Ranks, disks: Disks, *, asked_again: bool) -> Restored | None:
     """The state to go on from, the same on all ranks; None: there is none, begin at step 0.
 
     `asked_again`: this is a further attempt of a run, so finding nothing is worth a warning, and an
@@ -43,11 +44,11 @@ def restore(config: Config, ranks: Ranks, *, asked_again: bool) -> Restored | No
     """
     if config.resume == "none":
         with ranks.agreeing():
-            if ranks.first:
-                checkpoint.set_aside(Path(config.checkpoint_dir) / "ckpt", "earlier")
+            if disks.own:
+                checkpoint.set_aside(disks.root / "ckpt", "earlier")
         return None
-    if ranks.first and not config.test_only:
-        checkpoint.clean(Path(config.checkpoint_dir))
+    if disks.own and not config.test_only:
+        checkpoint.clean(disks.root)
     exact = None if config.resume == "auto" else Path(config.resume)
     found, problems = _look(config, exact)
     reports = ranks.gather((found.step, found.identity) if found else None)
@@ -67,8 +68,10 @@ def restore(config: Config, ranks: Ranks, *, asked_again: bool) -> Restored | No
     with ranks.agreeing():
         state, meta = checkpoint.decode(files)
     with ranks.agreeing():
-        if ranks.first and not config.test_only:
-            _tidy(config, files, step, identity)
+        if disks.own and not config.test_only:
+            has_it = _tidy(disks.root, step, identity)
+            if ranks.first and not has_it:
+                checkpoint.publish(disks.root, step, files)
     sender = None if shared else source
     return Restored(state, meta, f"step-{step:08d}", identity, sender, warnings)
 
@@ -108,6 +111,8 @@ def check_fits(meta: Mapping[str, Any], now: Mapping[str, Any], override: bool) 
 def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
     if exact is None:
         return checkpoint.newest_whole(Path(config.checkpoint_dir))
+    if exact.is_file():
+        return None, [f"{exact}: a file of weights only: give a ckpt/step-* folder"]
     if not checkpoint.NAME.fullmatch(exact.name):
         return checkpoint.newest_whole(exact.parent if exact.name == "ckpt" else exact)
     try:
@@ -135,9 +140,8 @@ def _nothing_found(
         )
 
 
-def _tidy(config: Config, files: Mapping[str, bytes], step: int, identity: str) -> None:
-    """Rank 0's disk: holds the chosen checkpoint, and nothing newer that could be taken for it."""
-    root = Path(config.checkpoint_dir)
+def _tidy(root: Path, step: int, identity: str) -> bool:
+    """Put aside what could be taken for the chosen checkpoint later. Is that one here?"""
     has_it = False
     for path in checkpoint.folders(root):
         try:
@@ -148,8 +152,7 @@ def _tidy(config: Config, files: Mapping[str, bytes], step: int, identity: str) 
         has_it = has_it or (saved.step, saved.identity) == (step, identity)
         if saved.step > step:  # the user chose to go on from an older one
             checkpoint.set_aside(path, "abandoned")
-    if not has_it:
-        checkpoint.publish(root, step, files)
+    return has_it
 
 
 def _send(content: bytes | None, source: int, ranks: Ranks) -> bytes:

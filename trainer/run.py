@@ -13,6 +13,7 @@ import torch
 from trainer import checkpoint, replicas
 from trainer.checkpoint import Saved
 from trainer.console import Progress, eval_line, say
+from trainer.disks import Disks, write_copy
 from trainer.errors import CheckpointError
 from trainer.evaluate import evaluate, evaluated
 from trainer.metrics import Metrics
@@ -30,6 +31,7 @@ class Run:
     metrics: Metrics
     stop: StopRequest
     progress: Progress
+    disks: Disks
     began: float = field(default_factory=time.monotonic)
     saved: str | None = None  # newest checkpoint, e.g. ckpt/step-00001234
     saved_step: int = -1
@@ -74,14 +76,21 @@ def selecting_split(t: Training) -> str:
 
 
 def save(run: Run) -> None:
-    """Write a checkpoint from rank 0, after making sure that all ranks hold the same weights."""
+    """Write a checkpoint, after making sure that all ranks hold the same weights."""
     t, began = run.t, time.perf_counter()
     replicas.check_equal(t)
     state, meta = to_checkpoint(t)
     saved: Saved | None = None
+    trouble = ""
     with t.ranks.agreeing():  # also: nobody goes on, or leaves, before it is on the disk
         if t.ranks.first:
-            saved = checkpoint.save(Path(t.config.checkpoint_dir), state, meta, t.config.keep)
+            saved = checkpoint.save(run.disks.root, state, meta, t.config.keep)
+        elif t.ranks.rank == run.disks.copy_on:
+            trouble = write_copy(run.disks, state, meta, t.config.keep)
+    if run.disks.copy_on is not None:
+        trouble = t.ranks.broadcast(trouble, run.disks.copy_on)
+        if trouble and t.ranks.first:
+            say(f"WARNING: no second copy of this checkpoint: {trouble}")
     seconds = time.perf_counter() - began
     run.saved, run.saved_step, run.saved_at = f"ckpt/step-{t.step:08d}", t.step, time.monotonic()
     if saved:

@@ -18,6 +18,8 @@ from trainer.model import build_model
 from trainer.ranks import Ranks
 from trainer.schedule import Plan
 
+PLACES = ("out", "checkpoint_dir", "data", "resume")  # not part of what was trained
+
 
 @dataclass
 class Training:
@@ -164,7 +166,7 @@ def to_checkpoint(t: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         "parts": t.plan.parts,
         "steps_per_epoch": t.plan.steps_per_epoch,
         "total_steps": t.plan.total_steps,
-        "config": asdict(t.config),
+        "config": {k: v for k, v in asdict(t.config).items() if k not in PLACES},
         "versions": versions(),
     }
     return state, meta

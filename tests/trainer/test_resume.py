@@ -119,13 +119,42 @@ def dirs(*paths: Path):
 def test_a_node_with_an_empty_disk_gets_the_checkpoint_from_a_peer(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     whole = Job(tmp_path / "whole", *steps(12), count=2).done()
-    Job(out, *steps(9), count=2, env=dirs(a, b)).done()
+    Job(out, *steps(9), "--copies", "1", count=2, env=dirs(a, b)).done()
     assert checkpoint.folders(a)
     assert not b.exists()  # only rank 0 writes
-    again = Job(out, *steps(12), count=2, env=dirs(b, a)).done()  # the nodes change places
+    again = Job(out, *steps(12), "--copies", "1", count=2, env=dirs(b, a)).done()  # places changed
     assert "rank 1 sent the checkpoint" in again.log()
     assert [path.name for path in checkpoint.folders(b)] == ["step-00000012", "step-00000009"]
+    assert [path.name for path in checkpoint.folders(a)] == ["step-00000009", "step-00000007"]
     assert same(newest_state(b), newest_state(whole.out))
+
+
+def test_a_second_node_keeps_a_copy_so_the_first_may_be_lost(tmp_path: Path) -> None:
+    a, b, c, out = (tmp_path / name for name in ("a", "b", "c", "out"))
+    flags = (*steps(9), "--global-batch", "12")
+    Job(out, *flags, count=3, env=dirs(a, b, c)).done()
+    newest, copy = checkpoint.newest_whole(a)[0], checkpoint.newest_whole(b)[0]
+    assert newest and copy and newest.identity == copy.identity  # the very same bytes
+    assert not c.exists()
+    shutil.rmtree(a)  # node 0 is replaced, with an empty disk
+    shutil.rmtree(out)
+    again = Job(out, *steps(12), "--global-batch", "12", count=3, env=dirs(a, b, c)).done()
+    assert "resumed from ckpt/step-00000009" in again.log()
+    assert checkpoint.folders(a)[0].name == "step-00000012"
+
+
+def test_ranks_that_share_a_disk_write_one_copy(tmp_path: Path) -> None:
+    a, out = tmp_path / "a", tmp_path / "out"
+    job = Job(out, *steps(9), count=2, env=dirs(a, a)).done()
+    assert "WARNING: no second copy" not in job.log()
+    assert not [path for path in a.iterdir() if path.name != "ckpt"]
+
+
+def test_a_second_disk_that_fails_is_only_a_warning(tmp_path: Path) -> None:
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
+    b.write_text("a file where the folder should be")
+    job = Job(out, *steps(9), count=2, env=dirs(a, b)).done()
+    assert "WARNING: no second copy of this checkpoint: cannot write" in job.log()
 
 
 def test_nothing_left_of_saved_work_is_an_error_not_a_new_start(tmp_path: Path) -> None:

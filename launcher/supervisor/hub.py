@@ -146,7 +146,15 @@ class Hub(Gang):
         if age < patience:
             return None
         message = "no progress for %d s" % age
-        return reason("hung", message, self.me, self.spec["host"], time.time())
+        why = reason("hung", message, self.me, self.spec["host"], time.time())
+        where = {int(rank): word for t in told for rank, word in t["doing"].items()}
+        odd = odd_one_out(where)
+        if odd is not None:
+            node_rank, local_rank = divmod(odd, self.spec["nproc_per_node"])
+            why["message"] += "; it stands elsewhere than all other ranks"
+            why.update(rank=odd, local_rank=local_rank, node_rank=node_rank)
+            why["host"] = self.spec["hosts"][node_rank]
+        return why
 
     # --- connections ---
 
@@ -205,6 +213,13 @@ class Hub(Gang):
     def _forget_strangers(self, now: float) -> None:
         for link in [other for other in self._strangers if now - other.opened > SETTLE]:
             self._broke(link)
+
+
+def odd_one_out(where: dict[int, str]) -> int | None:
+    """The one rank that stands elsewhere while all others, two at least, stand at one place."""
+    places = list(where.values())
+    odd = [rank for rank, place in where.items() if places.count(place) == 1]
+    return odd[0] if len(odd) == 1 and len(set(places)) == 2 and len(places) > 2 else None
 
 
 def listening_socket(spec: dict[str, Any]) -> socket.socket:

@@ -27,6 +27,15 @@ def proc_environ(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
+def doing(pid: int) -> str:
+    """Where its main thread stands: a system call's number, or "running"; "" when that is hidden."""
+    try:
+        with open("/proc/%d/syscall" % pid) as file:
+            return file.read().split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 def children(pid: int) -> list[int]:
     found: list[int] = []
     paths = glob.glob("/proc/%d/task/*/children" % pid)

@@ -18,7 +18,7 @@ from .activity import Activity
 from .gang import SETTLE, Gang, Member
 from .hub import JOIN_GRACE, Hub
 from .journal import Journal
-from .proc import adopt_orphans, descendants, end_everything, send
+from .proc import adopt_orphans, descendants, doing, end_everything, send
 from .ranklogs import RankLogs
 from .ranks import Rank, Ranks
 from .reasons import Reason, how_it_ended, reason, signal_name
@@ -163,14 +163,17 @@ class Supervisor:
         self.ended_at = time.monotonic()
 
     def status(self) -> dict[str, Any]:
+        alive = self.ranks.alive()
+        watched = bool(self.spec.get("hang_timeout"))
         return {
             "phase": self.phase,
             "reason": self.reason,
-            "alive": len(self.ranks.alive()),
+            "alive": len(alive),
             "early": self.early,
             "stuck": self.activity.stuck,
             "log_age": self.activity.log_age(),
-            "progress_age": self.activity.progress_age() if self.spec.get("hang_timeout") else None,
+            "progress_age": self.activity.progress_age() if watched else None,
+            "doing": {str(rank.rank): doing(rank.pid) for rank in alive} if watched else {},
         }
 
     def heed_gang(self) -> None:

@@ -6,6 +6,7 @@ as ranks do that wait for it.
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import time
@@ -61,6 +62,8 @@ def misbehave(deed: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if deed == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if deed == "elsewhere":
+        select.select([], [], [], 120)
     if deed == "segv":
         ctypes.string_at(0)
 

@@ -16,6 +16,7 @@ import pytest
 from gangs import Gang, free_port, gang, until
 
 from launcher.cause import headline
+from launcher.supervisor.hub import odd_one_out
 from launcher.supervisor.link import Link
 
 BAR = 5.0  # seconds from a fault to the end of every node
@@ -72,6 +73,22 @@ def test_others_that_still_work_are_given_their_time(tmp_path: Path) -> None:
     assert made.cause() is None
     ends = end_times(made)
     assert max(ends) - min(ends) < 1.0, "a node that is done waits for the others"
+
+
+def test_of_a_hung_gang_the_rank_that_stands_elsewhere_is_named(tmp_path: Path) -> None:
+    with gang(tmp_path, 2, ["elsewhere", "3"], hang_timeout=3.0) as made:
+        made.wait()
+    assert [node.event("end")["state"] for node in made.nodes] == ["hung"] * 2
+    cause = made.cause()
+    assert cause is not None
+    assert (cause.kind, cause.rank, cause.host) == ("hung", 3, "gpu2")
+
+
+def test_nobody_is_named_when_several_stand_elsewhere() -> None:
+    assert odd_one_out({0: "202", 1: "202", 2: "230", 3: "202"}) == 2
+    assert odd_one_out({0: "202", 1: "202", 2: "230", 3: "230"}) is None
+    assert odd_one_out({0: "202", 1: "7", 2: "230", 3: "202"}) is None
+    assert odd_one_out({0: "202", 1: "230"}) is None
 
 
 def test_a_stopped_rank_is_found(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ READ_SIZE = 1 << 18  # bytes
 QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to see a host again
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
+ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said its last word
 UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
 
 
@@ -61,6 +62,7 @@ class NodeOutcome:
     events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     tail: list[Line] = field(default_factory=list)  # the newest lines, for the failure's excerpt
     end: dict[str, Any] | None = None  # the supervisor's last word
+    end_heard: float = 0.0  # time.monotonic() of it
     status: NodeStatus | None = None  # the engine's, once it has exited
     unseen_since: float | None = None  # time.monotonic() since when the host is out of sight
     unseen_reason: str = ""
@@ -166,7 +168,7 @@ class Follow:
             if record.event is not None:
                 outcome.events.append((record.time, record.event))
                 if record.event.get("kind") == "end":
-                    outcome.end = record.event
+                    outcome.end, outcome.end_heard = record.event, time.monotonic()
             else:
                 lines.append(
                     Line(outcome.host, batch.node_rank, record.rank, record.text, record.time)
@@ -211,10 +213,10 @@ class Follow:
                     yield outcome
 
     def _has_ended(self, rank: int, outcome: NodeOutcome, now: float) -> bool:
+        if outcome.end is not None:  # enough by itself, where the engine answers no more
+            return outcome.status is not None or now - outcome.end_heard > ENGINE_TIMEOUT
         if outcome.status is None:
             return False
-        if outcome.end is not None:
-            return True
         size, since = self._sizes[rank]
         return self._consumed[rank] >= size or now - since > DRAIN_TIMEOUT
 

@@ -9,6 +9,7 @@ as long as its standard input. There it is told what to do, one JSON object a li
     from   id, upstreams: where to go on from
     end    id, size, sha256: what the parcel had to be
     drop   id
+    close  id: every host has it
 
 On standard output it says `ready` (port), `have` (bytes so far, by parcel), `starved` (nobody to take
 the parcel from: feed it), `done` (code, said) and `failed` (why).
@@ -295,6 +296,11 @@ class Agent:
 
     def on_drop(self, order: Dict[str, Any]) -> None:
         self.parcels[order["id"]].fail("dropped")
+
+    def on_close(self, order: Dict[str, Any]) -> None:
+        parcel = self.parcels[order["id"]]
+        with parcel.changed:
+            parcel.spool.close()
 
     def work(self) -> None:
         """The commands one after the other, in the order in which the parcels were opened."""

@@ -15,7 +15,7 @@ from functools import partial
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push.certificate import one_time_pair
-from launcher.push.relay import Relay, Stage, feed, outcome
+from launcher.push.relay import Damaged, Relay, Stage, feed, outcome
 from launcher.push.send import END_TIMEOUT, Journey, Parcel, attempt
 from launcher.remote.node import Node
 
@@ -78,9 +78,7 @@ class Chain:
             if relay.lost is not None:
                 self._settled(transit, relay, relay.lost)
                 continue
-            self._tell(
-                relay, op="open", id=transit.name, argv=list(parcel.argv), upstreams=upstreams
-            )
+            relay.tell(op="open", id=transit.name, argv=list(parcel.argv), upstreams=upstreams)
         return transit
 
     def settle(self, transit: Transit) -> dict[Node, DdpctlError]:
@@ -114,9 +112,7 @@ class Chain:
     # what the hosts say
 
     def _hear(self, relay: Relay) -> None:
-        why: DdpctlError = HostUnreachable(
-            f"{relay.node.name}: lost while it was pushed to; the next push goes on from there"
-        )
+        why: DdpctlError = Damaged(f"{relay.node.name}: its relay ended")
         try:
             for words in relay.words():
                 self._heard(relay, words)
@@ -178,7 +174,11 @@ class Chain:
                 missing, stage.have = total - stage.have, total
                 self._journey.count(relay.node, transit.parcel, missing, from_here=False)
             stage.over, stage.error = True, error
+            last = all(other.over for other in transit.stages.values())
             self._news.notify_all()
+        if last:
+            for other in transit.stages:  # the room that it takes there is wanted for the next
+                other.tell(op="close", id=transit.name)
         self._journey.progress.end(relay.node.name, transit.parcel.what)
 
     # what they are fed
@@ -207,7 +207,7 @@ class Chain:
         except DdpctlError as error:
             transit.source_error = error
             for other in transit.stages:
-                self._tell(other, op="drop", id=transit.name)
+                other.tell(op="drop", id=transit.name)
             return
         if digest is None:
             return
@@ -216,13 +216,7 @@ class Chain:
         if first:
             size, sha256 = digest.split()
             for other in transit.stages:
-                self._tell(other, op="end", id=transit.name, size=int(size), sha256=sha256)
-
-    def _tell(self, relay: Relay, **words: object) -> None:
-        try:
-            relay.tell(**words)
-        except (OSError, DdpctlError):
-            pass  # `_hear` finds out
+                other.tell(op="end", id=transit.name, size=int(size), sha256=sha256)
 
     # who takes from whom
 
@@ -277,7 +271,7 @@ class Chain:
             if slow and not transit.stages[second].over:
                 transit.trial = now
                 transit.wired[second] = []
-                self._tell(second, op="from", id=transit.name, upstreams=[])
+                second.tell(op="from", id=transit.name, upstreams=[])
         elif transit.stages[second].over or now - transit.trial > WINDOW + 1:
             transit.judged = True
             if transit.stages[second].over or transit.stages[second].rate > rate / SLOW:
@@ -300,4 +294,4 @@ class Chain:
         upstreams = self._upstreams(transit, relay)
         if upstreams[:1] != transit.wired.get(relay, [])[:1]:
             transit.wired[relay] = upstreams
-            self._tell(relay, op="from", id=transit.name, upstreams=upstreams)
+            relay.tell(op="from", id=transit.name, upstreams=upstreams)

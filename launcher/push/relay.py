@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,12 +58,14 @@ class Relay:
         self._stream: Stream | None = None
         self.feeding = threading.Lock()
         self._voice = threading.Lock()
+        self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._rest = b""
 
     def start(self, certificate: str, key: str) -> None:
         """PushFailed when there is no python3 that can do it, or no answer."""
         self._stream = self.node.open(["python3", "-I", "-u", "-c", BOOT])
         self._stream.write(b"%d\n%s" % (len(SOURCE), SOURCE))
+        threading.Thread(target=self._pass_on, daemon=True).start()
         self.tell(op="hello", cert=certificate, key=key)
         end = time.monotonic() + READY_TIMEOUT
         while self.port == 0:
@@ -77,7 +80,15 @@ class Relay:
             self.port = words.get("port", 0)
 
     def tell(self, **words: Any) -> None:
-        self._write(json.dumps(words).encode() + b"\n")
+        """Does not wait: a host that has gone silent must not keep the others from being told."""
+        self._orders.put(json.dumps(words).encode() + b"\n")
+
+    def _pass_on(self) -> None:
+        try:
+            while order := self._orders.get():
+                self._write(order)
+        except (OSError, DdpctlError):
+            pass  # it has gone, as `words` tells
 
     def feed(self, name: str, at: int, data: bytes) -> None:
         head = json.dumps({"op": "feed", "id": name, "at": at, "n": len(data)}).encode()
@@ -89,6 +100,7 @@ class Relay:
             yield words
 
     def close(self) -> None:
+        self._orders.put(b"")
         if self._stream is not None:
             self._stream.close()
 
@@ -138,7 +150,8 @@ def outcome(relay: Relay, parcel: Parcel, words: dict[str, Any]) -> DdpctlError 
     """What `done` or `failed` means: None is success."""
     host = relay.node.name
     if words["ev"] == "failed":
-        return Damaged(f"{host}: {parcel.what}: {words['why']}")
+        why = "damaged on the way" if words["why"] == "damaged" else words["why"]
+        return Damaged(f"{host}: {parcel.what}: {why}")
     if words["code"] == 0:
         return None
     return refused(host, parcel.what, words["said"], words["code"])

@@ -106,7 +106,7 @@ class Sender:
         failures: dict[Node, DdpctlError] = {}
         for node, (number, error) in first.items():
             if isinstance(error, Damaged):
-                self._journey.say(f"{error} on the way; it is sent once more, from here")
+                self._journey.say(f"{error}; the rest of it is sent from here")
                 again = [parcel for parcel, _ in sent[number:]]
                 failures |= self._directly(again, [node])
             else:

@@ -15,7 +15,18 @@ from typing import Annotated
 import typer
 
 from launcher import __version__
-from launcher.commands import attach, check, fetch, kill, launch, logs, ps, push, resume
+from launcher.commands import (
+    attach,
+    check,
+    fetch,
+    kill,
+    launch,
+    logs,
+    ps,
+    push,
+    resume,
+    sanity,
+)
 from launcher.errors import DdpctlError
 
 app = typer.Typer(
@@ -38,6 +49,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "logs": logs.logs,
     "attach": attach.attach,
     "fetch": fetch.fetch,
+    "sanity": sanity.sanity,
 }
 
 

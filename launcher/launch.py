@@ -7,7 +7,7 @@ import getpass
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import push
@@ -44,6 +44,7 @@ class Wishes:
     push: bool = True
     check: bool = True
     hang_timeout: float | None = None
+    node_env: tuple[Mapping[str, str], ...] = ()  # by node rank, beside what the job says
 
 
 def checked_name(name: str) -> str:
@@ -59,6 +60,11 @@ def new_run_id(name: str, now: datetime.datetime, suffix: str) -> str:
     return "-".join(part for part in (name, now.strftime("%Y%m%d-%H%M%S"), suffix) if part)
 
 
+def new_run(name: str) -> str:
+    """The id of a run that begins now."""
+    return new_run_id(name, datetime.datetime.now(), secrets.token_hex(2))
+
+
 def owner() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
@@ -71,7 +77,7 @@ def dry_run(cluster: Cluster, wishes: Wishes, now: datetime.datetime) -> Plan:
 
 def launch(cluster: Cluster, wishes: Wishes, console: Console) -> int:
     """check, push, start on every node, follow to the end; returns the exit code of CONTRACT 6."""
-    run_id = new_run_id(wishes.name, datetime.datetime.now(), secrets.token_hex(2))
+    run_id = new_run(wishes.name)
     code = run_attempt(cluster, wishes, console, run_id)
     if wishes.detach:
         return code  # the recorder sees to restarts
@@ -146,6 +152,7 @@ def prepare_plan(
         attempt=len(earlier.attempts) + 1 if earlier else 1,
         resume=earlier is not None,
         found=found,
+        node_env=wishes.node_env,
     )
     return facts, plan
 

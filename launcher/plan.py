@@ -122,8 +122,12 @@ def make_plan(
     attempt: int = 1,
     resume: bool = False,
     found: Found | None = None,
+    node_env: Sequence[Mapping[str, str]] = (),
 ) -> Plan:
-    """The plan of one attempt. Raises UsageError where the hosts cannot run it together."""
+    """The plan of one attempt. Raises UsageError where the hosts cannot run it together.
+
+    node_env: by node rank, environment that differs from node to node.
+    """
     job = cluster.job
     facts = found.facts if found else None
     nproc = nproc_per_node(cluster, facts)
@@ -150,7 +154,15 @@ def make_plan(
         stop_timeout=job.stop_timeout,
     )
     nodes = tuple(
-        _node_plan(plan, cluster, rank, addresses[rank], resume, found)
+        _node_plan(
+            plan,
+            cluster,
+            rank,
+            addresses[rank],
+            resume,
+            found,
+            node_env[rank] if node_env else {},
+        )
         for rank in range(len(cluster.hosts))
     )
     return dataclasses.replace(plan, nodes=nodes)
@@ -271,7 +283,13 @@ def container_name(run_id: str, node_rank: int) -> str:
 
 
 def _node_plan(
-    plan: Plan, cluster: Cluster, rank: int, address: str, resume: bool, found: Found | None
+    plan: Plan,
+    cluster: Cluster,
+    rank: int,
+    address: str,
+    resume: bool,
+    found: Found | None,
+    own_env: Mapping[str, str],
 ) -> NodePlan:
     host = cluster.hosts[rank]
     facts = found.facts[rank] if found else None
@@ -282,7 +300,8 @@ def _node_plan(
     container = Container(
         name=place.container,
         image=found.images[rank] if found and found.images else cluster.job.image,
-        env=_environment(plan, cluster, rank, interface, resume, facts, place.run_dir, home),
+        env=_environment(plan, cluster, rank, interface, resume, facts, place.run_dir, home)
+        | dict(own_env),
         labels=_labels(plan, rank, cluster.nnodes),
         mounts=_mounts(plan, cluster.job, home, place),
         gpus=gpus,

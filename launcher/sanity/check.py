@@ -1,0 +1,165 @@
+"""The `sanity` command's work: the collectives as a run of their own, in the user's image."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.console import Console
+from launcher.errors import UsageError
+from launcher.hosts import Cluster, Host
+from launcher.launch import Wishes, new_run, run_attempt
+from launcher.plan import gpu_ids
+from launcher.record import state_home, write_atomically
+from launcher.remote.node import Node
+from launcher.sanity.report import MARK, Report, document, problems, text
+from launcher.start import ask
+
+SCRIPT = Path(__file__).with_name("collectives.py")
+TWO_CONTAINERS = (
+    "Two containers on one host: each has an NCCL_HOSTID of its own, so NCCL takes the network path "
+    "between them. It shows that containers, drivers and collectives work; of the fabric between "
+    "hosts it shows nothing."
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """timeout: seconds for one act. max_bytes: of the largest all-reduce. min_busbw: GB/s."""
+
+    timeout: float = 30.0
+    max_bytes: int = 64 << 20
+    pairwise: bool = False
+    min_busbw: float | None = None
+    plot: str | None = None
+
+
+class Listening(Console):
+    """Keeps the records of rank 0; everything else that the ranks say is detail."""
+
+    def __init__(self, report: Report, *, quiet: bool, verbose: bool) -> None:
+        super().__init__(quiet=quiet, verbose=verbose)
+        self.report = report
+
+    def line(self, text: bytes) -> None:
+        _, _, said = text.rstrip(b"\n").partition(b"] ")
+        if said.startswith(MARK):
+            self.report.take(said)
+        else:
+            self.detail(text.decode(errors="replace").rstrip("\n"))
+
+    def flush(self) -> None:
+        pass
+
+
+def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -> int:
+    """Runs the check and says what it found. 0 all is well, 1 it is not, else as `launch`."""
+    report = Report([host.name for host in cluster.hosts])
+    listening = Listening(report, quiet=console.quiet, verbose=console.verbose)
+    with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
+        (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
+        words = {"timeout": asked.timeout, "max_bytes": asked.max_bytes, "pairwise": asked.pairwise}
+        job = cluster.with_job(workdir=folder, command=[SCRIPT.name, json.dumps(words)])
+        job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
+        run_id = new_run("sanity")
+        wishes = Wishes(name="sanity", node_env=separate(cluster))
+        code = run_attempt(job, wishes, listening, run_id)
+    found = problems(report, asked.min_busbw, last_busbw(cluster))
+    if report.sizes:
+        remember(cluster, report.busbw)
+    if as_json:
+        console.json(document(report, found))
+    else:
+        console.print(text(report))
+    for problem in found:
+        console.error(problem)
+    if asked.plot and report.sizes:
+        plot(report, Path(asked.plot))
+        console.say(f"plot: {asked.plot}")
+    if found:
+        return code if code in (4, 130) else 1
+    return code
+
+
+def separate(cluster: Cluster) -> tuple[dict[str, str], ...]:
+    """Nodes that share a machine count as machines of their own, so that NCCL uses the network."""
+    if len({(host.host, host.port) for host in cluster.hosts}) == cluster.nnodes:
+        return ()
+    return tuple({"NCCL_HOSTID": f"ddpctl-{rank}"} for rank in range(cluster.nnodes))
+
+
+def size_of(text: str) -> int:
+    """Bytes of 64m, 1g and the like. Raises UsageError."""
+    match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"--max-size {text!r}: write 64m or 1g")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+
+
+def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
+    """One host of the cluster as `containers` nodes, with its GPUs split between them."""
+    host = next((host for host in cluster.hosts if host.name == name), None)
+    if host is None:
+        listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))
+        raise UsageError(f"--host {name}: not in {cluster.source}, which has {listed}")
+    ids = _gpus_of(host)
+    if len(ids) % containers:
+        raise UsageError(
+            f"{name}: {len(ids)} GPUs do not split evenly into {containers} containers"
+        )
+    share = len(ids) // containers
+    parts = [tuple(ids[n * share : (n + 1) * share]) for n in range(containers)]
+    hosts = tuple(dataclasses.replace(host, gpus=part or 0) for part in parts)
+    job = dataclasses.replace(cluster.job, nproc_per_node=share or 1)
+    return dataclasses.replace(cluster, hosts=hosts, job=job, spares=())
+
+
+def _gpus_of(host: Host) -> tuple[int, ...]:
+    node = Node(host)
+    try:
+        return gpu_ids(host, ask([node])[0])
+    finally:
+        node.close()
+
+
+def _record_of(cluster: Cluster) -> Path:
+    """Where the last result on the same hosts, with the same GPUs, is kept."""
+    hosts = repr([(host.host, host.port, host.gpus) for host in cluster.hosts])
+    return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
+
+
+def last_busbw(cluster: Cluster) -> float | None:
+    try:
+        return float(json.loads(_record_of(cluster).read_text())["busbw"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def remember(cluster: Cluster, busbw: float) -> None:
+    path = _record_of(cluster)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"version": 1, "busbw": busbw}) + "\n")
+
+
+def plot(report: Report, to: Path) -> None:
+    """Bus bandwidth by size, as a PNG or whatever `to` ends in."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("--plot needs matplotlib: pip install 'ddpctl[plot]'") from None
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    panel = figure.subplots()
+    panel.plot(
+        [size["bytes"] for size in report.sizes],
+        [size["busbw"] for size in report.sizes],
+        marker="o",
+        color="#b3446c",
+    )
+    panel.set(xscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s", title="all-reduce")
+    panel.grid(alpha=0.25)
+    figure.savefig(to, dpi=120)

@@ -1,0 +1,349 @@
+"""What `ddpctl sanity` runs on every rank: needs torch, and nothing else, in the image.
+
+Shipped to the hosts as the code of a run; the launcher never imports it. Rank 0 prints what was
+found as lines of `@sanity {json}`: kinds mesh, world, right, size, pair, late, done.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import functools
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+MARK = "@sanity "
+CONNECT_TIMEOUT = 4.0  # seconds for one node to reach another's data port
+WARMUP = 3
+MEASURE_SECONDS = 0.4  # aimed at for each size; at least three rounds
+MAX_ROUNDS = 20
+PAIR_BYTES = 4 << 20
+SIOCGIFADDR = 0x8915
+
+
+class Job:
+    """This rank, and what it was asked to do."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world = int(os.environ["WORLD_SIZE"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        self.node = self.rank // self.per_node
+        self.nodes = self.world // self.per_node
+        self.timeout = asked["timeout"]
+        self.max_bytes = asked["max_bytes"]
+        self.pairwise = asked["pairwise"]
+        self.cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", self.local_rank) if self.cuda else torch.device("cpu")
+        self.store: Any = None
+
+    def say(self, kind: str, **fields: Any) -> None:
+        if self.rank == 0:
+            print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
+
+
+class Watch:
+    """Ends the process when one act takes too long, after rank 0 has said who did not arrive."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.act, self.number = job, "", 0
+        self.deadline: float | None = None
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def begin(self, act: str) -> None:
+        self.number += 1
+        self.act = act
+        self.job.store.set(f"at/{self.number}/{self.job.rank}", act)
+        self.deadline = time.monotonic() + self.job.timeout
+
+    def end(self) -> None:
+        self.deadline = None
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(0.1)
+            deadline = self.deadline
+            if deadline is None or time.monotonic() < deadline:
+                continue
+            if self.job.rank == 0:
+                late = [r for r in range(self.job.world) if not self._arrived(r)]
+                self.job.say("late", act=self.act, ranks=late, nodes=nodes_of(self.job, late))
+            else:
+                time.sleep(2.0)  # rank 0 speaks first
+            os._exit(3)
+
+    def _arrived(self, rank: int) -> bool:
+        try:
+            return bool(self.job.store.check([f"at/{self.number}/{rank}"]))
+        except Exception:
+            return False
+
+
+def nodes_of(job: Job, ranks: list[int]) -> list[int]:
+    return sorted({rank // job.per_node for rank in ranks})
+
+
+def mesh(job: Job) -> bool:
+    """Every node tries a TCP connection to every other, on the addresses that the data will take."""
+    if job.local_rank == 0:
+        server = socket.create_server(("", 0))
+        server.settimeout(0.2)
+        job.store.set(f"mesh/{job.node}", f"{own_address()} {server.getsockname()[1]}")
+        over = threading.Event()
+        threading.Thread(target=accept, args=(server, over), daemon=True).start()
+        failed = []
+        for other in range(job.nodes):
+            if other != job.node:
+                host, port = job.store.get(f"mesh/{other}").decode().split()
+                try:
+                    socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+                except OSError as error:
+                    failed.append([job.node, other, host, str(error)])
+        job.store.set(f"reached/{job.node}", json.dumps(failed))
+        answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
+        job.store.set(f"mesh-read/{job.node}", "1")
+        for other in range(job.nodes):
+            job.store.get(f"mesh-read/{other}")
+        over.set()
+    else:
+        answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
+    failed = [one for answer in answers for one in answer]
+    job.say("mesh", failed=failed)
+    return not failed
+
+
+def own_address() -> str:
+    """The one of the interface that the data takes; without one, that on the way to node 0."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if name:
+            asked = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)
+                return socket.inet_ntoa(answer[20:24])
+            except OSError:
+                pass
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        return str(probe.getsockname()[0])
+
+
+def accept(server: socket.socket, over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            server.accept()[0].close()
+        except OSError:
+            continue
+    server.close()
+
+
+def right(job: Job, watch: Watch) -> None:
+    """Each collective once, on numbers whose result is known."""
+    n, mine, device = job.world, float(job.rank), job.device
+    ones = torch.ones(1000, device=device)
+    total = float(sum(range(n)))
+
+    def all_reduce() -> bool:
+        x = ones * mine
+        dist.all_reduce(x)
+        return bool((x == total).all())
+
+    def all_gather() -> bool:
+        rows = [torch.empty_like(ones) for _ in range(n)]
+        dist.all_gather(rows, ones * mine)
+        return all(bool((row == r).all()) for r, row in enumerate(rows))
+
+    def reduce_scatter() -> bool:
+        out = torch.empty(1000, device=device)
+        parts = [ones * (mine + r) for r in range(n)]
+        dist.reduce_scatter(out, parts)
+        return bool((out == total + n * job.rank).all())
+
+    def broadcast() -> bool:
+        x = ones * (mine + 7)
+        dist.broadcast(x, n - 1)
+        return bool((x == n + 6).all())
+
+    def point_to_point() -> bool:
+        if n == 1:
+            return True
+        x = torch.empty_like(ones)
+        sent = dist.isend(ones * mine, (job.rank + 1) % n)
+        dist.recv(x, (job.rank - 1) % n)
+        if sent is not None:
+            sent.wait()
+        return bool((x == (job.rank - 1) % n).all())
+
+    for act in (all_reduce, all_gather, reduce_scatter, broadcast, point_to_point):
+        name = act.__name__.replace("_", "-")
+        watch.begin(name)
+        try:
+            verdict = "right" if act() else "WRONG"
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            if "support" not in str(error) and "mplement" not in str(error):
+                raise
+            verdict = "not offered"
+        words: list[Any] = [None] * n
+        dist.all_gather_object(words, verdict)
+        watch.end()
+        wrong = [r for r, word in enumerate(words) if word == "WRONG"]
+        job.say("right", collective=name, verdict="WRONG" if wrong else words[0], ranks=wrong)
+
+
+def sweep(job: Job, watch: Watch) -> None:
+    """All-reduce by size: seconds a round, the slowest rank's mean."""
+    size = 8
+    while size <= job.max_bytes:
+        x = torch.ones(size // 4, device=job.device)
+        watch.begin(f"all-reduce of {size} bytes")
+        for _ in range(WARMUP):
+            dist.all_reduce(x)
+        seconds = timed(job, functools.partial(dist.all_reduce, x))
+        watch.end()
+        alg = size / seconds / 1e9
+        bus = alg * 2 * (job.world - 1) / job.world
+        job.say(
+            "size", bytes=size, count=size // 4, type="float", seconds=seconds, algbw=alg, busbw=bus
+        )
+        size *= 4
+
+
+def timed(job: Job, act: Callable[[], object]) -> float:
+    one = once(job, act)
+    rounds = torch.tensor([min(MAX_ROUNDS, max(3, int(MEASURE_SECONDS / max(one, 1e-6))))])
+    rounds = rounds.to(job.device)
+    dist.broadcast(rounds, 0)
+    sync(job)
+    began = time.perf_counter()
+    for _ in range(int(rounds)):
+        act()
+    sync(job)
+    slowest = torch.tensor([(time.perf_counter() - began) / int(rounds)], device=job.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def once(job: Job, act: Callable[[], object]) -> float:
+    sync(job)
+    began = time.perf_counter()
+    act()
+    sync(job)
+    return time.perf_counter() - began
+
+
+def sync(job: Job) -> None:
+    if job.cuda:
+        torch.cuda.synchronize()
+
+
+def pairs(job: Job, watch: Watch) -> None:
+    """Each pair of nodes by itself, the first rank of each, both ways one after the other."""
+    x = torch.ones(PAIR_BYTES // 4, device=job.device)
+    for a in range(job.nodes):
+        for b in range(a + 1, job.nodes):
+            for source, target in ((a, b), (b, a)):
+                watch.begin(f"node {source} to node {target}")
+                seconds = one_way(job, x, source * job.per_node, target * job.per_node)
+                dist.barrier()
+                watch.end()
+                if job.rank == 0:
+                    gbs = PAIR_BYTES / seconds / 1e9
+                    job.say("pair", source=source, target=target, gbs=gbs)
+
+
+def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
+    """Seconds to move x once, as the receiver sees it; every rank gets the number."""
+    rounds, seconds = 3, 0.0
+    for number in range(rounds + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        if job.rank == source:
+            dist.send(x, target)
+        elif job.rank == target:
+            dist.recv(x, source)
+        sync(job)
+        if number:  # the first one makes the connection
+            seconds += (time.perf_counter() - began) / rounds
+    told = torch.tensor([seconds if job.rank == target else 0.0], device=job.device)
+    dist.all_reduce(told)
+    return float(told)
+
+
+def transports(job: Job) -> dict[str, int]:
+    """How NCCL moved the data, by its own log: transport -> channels."""
+    if not job.cuda:
+        return {"sockets (Gloo)": 1}
+    found: dict[str, int] = {}
+    for path in Path("/tmp").glob(f"ddpctl-nccl.{job.local_rank}.*"):
+        for via in re.findall(r" via (\S+)", path.read_text(errors="replace")):
+            name = transport(via)
+            found[name] = found.get(name, 0) + 1
+    every: list[Any] = [None] * job.world
+    dist.all_gather_object(every, found)
+    total: dict[str, int] = {}
+    for one in every:
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def transport(via: str) -> str:
+    for word, name in (
+        ("NET/IB", "InfiniBand"),
+        ("NET/Socket", "sockets"),
+        ("NET/", "network plugin"),
+        ("P2P", "NVLink or PCIe peer to peer"),
+        ("SHM", "shared memory"),
+    ):
+        if via.startswith(word):
+            return name
+    return via
+
+
+def main() -> None:
+    job = Job(json.loads(sys.argv[1]))
+    if job.cuda:
+        torch.cuda.set_device(job.local_rank)
+        os.environ["NCCL_DEBUG"] = "INFO"
+        os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,GRAPH"
+        os.environ["NCCL_DEBUG_FILE"] = f"/tmp/ddpctl-nccl.{job.local_rank}.%h.%p"
+    limit = datetime.timedelta(seconds=job.timeout)
+    where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    job.store = dist.TCPStore(*where, job.world, False, limit)  # type: ignore[attr-defined]
+    watch = Watch(job)
+    watch.begin("connecting")
+    names = "{}, torch {}".format(
+        torch.cuda.get_device_name() if job.cuda else "CPU",
+        torch.__version__,
+    )
+    job.say("world", nodes=job.nodes, ranks=job.world, device=names)
+    if not mesh(job):
+        watch.end()
+        time.sleep(0.5)  # the line above reaches its reader before torchrun ends everybody
+        os._exit(4)
+    dist.init_process_group("nccl" if job.cuda else "gloo", timeout=10 * limit)
+    dist.barrier()
+    watch.end()
+    right(job, watch)
+    sweep(job, watch)
+    if job.pairwise:
+        pairs(job, watch)
+    job.say("done", transports=transports(job))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a sanity check's records amount to: the table, the names of what is slow or missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.hosts import parse
+from launcher.sanity.check import separate, size_of
+from launcher.sanity.report import MARK, Report, document, problems, text
+
+
+def report(*records: dict[str, object], nodes: int = 3) -> Report:
+    found = Report([f"h{n}" for n in range(nodes)])
+    for record in [{"kind": "world", "nodes": nodes, "ranks": nodes, "device": "CPU"}, *records]:
+        assert found.take(MARK + json.dumps(record).encode())
+    return found
+
+
+def size(count: int, seconds: float, busbw: float) -> dict[str, object]:
+    return {"kind": "size", "bytes": count * 4, "count": count, "type": "float",
+            "seconds": seconds, "algbw": busbw * 0.75, "busbw": busbw}  # fmt: skip
+
+
+def pairs(slow: set[frozenset[int]], nodes: int = 3) -> list[dict[str, object]]:
+    return [
+        {"kind": "pair", "source": a, "target": b, "gbs": 0.1 if {a, b} in slow else 1.0}
+        for a in range(nodes)
+        for b in range(nodes)
+        if a != b
+    ]
+
+
+DONE = {"kind": "done", "transports": {"sockets": 4}}
+
+
+def test_all_is_well() -> None:
+    found = report({"kind": "mesh", "failed": []}, size(2, 1e-5, 0.1), size(1000, 1e-3, 2.0), DONE)
+    assert problems(found, min_busbw=1.5, last=2.1) == []
+    assert (found.busbw, found.latency) == (2.0, 1e-5)
+    assert document(found, [])["ok"] is True
+
+
+def test_the_table_has_the_columns_of_nccl_tests() -> None:
+    lines = text(report(size(1000, 1e-3, 2.0), DONE)).splitlines()
+    head = next(line for line in lines if "busbw" in line)
+    assert head.split() == ["#", "size", "count", "type", "time", "algbw", "busbw"]
+    row = next(line for line in lines if line.startswith(" "))
+    assert row.split() == ["4000", "1000", "float", "1000.0", "1.500", "2.000"]
+
+
+def test_bandwidth_below_the_wish_or_the_last_run_is_said() -> None:
+    found = report(size(1000, 1e-3, 2.0), DONE)
+    assert "below --min-busbw 3" in problems(found, 3.0, None)[0]
+    assert "the last run on these hosts had 2.6" in problems(found, None, 2.6)[0]
+    assert problems(found, None, 2.4) == []
+
+
+def test_the_host_in_all_slow_pairs_is_named() -> None:
+    slow = {frozenset({0, 2}), frozenset({1, 2})}
+    [line] = problems(report(size(1, 1, 1.0), *pairs(slow), DONE), None, None)
+    assert "h2 (node 2) is slow to and from the others" in line
+
+
+def test_one_slow_link_is_named_by_its_ends() -> None:
+    lines = problems(
+        report(size(1, 1, 1.0), *pairs({frozenset({0, 1})}, 4), DONE, nodes=4), None, None
+    )
+    assert len(lines) == 2
+    assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, the median pair 1" in lines[0]
+
+
+def test_a_node_behind_a_firewall_is_named_once() -> None:
+    failed = [[0, 2, "10.0.0.3", "timed out"], [1, 2, "10.0.0.3", "timed out"]]
+    [line] = problems(report({"kind": "mesh", "failed": failed}), None, None)
+    assert line.startswith(
+        "h2 (node 2) cannot be reached at 10.0.0.3 from h0 (node 0), h1 (node 1)"
+    )
+
+
+def test_the_node_that_did_not_arrive_is_named() -> None:
+    late = {"kind": "late", "act": "all-gather", "ranks": [1], "nodes": [1]}
+    [line] = problems(report(late), None, None)
+    assert line.startswith("h1 (node 1) did not arrive at all-gather (rank 1)")
+
+
+def test_wrong_results_and_a_check_that_broke_off() -> None:
+    wrong = {"kind": "right", "collective": "broadcast", "verdict": "WRONG", "ranks": [2]}
+    assert "broadcast gave wrong results on rank 2" in problems(report(wrong, DONE), None, None)[0]
+    assert "did not come to its end" in problems(report(), None, None)[0]
+
+
+def test_nodes_of_one_machine_count_as_machines_of_their_own() -> None:
+    cluster = parse("hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]", "h")
+    assert separate(cluster) == ({"NCCL_HOSTID": "ddpctl-0"}, {"NCCL_HOSTID": "ddpctl-1"})
+    apart = dataclasses.replace(cluster, hosts=parse("hosts: [a, b]", "h").hosts)
+    assert separate(apart) == ()
+
+
+def test_sizes_in_words() -> None:
+    assert (size_of("64m"), size_of("1G"), size_of("512")) == (64 << 20, 1 << 30, 512)
+    with pytest.raises(UsageError, match="--max-size 'big'"):
+        size_of("big")

@@ -70,7 +70,7 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
         report(size(1, 1, 1.0), *pairs({frozenset({0, 1})}, 4), DONE, nodes=4), None, None
     )
     assert len(lines) == 2
-    assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, the median pair 1" in lines[0]
+    assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, the fastest pair 1" in lines[0]
 
 
 def test_a_node_behind_a_firewall_is_named_once() -> None:

@@ -82,7 +82,7 @@ def survey_hosts(
         findings += routes.check_mtus(machines, found_routes)
     trials: list[Trial | None] = [None] * len(machines)
     if with_trials and cluster.job.engine == "docker":
-        trials = try_containers(machines, [nodes[ranks[0]] for ranks in groups], cluster)
+        trials = _trials(machines, [nodes[ranks[0]] for ranks in groups], cluster, findings)
         for machine, trial in zip(machines, trials, strict=True):
             findings += check_trial(machine, trial)
         findings += check_versions(machines, trials, cluster)
@@ -94,6 +94,22 @@ def survey_hosts(
         routes=found_routes,
         trials=trials,
     )
+
+
+def _trials(
+    machines: Sequence[Machine],
+    nodes: Sequence[Node],
+    cluster: Cluster,
+    findings: Sequence[Finding],
+) -> list[Trial | None]:
+    """Not on a machine that has failed already: the trial would only say it in other words."""
+    failed = {finding.host for finding in findings if finding.severity == "failure"}
+    kept = [i for i, machine in enumerate(machines) if machine.name not in failed]
+    made = try_containers([machines[i] for i in kept], [nodes[i] for i in kept], cluster)
+    trials: list[Trial | None] = [None] * len(machines)
+    for i, trial in zip(kept, made, strict=True):
+        trials[i] = trial
+    return trials
 
 
 def _machines(nodes: Sequence[Node]) -> list[list[int]]:

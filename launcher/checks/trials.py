@@ -17,7 +17,7 @@ from .machine import Machine, common
 
 MARK = "ddpctl-check "
 SCRIPT = r"""
-import json, os, platform
+import json, os, platform, sys
 found = {"python": platform.python_version()}
 try:
     path = "/output/.check"
@@ -25,6 +25,8 @@ try:
 except OSError as error:
     found["write_error"] = str(error)
 try:
+    if sys.argv[1:] != ["torch"]:
+        raise SystemExit
     import torch, torch.distributed as dist
     found["torch"] = torch.__version__
     found["cuda"] = torch.version.cuda or ""
@@ -32,6 +34,8 @@ try:
     found["backends"] = [b for b in ("gloo", "nccl") if getattr(dist, "is_%s_available" % b)()]
     if "nccl" in found["backends"]:
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+except SystemExit:
+    pass
 except Exception as error:
     found["torch_error"] = "%s: %s" % (type(error).__name__, error)
 print("ddpctl-check " + json.dumps(found), flush=True)
@@ -55,7 +59,7 @@ class Trial:
 
 def trial_container(machine: Machine, facts: Facts, job: Job, folder: str, token: str) -> Container:
     """The container that a launch would start there, with `folder` of the host at /output."""
-    gpus = sorted({index for host in machine.hosts for index in gpu_ids(host, facts)})
+    gpus = {index for host in machine.hosts for index in gpu_ids(host, facts)}
     user = {"host": f"{facts.uid}:{facts.gid}", "root": "0:0"}.get(job.user, job.user)
     return Container(
         name=f"ddpctl-check-{token}-{machine.ranks[0]}",
@@ -63,12 +67,29 @@ def trial_container(machine: Machine, facts: Facts, job: Job, folder: str, token
         env={"HOME": "/tmp"},
         labels={f"{LABEL}.check": token},
         mounts=(Mount(folder, "/output"),),
-        gpus=tuple(gpus),
+        gpus=tuple(sorted(gpus)) if has_driver(machine) else (),
         user=user,
         shm_size=job.shm_size,
         stop_timeout=1,
         infiniband=facts.infiniband,
     )
+
+
+def has_driver(machine: Machine) -> bool:
+    return machine.details is not None and machine.details.kernel_driver is not None
+
+
+def needing_torch(machines: Sequence[Machine]) -> set[str]:
+    """Names of the machines where torch is imported, which takes seconds: one for each content of
+    the image, and those whose GPUs it must see."""
+    found: dict[tuple[str, ...], str] = {}
+    seeing = set()
+    for machine in machines:
+        if machine.docker and machine.docker.image:
+            found.setdefault(machine.docker.image.layers, machine.name)
+        if has_driver(machine) and machine.facts and machine.facts.gpus and machine.wants_gpus:
+            seeing.add(machine.name)
+    return seeing | set(found.values())
 
 
 def parse_trial(output: str) -> Trial:
@@ -101,7 +122,7 @@ def check_trial(machine: Machine, trial: Trial | None) -> list[Finding]:
     wanted = (
         sum(len(gpu_ids(host, machine.facts)) for host in machine.hosts) if machine.facts else 0
     )
-    if wanted and not trial.torch_error and trial.gpus == 0:
+    if wanted and has_driver(machine) and trial.torch and trial.gpus == 0:
         what = (
             f"torch {trial.torch} in the image sees no GPU (built for CUDA {trial.cuda or 'none'})"
         )

@@ -13,7 +13,7 @@ from launcher.remote.node import Node
 from launcher.remote.trial import run_trial
 
 from .machine import Machine
-from .trials import SCRIPT, Trial, parse_trial, trial_container
+from .trials import SCRIPT, Trial, needing_torch, parse_trial, trial_container
 
 TRIAL_TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 
@@ -22,12 +22,20 @@ def try_containers(
     machines: Sequence[Machine], nodes: Sequence[Node], cluster: Cluster
 ) -> list[Trial | None]:
     token = secrets.token_hex(4)
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        return list(pool.map(lambda m, n: _trial(m, n, cluster, token), machines, nodes))
+    with_torch = needing_torch(machines)
+    with ThreadPoolExecutor(len(nodes) or 1) as pool:
+        return list(
+            pool.map(
+                lambda m, n: _trial(m, n, cluster, token, m.name in with_torch), machines, nodes
+            )
+        )
 
 
-def _trial(machine: Machine, node: Node, cluster: Cluster, token: str) -> Trial | None:
+def _trial(
+    machine: Machine, node: Node, cluster: Cluster, token: str, with_torch: bool
+) -> Trial | None:
     """None where there is no image to try."""
+    argument = "torch" if with_torch else ""
     facts, docker = machine.facts, machine.docker
     if facts is None or docker is None or docker.image is None:
         return None
@@ -36,7 +44,7 @@ def _trial(machine: Machine, node: Node, cluster: Cluster, token: str) -> Trial 
     try:
         # As a run's folders are made: open to a user that is not the SSH user.
         node.run(["sh", "-c", 'mkdir -p "$1" && chmod 0777 "$1"', "sh", folder])
-        return parse_trial(run_trial(node, container, SCRIPT, timeout=TRIAL_TIMEOUT))
+        return parse_trial(run_trial(node, container, SCRIPT, argument, timeout=TRIAL_TIMEOUT))
     except DdpctlError as error:
         return Trial(error=str(error))
     finally:

@@ -13,14 +13,15 @@ from launcher.remote.containers import _create_arguments, _failed
 from launcher.remote.node import Node
 
 
-def run_trial(node: Node, container: Container, script: str, *, timeout: int) -> str:
-    """What `script` prints under the image's python3. Nothing of it stays on the host.
+def run_trial(node: Node, container: Container, script: str, argument: str, *, timeout: int) -> str:
+    """What `script argument` prints under the image's python3. Nothing of it stays on the host.
 
     CommandFailed when the engine will not have it, CommandTimeout when it does not end.
     """
     api = node.docker.api
     spec = _create_arguments(container, {}, api.info().get("SecurityOptions") or [])
-    spec = {**spec, "entrypoint": ["python3", "-c", script], "working_dir": "/"}
+    command = ["python3", "-c", script]
+    spec = {**spec, "entrypoint": command, "command": [argument], "working_dir": "/"}
     try:
         api.create_container(**spec)
         try:

@@ -48,7 +48,7 @@ def test_a_clean_cluster_gives_no_finding(cluster: Cluster, check: Check) -> Non
     chosen = {h["host"]: (h["internal_ip"], h["interface"]) for h in document["hosts"]}
     assert chosen == {node: (cluster.addresses[node], "eth0") for node in cluster.nodes}
     assert document["seconds"] < 30
-    assert len({h["torch"] for h in document["hosts"]}) == 1 and document["hosts"][0]["torch"]
+    assert document["hosts"][0]["torch"]
     for node in cluster.nodes:  # nothing of it stays
         assert cluster.containers(node) == []
         assert cluster.exec(node, "sh", "-c", "ls -A /home/ddp/.ddpctl | grep check || true") == ""
@@ -61,8 +61,9 @@ def test_containers_that_may_not_write_and_a_folder_that_is_missing(
     assert {f[1:] for f in told(document)} == {
         (node, "disk", "/no/such, which job.mounts names, does not exist") for node in cluster.nodes
     }
-    no_torch = "printf 'FROM %s\\nENTRYPOINT []\\nRUN mv /venv /gone\\n' \"$1\" | docker build -q -t bare:1 -"
-    cluster.exec("node1", "env", "DOCKER_BUILDKIT=0", "sh", "-c", no_torch, "sh", TRAINER_IMAGE)
+    recipe = f"FROM {TRAINER_IMAGE}\nENTRYPOINT []\nRUN mv /opt/venv /gone\n"
+    build = ["env", "DOCKER_BUILDKIT=0", "docker", "build", "-q", "-t", "bare:1", "-"]
+    cluster.exec("node1", *build, stdin=recipe.encode())
     found = [f for f in told(check(image="bare:1")) if f[1] == "node1"]
     cluster.exec("node1", "docker", "rmi", "bare:1")
     assert len(found) == 1

@@ -7,13 +7,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from healthy import cluster, machine
+from healthy import IMAGE, cluster, machine, with_details, with_docker, with_facts
 
 from launcher.checks.trials import (
     SCRIPT,
     Trial,
     check_trial,
     check_versions,
+    needing_torch,
     parse_trial,
     trial_container,
 )
@@ -71,13 +72,20 @@ def test_the_container_is_of_the_kind_that_a_launch_starts() -> None:
     assert trial_container(two, two.facts, Job(user="root"), "/", "t").user == "0:0"
 
 
+def test_torch_is_imported_once_for_each_image_and_where_gpus_must_be_seen() -> None:
+    cpu = [with_details(with_facts(machine(i), gpus=()), kernel_driver=None) for i in range(4)]
+    cpu[3] = with_docker(cpu[3], image=replace(IMAGE, layers=("other",)))
+    assert needing_torch(cpu) == {"gpu1", "gpu4"}
+    assert needing_torch([*cpu[:2], machine(2)]) == {"gpu1", "gpu3"}
+
+
 def test_the_script_says_one_line_and_other_output_is_passed_over() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT, ""], capture_output=True, text=True, check=True
     )
     found = parse_trial("banner of the image\n" + done.stdout)
     assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert found.error == ""
+    assert (found.error, found.torch_error) == ("", "")
     assert found.write_error  # there is no /output here
     assert "exec: no such file" in parse_trial("exec: no such file").error
     assert parse_trial("").error

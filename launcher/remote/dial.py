@@ -7,16 +7,13 @@ import logging
 import random
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from signal import Signals
 from typing import Any, ClassVar, Literal
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # older paramiko names ciphers that cryptography drops
-    import paramiko
-    from paramiko.common import MSG_CHANNEL_REQUEST
-    from paramiko.packet import Packetizer
+import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.packet import Packetizer
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host

@@ -180,6 +180,10 @@ class StreamSocket(io.RawIOBase):
     def gettimeout(self) -> float | None:
         return self._timeout
 
+    def fileno(self) -> int:
+        """For urllib3 before 2, which takes an idle connection that is readable for dead."""
+        return _never_ready() if self.is_alive() else _always_ready()
+
     def is_alive(self) -> bool:
         return not self.closed and self._stream.is_alive()
 
@@ -240,6 +244,11 @@ class _Rest:
     def fileno(self) -> int:
         """Something that is always ready: the SDK polls it and then calls `recv`, which waits."""
         return _always_ready()
+
+
+@functools.cache
+def _never_ready() -> int:
+    return os.pipe()[0]
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -111,7 +112,8 @@ class Node:
         remedy, when the machine is there and its engine is not."""
         with self._docker_lock:
             if self._docker is None:
-                from . import docker_api
+                with _quietly():
+                    from . import docker_api
 
                 if isinstance(self._machine, LocalMachine):
                     self._docker = docker_api.local_client(self.name)
@@ -195,9 +197,18 @@ def _unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
 def _machine(host: Host, connect_timeout: float) -> Machine:
     if host.is_local:
         return LocalMachine()
-    from .ssh import SshMachine  # paramiko takes its time: a local run does without
+    with _quietly():
+        from .ssh import SshMachine  # paramiko takes its time: a local run does without
 
     return SshMachine(host, connect_timeout=connect_timeout)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Older paramiko names ciphers that newer cryptography is about to drop, and says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _feed(stream: Stream, data: bytes) -> None:

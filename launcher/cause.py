@@ -359,19 +359,24 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Iterator[Suspect]:
         kind = "container-killed"
         message = f"its container was killed (exit code {node.exit_code})"
         remedy = "somebody, or the engine of that host, killed it"
-    elif node.unseen and not _lost_by_peers(node, evidence):
-        return  # only out of the launching machine's sight
-    else:
-        kind, message = "host-lost", f"the host is lost: {node.unseen or 'its container is gone'}"
+    elif (seen := _lost_by_peers(node, evidence)) or not node.unseen:
+        kind, message = "host-lost", f"the host is lost: {seen or 'its container is gone'}"
         remedy = "see that the host and its Docker Engine are up: `ddpctl check`"
+    else:
+        return  # only out of the launching machine's sight
     yield Suspect(Weight.CAUSE, time, node, kind, message, exit_code=node.exit_code, remedy=remedy)
 
 
-def _lost_by_peers(node: NodeEvidence, evidence: Evidence) -> bool:
+def _lost_by_peers(node: NodeEvidence, evidence: Evidence) -> str:
+    """In which way they lost it, or ""."""
     reasons = [event.get("reason") or {} for n in evidence.nodes for _, event in n.of("stopping")]
-    return any(
-        reason.get("kind") == "peer-lost" and reason.get("node_rank") == node.node_rank
-        for reason in reasons
+    return next(
+        (
+            str(reason["message"])
+            for reason in reasons
+            if reason.get("kind") == "peer-lost" and reason.get("node_rank") == node.node_rank
+        ),
+        "",
     )
 
 

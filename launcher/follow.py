@@ -80,6 +80,12 @@ class NodeOutcome:
         return self.end is not None and self.end.get("state") == "succeeded"
 
     @property
+    def lost_peer(self) -> int | None:
+        """The node rank whose going made this node end, if that was why."""
+        reason = (self.end or {}).get("reason") or {}
+        return reason.get("node_rank") if reason.get("kind") == "peer-lost" else None
+
+    @property
     def failed(self) -> bool:
         return self.done and not self.succeeded
 
@@ -201,6 +207,7 @@ class Follow:
             if not outcome.done and self._has_ended(rank, outcome, now):
                 outcome.done = True
                 yield outcome
+        yield from self._give_up_the_lost(now)
         waiting = [o for o in self.outcomes.values() if not o.done]
         if waiting and all(o.unseen_since for o in waiting):
             if len(waiting) == len(self.outcomes):
@@ -211,6 +218,18 @@ class Follow:
                 for outcome in waiting:
                     outcome.done = True
                     yield outcome
+
+    def _give_up_the_lost(self, now: float) -> Iterator[NodeOutcome]:
+        """A node that its own peers have lost is not waited for: they ended because of it."""
+        ended = [o for o in self.outcomes.values() if o.done]
+        waiting = [o for o in self.outcomes.values() if not o.done]
+        lost = {o.lost_peer for o in ended}
+        if not ended or not all(o.node_rank in lost for o in waiting):
+            return
+        if now - max(o.end_heard for o in ended) > ENGINE_TIMEOUT:
+            for outcome in waiting:
+                outcome.done = True
+                yield outcome
 
     def _has_ended(self, rank: int, outcome: NodeOutcome, now: float) -> bool:
         if outcome.end is not None:  # enough by itself, where the engine answers no more

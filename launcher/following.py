@@ -182,7 +182,8 @@ class Following:
         else:
             attempt.state = "FAILED"
             attempt.first_failure = dataclasses.asdict(failure) if failure else None
-        self.record.pending_stop = sorted(self.unconfirmed)
+        unseen = {o.host for o in outcomes if o.end is None and o.status is None}
+        self.record.pending_stop = sorted({*self.unconfirmed, *unseen})
         self.folder.save(self.record)
         for host, error in self.unconfirmed.items():
             self.console.error(f"{host}: the stop was not confirmed: {error}")

@@ -72,7 +72,7 @@ class Gang:
 
     def lost(self, node_rank: int, how: str) -> Reason:
         host = self.spec["hosts"][node_rank]
-        message = "node %d (%s) %s" % (node_rank, host, how)
+        message = "its supervisor " + how
         self.journal.event("peer_lost", node_rank=node_rank, host=host, message=message)
         return reason("peer-lost", message, node_rank, host, time.time() + self.offset)
 

@@ -76,6 +76,25 @@ def test_statistics_are_averaged_for_evaluation_and_put_back(tmp_path: Path) -> 
     assert results == [(1.5, 0.0), (1.5, 1.0), (1.5, 2.0), (1.5, 3.0)]
 
 
+def result_with_shifted(ranks: Ranks, weights: dict[str, torch.Tensor], shift: float) -> object:
+    """Rank r's first running mean is off by r - (W-1)/2 + shift: on average, by the shift."""
+    t = make(ranks, *FLAGS)
+    t.model.load_state_dict(weights)
+    mean = batchnorm.norms(t.model)[0].running_mean
+    assert mean is not None
+    mean += ranks.rank - (ranks.world_size - 1) / 2 + shift
+    return evaluate(t, "test", lambda: False)
+
+
+def test_evaluation_uses_the_average_of_the_ranks_statistics(tmp_path: Path) -> None:
+    weights = some_training().model.state_dict()
+    alone = result_with_shifted(ALONE, weights, 0.0)
+    other = result_with_shifted(ALONE, weights, 0.5)
+    for got in on_ranks(tmp_path / "r", 2, result_with_shifted, weights, 0.0):
+        assert got["loss"] == pytest.approx(alone["loss"], rel=1e-5)  # type: ignore[index]
+        assert got["loss"] != pytest.approx(other["loss"], rel=1e-3)  # type: ignore[index]
+
+
 def test_a_validation_split_chooses_and_the_test_set_only_reports(tmp_path: Path) -> None:
     job = Job(tmp_path / "run", "--val-split", "0.2", "--epochs", "2", count=2).done()
     evals = [(m["split"], m["n"], m["selected_on"]) for m in job.metrics("eval")]

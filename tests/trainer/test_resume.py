@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from trainer_ranks import Job, metrics, newest_state, same
 
 from trainer import checkpoint
@@ -79,6 +80,17 @@ def test_world_size_may_change_between_attempts(tmp_path: Path) -> None:
     again = Job(part.out, *steps(16), "--resume", "auto", count=4).done()
     assert "world size 2 -> 4" in again.log()
     assert [m["step"] for m in again.metrics("train")] == list(range(1, 17))
+
+
+def test_with_fixed_statistics_the_world_size_changes_rounding_only(tmp_path: Path) -> None:
+    flags = (*steps(10), "--bn", "frozen", "--lr", "0.01")
+    alone, *others = (
+        newest_state(Job(tmp_path / f"w{count}", *flags, count=count).done().out)["model"]
+        for count in (1, 2, 4)
+    )
+    for other in others:
+        for name, value in alone.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_canonical_shards_are_bitwise_equal_at_any_world_size(tmp_path: Path) -> None:

@@ -142,11 +142,12 @@ class _Server:
             yield
 
 
-_servers: dict[tuple[str, int], _Server] = {}
+_servers: dict[tuple[str, int, int], _Server] = {}
 
 
 def _server(route: Route) -> _Server:
-    return _servers.setdefault((route.hostname, route.port), _Server())
+    # a machine that is its own jump host waits for itself, hence the depth
+    return _servers.setdefault((route.hostname, route.port, route.depth), _Server())
 
 
 def _handshake(sock: Any, route: Route, timeout: float) -> paramiko.Transport:

@@ -171,22 +171,23 @@ def _through_jump(route: Route, policy: Policy, timeout: float, dial: Dial) -> W
             f"{route.name}: ProxyJump goes round in circles ({route.proxy_jump}); mend ~/.ssh/config"
         )
     try:
-        jump = _jumps.enter(jump_route, lambda: dial(jump_route, policy, timeout))
+        shared = _jumps.enter(jump_route, lambda: dial(jump_route, policy, timeout))
     except HostUnreachable as error:
         raise HostUnreachable(f"{route.name}: by way of jump host {error}") from None
+    jump = shared.connection.result()
     try:
         channel = jump.transport.open_channel(
             "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=timeout
         )
     except (paramiko.SSHException, EOFError, OSError) as error:
-        _jumps.leave(jump_route)
+        _jumps.leave(shared)
         raise HostUnreachable(
             f"{route.name}: jump host {jump.name} {_why_no_channel(error, route, timeout)}"
         ) from None
 
     def close() -> None:
         channel.close()
-        _jumps.leave(jump_route)
+        _jumps.leave(shared)
 
     return Way(channel, close)
 
@@ -202,8 +203,9 @@ def _why_no_channel(error: BaseException, route: Route, timeout: float) -> str:
     return f"was lost on the way to {where}: {error or type(error).__name__}"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Shared:
+    route: Route
     connection: Future[Connection]
     users: int
 
@@ -215,36 +217,40 @@ class _Jumps:
         self._lock = threading.Lock()
         self._shared: dict[Route, _Shared] = {}
 
-    def enter(self, route: Route, dial: Callable[[], Connection]) -> Connection:
+    def enter(self, route: Route, dial: Callable[[], Connection]) -> _Shared:
+        """A connection that is there, or is on its way, or is dialled now."""
         with self._lock:
             shared = self._shared.get(route)
             first = shared is None or _broken(shared)
             if shared is None or first:
-                shared = self._shared[route] = _Shared(Future(), 0)
+                shared = self._shared[route] = _Shared(route, Future(), 0)
             shared.users += 1
-        if first:
-            try:
-                shared.connection.set_result(dial())
-            except BaseException as error:
-                shared.connection.set_exception(error)  # for all who wait for it
         try:
-            return shared.connection.result()
+            if first:
+                _fulfil(shared.connection, dial)
+            shared.connection.result()
         except BaseException:
-            self.leave(route)
+            self.leave(shared)
             raise
+        return shared
 
-    def leave(self, route: Route) -> None:
+    def leave(self, shared: _Shared) -> None:
         """The last one out closes the door."""
         with self._lock:
-            shared = self._shared.get(route)
-            if shared is None:
-                return
             shared.users -= 1
             if shared.users > 0:
                 return
-            del self._shared[route]
+            if self._shared.get(shared.route) is shared:
+                del self._shared[shared.route]
         if not shared.connection.exception():
             shared.connection.result().close()
+
+
+def _fulfil(future: Future[Connection], dial: Callable[[], Connection]) -> None:
+    try:
+        future.set_result(dial())
+    except BaseException as error:
+        future.set_exception(error)  # for all who wait for it
 
 
 def _broken(shared: _Shared) -> bool:

@@ -100,6 +100,34 @@ def test_a_jump_host_that_came_back_is_used_again(
     assert machine.run(["echo", "back"]).stdout == b"back\n"
 
 
+def test_those_who_leave_a_lost_jump_connection_do_not_close_the_new_one(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+) -> None:
+    target, jump, name = behind()
+    early, late = (node(target.host(proxy_jump=name)) for _ in range(2))
+    with early.open(["sleep", "60"]) as stream:
+        jump.stop()
+        with pytest.raises(HostUnreachable):
+            stream.read(timeout=20)
+    jump.start()
+    with late.open(["cat"]) as stream:
+        early.close()
+        stream.write(b"still here")
+        assert stream.read(timeout=10) == b"still here"
+
+
+def test_a_machine_that_is_its_own_jump_host(sshd: Server, node: NodeMaker, config: Config) -> None:
+    server = sshd(MaxStartups="2")
+    config(f"Host itself\n  HostName 127.0.0.1\n  Port {server.port}\n")
+    nodes = [node(server.host(proxy_jump="itself")) for _ in range(10)]
+    threads = [threading.Thread(target=one.connect) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [one.run(["echo", "ok"]).stdout for one in nodes] == [b"ok\n"] * 10
+
+
 def test_a_jump_host_with_an_unknown_key_is_named(sshd: Server, node: NodeMaker) -> None:
     jump, target = sshd(address="127.0.0.2", know=False), sshd(address="127.0.0.3")
     jump.authorize(target.user_key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -87,9 +88,13 @@ def push(
         progress, PushReport([]), {node: HostReport(node.name) for node in machines.values()}
     )
     journey.report.hosts = list(journey.hosts.values())
-    goods = _goods(cluster, what if only else ALL, journey)
+    with ThreadPoolExecutor(1) as beside:  # the hosts are dialled while the disk is read
+        dialled = beside.submit(attempt, list(machines.values()), Node.connect)
+        goods = _goods(cluster, what if only else ALL, journey)
+        there, unreached = dialled.result()
     with progress:
-        images, failures = _push(goods, list(machines.values()), what, journey)
+        images, failures = _push(goods, list(there), what, journey)
+    failures |= unreached
     report = journey.report
     report.seconds = time.monotonic() - journey.began
     for host in report.hosts:

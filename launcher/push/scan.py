@@ -25,6 +25,7 @@ from launcher.push.manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
+LARGE = 1 << 18  # bytes in a file from which a second thread helps
 SHOWN = 5  # problems named before "and N more"
 
 Stamp = tuple[int, int, int, int]  # size, inode, mtime_ns, ctime_ns
@@ -159,11 +160,14 @@ def _contents(walk: _Walk, cache: _Cache) -> dict[bytes, str]:
             walk._problem(os.path.join(walk.root, path), error)
             return ""
 
-    if sum(walk.files[path][0][0] for path in unknown) < 64 << 20:
-        found.update((path, read(path)) for path in unknown)
+    def read_all(paths: list[bytes]) -> None:
+        found.update([(path, read(path)) for path in paths])
+
+    if sum(walk.files[path][0][0] for path in unknown) < LARGE * len(unknown):
+        read_all(unknown)
     else:  # sha256 of large blocks leaves the interpreter free for a second thread
         with ThreadPoolExecutor(2) as pool:
-            found.update(zip(unknown, pool.map(read, unknown, chunksize=64), strict=True))
+            list(pool.map(read_all, (unknown[::2], unknown[1::2])))
     return found
 
 

@@ -30,7 +30,7 @@ def size(
     """Bytes that `stream` of these entries has."""
     total = len(END)
     for entry in entries:
-        total += len(header(entry, 0, prefix)) + _padded(entry.size)
+        total += _header_size(entry, prefix) + _padded(entry.size)
     return total + plain_size([len(data) for data in extra.values()]) - len(END)
 
 
@@ -76,6 +76,12 @@ def padding(size: int) -> bytes:
 def plain_size(sizes: Sequence[int]) -> int:
     """Bytes of an archive of members of these sizes."""
     return len(END) + sum(BLOCK + _padded(size) for size in sizes)
+
+
+def _header_size(entry: Entry, prefix: bytes) -> int:
+    name = len(prefix) + len(entry.path) + (entry.kind == "d")
+    link = len(entry.content) if entry.kind == "l" else 0
+    return BLOCK + sum(BLOCK + _padded(text + 1) for text in (name, link) if text > 100)
 
 
 def header(entry: Entry, mtime: int, prefix: bytes = b"") -> bytes:

@@ -233,3 +233,15 @@ def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_a_host_that_cannot_be_reached_does_not_keep_it_from_the_others(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    good, gone = machines(2)
+    gone.server.stop()
+    with pytest.raises(push.HostsNotReady) as caught:
+        pushes([good, gone], dataset=str(data))
+    assert caught.value.exit_code == 4
+    assert list(caught.value.failures) == [gone.node.name]
+    assert same(good.trees("datasets")[0], data)

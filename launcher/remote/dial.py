@@ -46,7 +46,7 @@ class Connection:
         self.name = route.name
         self._way = way
         self._interval = min(route.alive_interval or ALIVE_INTERVAL, ALIVE_INTERVAL)
-        self._patience = self._interval * route.alive_count
+        self._patience = self._interval * max(route.alive_count, 2)
         self._silent = False
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="alive").start()
@@ -111,9 +111,10 @@ def _dial(route: Route, policy: Policy, timeout: float) -> Connection:
                     return Connection(_handshake(way.sock, route, timeout), route, way)
             except _Dropped as drop:
                 dropped = str(drop)
-                if failure := way.failure():
-                    raise failure from None
+                failure = way.failure()
                 way.close()
+                if failure:
+                    raise failure from None
             except BaseException:
                 way.close()
                 raise

@@ -6,13 +6,14 @@ The run is three hosts with two ranks each, which all-reduce in a loop. Used by 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,21 @@ class Fault:
     act: Act | None = None
     before: Act | None = None
     options: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def small_disk(cluster: Cluster, fault: Fault) -> Iterator[None]:
+    """400 MB for all that a run writes on the victim, if this is the fault that fills it."""
+    if fault.deed != "disk":
+        yield
+        return
+    where = "/home/ddp/.ddpctl/runs"
+    mount = f"mkdir -p {where} && mount -t tmpfs -o size=400m,mode=777 tmpfs {where}"
+    cluster.exec(VICTIM, "sh", "-c", mount)
+    try:
+        yield
+    finally:
+        cluster.exec(VICTIM, "umount", "-l", where)
 
 
 def container_of(run: Run, node: str) -> str:

@@ -7,8 +7,20 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Home, until
-from faults import FAULTS, VICTIM, Fault, kill_launcher_then_container, launch, suffer, verdict
+from cluster import TRAINER_IMAGE, Cluster, Home, until
+from faults import (
+    FAULTS,
+    PORT,
+    VICTIM,
+    Fault,
+    Run,
+    kill_launcher_then_container,
+    launch,
+    small_disk,
+    suffer,
+    verdict,
+    write_job,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -17,10 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 def test_a_fault_ends_all_and_is_named(
     fault: Fault, cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    if fault.deed == "disk":
-        small = "mkdir -p /home/ddp/.ddpctl/runs && mount -t tmpfs -o size=400m,mode=777 t $_"
-        cluster.exec(VICTIM, "sh", "-c", small)
-    try:
+    with small_disk(cluster, fault):
         run = launch(cluster, home, tmp_path, fault)
         seconds = suffer(run, fault)
         assert verdict(run, fault) == "", run.err.read_text()
@@ -28,9 +37,26 @@ def test_a_fault_ends_all_and_is_named(
         assert seconds < fault.within, run.err.read_text()
         reachable = [n for n in cluster.nodes if fault.act is None or n != VICTIM]
         assert not any(cluster.ranks(node) for node in reachable)
-    finally:
-        if fault.deed == "disk":
-            cluster.exec(VICTIM, "umount", "-l", "/home/ddp/.ddpctl/runs")
+
+
+def test_12_a_master_port_that_is_taken_after_the_check_is_named(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    """A stranger binds it the moment that the run's container exists."""
+    bind = "import os,socket,time\nwhile not os.path.exists('/flag/go'): time.sleep(0.01)\n"
+    bind += f"held = socket.create_server(('', {PORT}))\ntime.sleep(600)"
+    stranger = ["docker", "run", "-d", "--network=host", "-v/tmp:/flag", "--entrypoint=python3"]
+    cluster.exec("node0", "sh", "-c", "rm -f /tmp/go")
+    cluster.exec("node0", *stranger, TRAINER_IMAGE, "-c", bind)
+    file = write_job(cluster, tmp_path, "wait", None)
+    launcher = home.start("launch", file, "--no-check")
+    created = "until docker ps -aq --filter label=io.ddpctl.run-id | grep -q .; do :; done"
+    cluster.exec("node0", "sh", "-c", f"{created}; touch /tmp/go")
+    _, err = launcher.communicate(timeout=120)
+    cluster.exec("node0", "rm", "-f", "/tmp/go")
+    assert launcher.returncode in (1, 3), err.decode()
+    assert str(PORT) in err.decode() and "node0" in err.decode()
+    assert not any(cluster.ranks(node) for node in cluster.nodes[1:])
 
 
 def test_15_the_launcher_was_killed_before_and_attach_tells_the_story(
@@ -61,9 +87,10 @@ def test_16_a_stalled_ssh_connection_loses_no_line_and_stops_nothing(
     run.wait()
     for rank in range(6):
         seen = steps(run, rank)
+        assert len(seen) > 100
         assert seen == list(range(1, len(seen) + 1)), "each line once, in order"
 
 
-def steps(run, rank: int) -> list[int]:  # type: ignore[no-untyped-def]
+def steps(run: Run, rank: int) -> list[int]:
     ending = f"of rank {rank}"
     return [int(line.split()[-4]) for line in run.lines() if line.endswith(ending)]

@@ -1,0 +1,90 @@
+"""The command line as a user meets it: order of commands, usage errors, dry runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import split_command
+
+ORDER = ["check", "push", "launch", "resume", "kill", "ps", "logs", "attach", "fetch", "sanity"]
+
+
+@pytest.fixture
+def ddpctl(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+        line = [sys.executable, "-m", "launcher", *argv]
+        done = subprocess.run(line, capture_output=True, text=True, env=env, cwd=tmp_path)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_help_shows_the_commands_in_the_contracts_order(ddpctl) -> None:  # type: ignore[no-untyped-def]
+    shown = ddpctl("--help").stdout
+    places = [shown.index(f"\n  {name} ") for name in ORDER]
+    assert places == sorted(places)
+
+
+def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[no-untyped-def]
+    for name in ORDER:
+        shown = ddpctl(name, "--help").stdout
+        assert "-q" in shown and "-v" in shown, name
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["launch", "--nope"], "--nope"),
+        (["frobnicate"], "frobnicate"),
+        (["launch"], "no hosts"),
+        (["launch", "none.yaml"], "none.yaml: cannot be read"),
+        (["launch", "-H", "a:1", "--name", "Bad Name"], "--name 'Bad Name'"),
+        (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
+        (["logs"], "remembers no run"),
+        (["attach", "zz"], "no run of this machine"),
+        (["logs", "--grep", "("], "not a regular expression"),
+        (["logs", "--since", "yesterday"], "--since 'yesterday'"),
+    ],
+)
+def test_usage_errors_exit_2_with_a_line(ddpctl, argv: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    assert said in ddpctl(*argv, code=2).stderr
+
+
+def test_a_dry_run_prints_the_plan_and_contacts_nobody(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "hosts.yaml").write_text("hosts: [nowhere.invalid, {host: other.invalid}]\n")
+    done = ddpctl("launch", "hosts.yaml", "--dry-run", "--nproc_per_node", "2", "--", "t.py", "a b")
+    assert (
+        "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr nowhere.invalid "
+        "--master-port 29500 --max-restarts 0 -- t.py 'a b'"
+    ) in done.stdout
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_dry_run_as_json_is_one_document(ddpctl) -> None:  # type: ignore[no-untyped-def]
+    done = ddpctl("launch", "-H", "a:2,b:2", "--dry-run", "--json", "--", "t.py")
+    document = json.loads(done.stdout)
+    assert document["version"] == 1
+    assert [node["host"] for node in document["nodes"]] == ["a", "b"]
+    assert document["world_size"] == 4
+
+
+def test_secrets_of_the_env_file_are_not_in_the_plan(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "s.env").write_text("TOKEN=s3cr3t\n")
+    (tmp_path / "h.yaml").write_text("hosts: [a]\njob: {env_file: s.env}\n")
+    for flags in ([], ["--json"]):
+        assert "s3cr3t" not in ddpctl("launch", "h.yaml", "--dry-run", *flags).stdout
+
+
+def test_what_stands_after_the_dashes_is_left_alone() -> None:
+    own, command = split_command(["launch", "--nproc_per_node=2", "--", "--my_flag", "--", "x"])
+    assert own == ["launch", "--nproc-per-node=2"]
+    assert command == ["--my_flag", "--", "x"]

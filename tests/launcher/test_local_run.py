@@ -1,0 +1,146 @@
+"""Whole runs on this machine with `engine: process`: real supervisors, real torchrun, no Docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+print(f"up {rank} {sys.argv[1:]} attempt {os.environ['DDPCTL_ATTEMPT']}", flush=True)
+if os.environ.get("WRITE") and rank == 0:
+    open(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "kept.txt"), "w").write("x" * 1000)
+time.sleep(float(os.environ.get("SLEEP", "0")))
+if os.environ.get("BAD") == str(rank):
+    time.sleep(0.5)
+    raise ValueError("boom on purpose")
+if os.environ.get("BAD"):
+    time.sleep(60)
+"""
+
+
+class Machine:
+    """One user on this machine: a home, a hosts file, the real CLI."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "code").mkdir()
+        (folder / "code" / "train.py").write_text(SCRIPT)
+        hosts = [{"host": "local", "gpus": 0}, {"host": "local", "gpus": 0}]
+        job = {
+            "engine": "process",
+            "nproc_per_node": 2,
+            "master_port": "auto",
+            "command": ["train.py", "two words", "$(x)"],
+            "workdir": "code",
+        }
+        (folder / "hosts.yaml").write_text(json.dumps({"hosts": hosts, "job": job}))
+        self.env = {
+            **os.environ,
+            "HOME": str(folder / "home"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        (folder / "home").mkdir()
+
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.env,
+        )
+
+    def ddpctl(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        process = self.start(*argv)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, out + err
+        return subprocess.CompletedProcess(argv, code, out, err)
+
+    def record(self) -> dict[str, Any]:
+        [path] = (self.folder / "state" / "ddpctl" / "runs").glob("*/run.json")
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
+
+    def left(self) -> list[str]:
+        """Processes that carry this home, and are not this test's own."""
+        mark = f"HOME={self.folder / 'home'}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().decode())
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) -> None:
+    done = machine.ddpctl("launch", "hosts.yaml", "--name", "t", "--env", "WRITE=1")
+    lines = [line for line in done.stdout.splitlines() if "up" in line]
+    assert sorted(lines) == [
+        f"[local:{rank}] up {rank} ['two words', '$(x)'] attempt 1" for rank in range(4)
+    ]
+    record = machine.record()
+    assert record["state"] == "SUCCEEDED"
+    assert [node["exit_code"] for node in record["attempts"][0]["nodes"]] == [0, 0]
+    machine.ddpctl("fetch", "--to", "got")
+    assert (machine.folder / "got" / "checkpoints" / "kept.txt").read_text() == "x" * 1000
+    again = machine.ddpctl("fetch", "--to", "got", "--json")
+    assert json.loads(again.stdout)["fetched"] == 0
+    machine.ddpctl("resume")
+    logs = machine.ddpctl("logs", "--rank", "3").stdout.splitlines()
+    assert [line.rsplit(" ", 1)[1] for line in logs] == ["1", "2"]
+    assert machine.record()["attempts"][1]["state"] == "SUCCEEDED"
+    assert machine.left() == []
+
+
+def test_the_first_failure_is_named_and_the_others_are_stopped(machine: Machine) -> None:
+    done = machine.ddpctl("launch", "hosts.yaml", "--env", "BAD=3", code=1)
+    assert "ValueError: boom on purpose" in done.stderr
+    failure = machine.record()["attempts"][0]["first_failure"]
+    assert (failure["rank"], failure["node_rank"], failure["local_rank"]) == (3, 1, 1)
+    assert failure["exit_code"] == 1
+    assert machine.left() == []
+
+
+def test_detached_seen_attached_and_killed(machine: Machine) -> None:
+    started = machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "SLEEP=100")
+    run_id = started.stdout.strip()
+    seen = json.loads(machine.ddpctl("ps", "hosts.yaml", "--json").stdout)
+    assert [(run["run_id"], run["state"]) for run in seen["runs"]] == [(run_id, "RUNNING")]
+    watching = machine.start("attach", run_id)
+    killed = json.loads(machine.ddpctl("kill", run_id, "--json").stdout)
+    assert killed["runs"][0]["confirmed"] is True
+    watching.communicate(timeout=60)
+    assert watching.returncode == 7
+    assert json.loads(machine.ddpctl("ps", "hosts.yaml", "--json", "--all").stdout)["runs"] == []
+    machine.ddpctl("kill", run_id)  # once more is fine
+    assert machine.record()["state"] == "CANCELLED"
+
+
+def test_an_interrupted_launch_stops_its_run(machine: Machine) -> None:
+    process = machine.start("launch", "hosts.yaml", "--env", "SLEEP=100")
+    assert process.stdout is not None
+    while "up" not in (line := process.stdout.readline()):
+        assert line, "the run ended by itself"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert machine.record()["state"] == "CANCELLED"
+    assert machine.left() == []

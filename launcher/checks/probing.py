@@ -20,7 +20,7 @@ from .machine import Machine
 from .probe import Dial, agent_argv, parse_answer, parse_ready
 
 AGENT_TIMEOUT = 10.0  # seconds until an agent listens; a container takes the longest
-ANSWERS_TIMEOUT = 6.0
+ANSWERS_TIMEOUT = 12.0  # an agent says `timeout` after three; beyond it the machine is busy
 GRACE = 0.3  # seconds for slower answers once every machine is known to be reached
 
 
@@ -132,14 +132,16 @@ class _Probing:
             return  # what it did not say counts as a timeout
 
     def wait(self, dials: Sequence[Dial]) -> dict[Dial, str]:
-        deadline = time.monotonic() + ANSWERS_TIMEOUT
+        """What every dial met. One that nobody has told of when the others suffice is a timeout;
+        one that nobody tells of at all is silent, which says nothing about the way."""
+        deadline, missing = time.monotonic() + ANSWERS_TIMEOUT, "silent"
         with self.changed:
             while len(self.answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
-                if _is_enough(self.answers, dials):
-                    deadline = min(deadline, time.monotonic() + GRACE)
+                if missing == "silent" and _is_enough(self.answers, dials):
+                    deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
                 self.changed.wait(min(left, GRACE))
             self.over = True
-            return {dial: self.answers.get(dial, "timeout") for dial in dials}
+            return {dial: self.answers.get(dial, missing) for dial in dials}
 
     def _is_over(self) -> bool:
         return self.over

@@ -24,6 +24,7 @@ WHY = {
     "refused": "was refused",
     "unreachable": "has no route",
     "wrong": "was answered by another machine",
+    "silent": "was not told of in time",
 }
 
 
@@ -154,6 +155,9 @@ def _unreached(machines: Sequence[Machine], t: int, answers: Answers) -> list[Fi
     if not any(dial.target == t for dial in answers):
         return []
     sources, why = _failed(machines, t, best.ip, answers, master=False)
+    if why == WHY["silent"]:
+        what = f"a connection to {best.ip} {why} by {sources}"
+        return [warning(machine.name, "network", what, "the hosts are very busy: check again")]
     given = any(host.internal_ip for host in machine.hosts)
     owner = next((m.name for m in others if _carries(m, best.ip)), None)
     if owner is not None:
@@ -177,7 +181,7 @@ def _count_ok(t: int, ip: str, answers: Answers) -> int:
 
 def _reached_master(t: int, route: Route, answers: Answers) -> bool:
     return all(
-        result == "ok"
+        result in ("ok", "silent")
         for dial, result in answers.items()
         if dial.is_master_port and dial.target == t and dial.address == route.address
     )

@@ -127,6 +127,16 @@ def test_a_wrong_internal_ip() -> None:
     assert "correct internal_ip" in finding.remedy
 
 
+def test_a_host_too_busy_to_tell_is_no_failure() -> None:
+    machines = three()
+    met = answers(machines, {"10.0.0.2": "silent"}) | {
+        Dial(2, 0, "10.0.0.1", is_master_port=True): "silent"
+    }
+    (finding,) = check_routes(machines, met, choose(machines, met), 29500)
+    assert (finding.severity, finding.host) == ("warning", "gpu2")
+    assert "was not told of in time by gpu1, gpu3" in finding.what
+
+
 def test_a_master_port_that_a_firewall_hides() -> None:
     machines = three()
     met = answers(machines) | {Dial(2, 0, "10.0.0.1", is_master_port=True): "timeout"}

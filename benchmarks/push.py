@@ -9,6 +9,7 @@ ratios against bytes / link rate. Results are printed, and written with --write 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -392,26 +393,100 @@ def small_files(net: Net, count: int) -> list[Row]:
     ]
 
 
+def last_layer(megabytes: int) -> list[Row]:
+    """Two engines of their own on loopback; of an image of `megabytes` the last tenth changes."""
+    for folder in ("remote", "push"):
+        sys.path.insert(0, str(SOURCE / "tests" / folder))
+    import engines
+    from sshd_server import Sshd
+
+    if reason := engines.missing():
+        print(f"images were not measured: {reason}", file=sys.stderr)
+        return []
+    folder = Path(tempfile.mkdtemp(prefix="ddpctl-bench."))
+    name = f"ddpctl-bench-{os.getpid()}"
+    (folder / "home" / ".ssh").mkdir(parents=True)
+    made, servers, hosts = [], [], []
+    for number in range(2):
+        made.append(engines.Engine(folder / f"d{number}").start())
+        (folder / f"host{number}").mkdir()
+        environment = f"HOME={folder}/host{number} DOCKER_HOST={made[-1].address}"
+        address = f"127.0.0.{number + 1}"
+        options = {"SetEnv": environment}
+        server = Sshd(folder / f"sshd{number}", folder / "home", address=address, options=options)
+        server.know()
+        servers.append(server.start())
+        host = server.host()
+        hosts.append(
+            f"  - {{host: {host.host}, port: {host.port}, identity_file: {host.identity_file}}}"
+        )
+    (folder / "hosts.yaml").write_text("\n".join(["hosts:", *hosts, f"job: {{image: {name}}}"]))
+    try:
+        return _layer_rows(folder, name, megabytes)
+    finally:
+        for each in [*servers, *made]:
+            each.stop()
+        listed = sh("docker", "image", "ls", "-q", "--filter", f"label=test={name}").stdout
+        for image in set(listed.split()):
+            subprocess.run(["docker", "rmi", "-f", image], capture_output=True, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _layer_rows(folder: Path, name: str, megabytes: int) -> list[Row]:
+    context = folder / "context"
+    context.mkdir()
+    lines = ["FROM scratch", f"LABEL test={name}", "COPY base /base", "COPY top /top"]
+    (context / "Dockerfile").write_text("\n".join(lines))
+    (context / "base").write_bytes(os.urandom(megabytes * 900_000))
+    rows = []
+    for label in ("an image for the first time", "its last layer changed", "unchanged"):
+        if label != "unchanged":
+            text = os.urandom(megabytes * 25_000).hex().encode()  # can be compressed to a half
+            (context / "top").write_bytes(text * 2)
+        environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+        sh("docker", "build", "-q", "-t", name, context, env=environment)
+        environment = {**os.environ, "HOME": str(folder / "home"), "PYTHONPATH": str(SOURCE)}
+        environment["XDG_CACHE_HOME"] = str(folder / "cache")
+        argv = [*DDPCTL, "push", folder / "hosts.yaml", "--image", "--json"]
+        began = time.monotonic()
+        document = json.loads(sh(*argv, env=environment).stdout)
+        seconds = time.monotonic() - began
+        moved = max(host["received_bytes"] for host in document["hosts"])
+        layer = len(gzip.compress((context / "top").read_bytes(), 6))
+        if label == "its last layer changed":
+            rows.append(Row(f"{label} (2 hosts, {megabytes} MB)", seconds, moved / layer, 1.05))
+            rows[-1].unit = "x its gzip size to a host"
+        elif label == "unchanged":
+            rows.append(Row(f"the image {label}", seconds, seconds, 3.0, "s"))
+        else:
+            rows.append(Row(f"{label} (2 hosts, {megabytes} MB)", seconds, seconds, None, "s"))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--rate", type=int, default=200, help="Mbit/s of every link")
     parser.add_argument("--size", type=int, default=500, help="MB of the large file")
     parser.add_argument("--baseline", type=int, default=100, help="MB for what is done by hand")
-    parser.add_argument("--only", choices=("large", "small"))
+    parser.add_argument("--only", choices=("large", "small", "image"))
     parser.add_argument("--files", type=int, default=50000)
     parser.add_argument("--write", type=Path, help="a Markdown file to write the tables to")
     given = parser.parse_args()
     rows: list[Row] = []
+    load = os.getloadavg()[0]
+    if given.only in (None, "image"):
+        rows += last_layer(100)
     with network(given.hosts, given.rate) as net:
-        if given.only != "small":
+        if given.only in (None, "large"):
             rows += fan_out(net, given.size, given.baseline)
-        if given.only != "large":
+        if given.only in (None, "small"):
             rows += small_files(net, given.files)
     text = "\n".join(
         [
             f"{given.hosts} hosts, {given.rate} Mbit/s each way on every link, "
-            f"{os.cpu_count()} cores for sender and hosts together",
+            f"{os.cpu_count()} cores for sender and hosts together, load average "
+            f"{load:.0f} before and {os.getloadavg()[0]:.0f} after",
             "",
             "| what | seconds | value | bar | |",
             "|---|---|---|---|---|",

@@ -8,6 +8,7 @@ from functools import partial
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Host
+from launcher.push.alias import remember, same
 from launcher.push.host import HostState, Image, docker_says, parse_image
 from launcher.push.layers import LOAD, Layers, NoLayers, partial_ids, tagged
 from launcher.push.send import Journey, Parcel, attempt
@@ -69,7 +70,7 @@ def push_image(
     found: dict[Node, Image] = {}
     without: list[Node] = []
     for node, state in states.items():
-        if state.image is not None and (here is None or state.image.same_as(here)):
+        if state.image is not None and (here is None or same(state.image, here)):
             found[node] = state.image
             journey.hosts[node].image = "present"
             journey.hosts[node].layers_skipped += len(state.image.layers)
@@ -169,7 +170,9 @@ class _Sending:
         raise docker_says(node.name, said)
 
     def _expected(self, node: Node, image: Image) -> Image:
-        if image.layers and not image.same_as(self.here):
+        if not image.layers:
+            remember(image, self.here)
+        elif not same(image, self.here):
             raise PushFailed(
                 f"{node.name}: {self.name} there is not the image that was sent; somebody else "
                 "may have tagged another one meanwhile"
@@ -223,5 +226,5 @@ def _odd_ones(name: str, images: dict[Node, Image]) -> dict[Node, DdpctlError]:
             "by its digest"
         )
         for node, image in images.items()
-        if not image.same_as(first[1])
+        if not same(image, first[1])
     }

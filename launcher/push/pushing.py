@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Cluster
+from launcher.push.alias import same
 from launcher.push.host import HostState, Image, ask
 from launcher.push.image import Launcher, push_image
 from launcher.push.progress import Progress
@@ -224,7 +225,7 @@ def _images_there(
     }
     first = next(iter(images.items()), None)
     for node, image in images.items():
-        if first is not None and not image.same_as(first[1]):
+        if first is not None and not same(image, first[1]):
             failures[node] = PushFailed(
                 f"{node.name}: {name} is another image there than on {first[0].name}; "
                 "`ddpctl push HOSTS --image` makes them the same"

@@ -18,6 +18,9 @@ EFFECTS = {"subprocess", "socket", "paramiko", "docker", "launcher.remote"}
 PURE = (
     *("cause", "facts", "hostfile", "hosts_read", "hosts_schema", "hosts_values", "journal"),
     *("plan", "show", "spec", "signs"),
+    *("checks/details", "checks/engines", "checks/findings", "checks/gpus", "checks/images"),
+    *("checks/machine", "checks/nvidia", "checks/probe", "checks/resources", "checks/routes"),
+    *("checks/runs", "checks/trials"),
 )
 AGENT = REPOSITORY / "launcher/push/agent.py"
 

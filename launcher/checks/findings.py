@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -55,9 +55,15 @@ def table(
             worst[finding.host, finding.check] = cell
     blind = set(unseen)
     return [
-        [host, *(worst.get((host, check), "-" if host in blind else "ok") for check in CHECKS)]
+        [host, *(worst.get((host, c), _unless(c, host, worst, blind)) for c in CHECKS)]
         for host in hosts
     ]
+
+
+def _unless(check: str, host: str, worst: Mapping[tuple[str, str], str], blind: set[str]) -> str:
+    """`-` for what could not be looked at: a host behind a broken SSH, an image in a dead engine."""
+    dead = worst.get((host, "docker")) == "FAILURE" and check in ("image", "runs")
+    return "-" if host in blind or dead else "ok"
 
 
 def document(findings: Iterable[Finding]) -> list[dict[str, Any]]:

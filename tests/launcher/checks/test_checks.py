@@ -359,3 +359,5 @@ def test_findings_are_ordered_and_tabled() -> None:
     assert rows[0] == ["a", *["ok"] * 4, "warning", *["ok"] * 5]
     assert rows[1][-2] == "FAILURE"
     assert set(rows[2][1:]) == {"-"}
+    (row,) = table(["a"], [failure("a", "docker", "f", "r")], unseen=[])
+    assert row == ["a", "ok", "FAILURE", "ok", "-", *["ok"] * 5, "-"]

@@ -73,7 +73,9 @@ def _batch(path: Path, count: int, labels_key: bytes, classes: int) -> tuple[Any
         )
     y = np.asarray(labels, dtype=np.int64)
     if y.shape != (count,):
-        raise DataError(f"{path}: {count} labels expected, found {len(y)}: unpack the archive again")
+        raise DataError(
+            f"{path}: {count} labels expected, found {len(y)}: unpack the archive again"
+        )
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
             f"{path}: labels from {y.min()} to {y.max()}, but there are classes 0 to {classes - 1}"

@@ -1,8 +1,8 @@
 """`trainer data fetch|verify|make`: getting images, apart from training.
 
-    python -m trainer data fetch --to DIR [--name cifar100]
-    python -m trainer data make --from fashion-mnist --to DIR
-    python -m trainer data verify DIR
+python -m trainer data fetch --to DIR [--name cifar100]
+python -m trainer data make --from fashion-mnist --to DIR
+python -m trainer data verify DIR
 """
 
 from __future__ import annotations

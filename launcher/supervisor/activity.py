@@ -24,9 +24,15 @@ class Activity:
         self._began = time.time()
         self._output_at = self._looked_at = time.monotonic()
         self._before: dict[int, tuple[int, float]] = {}  # pid -> (bytes, CPU seconds)
+        self.begun = False  # a rank has said something
         self.stuck = 0.0  # seconds for which no rank did anything that can be seen from outside
 
     def output(self) -> None:
+        self.begun = True
+        self.stir()
+
+    def stir(self) -> None:
+        """Something happened, be it only that the ranks were started."""
         self._output_at, self.stuck = time.monotonic(), 0.0
 
     def look(self, ranks: list[Rank]) -> None:

@@ -13,6 +13,7 @@ from .journal import Journal
 from .link import Link, Refused
 from .reasons import Reason, earliest, reason
 
+SILENT_START = 600.0  # seconds that ranks may import, load and compile before their first word
 JOIN_GRACE = 10.0  # seconds from the start that node 0 stays to tell late nodes why all is over
 
 
@@ -143,6 +144,8 @@ class Hub(Gang):
             return None
         ages = [t["progress_age"] for t in told if t["progress_age"] is not None]
         age = min(ages or [t["log_age"] for t in told])
+        if not ages and not any(t["begun"] for t in told):
+            patience = max(patience, SILENT_START)
         if age < patience:
             return None
         message = "no progress for %d s" % age

@@ -117,7 +117,7 @@ class Supervisor:
             if rank.fd is not None:
                 self.selector.register(rank.fd, selectors.EVENT_READ, self.hear_exit)
         if found:
-            self.activity.output()
+            self.activity.stir()
             known = self.ranks.by_local_rank.values()
             self.journal.event("ranks", pids={str(rank.rank): rank.pid for rank in known})
 
@@ -171,6 +171,7 @@ class Supervisor:
             "alive": len(alive),
             "early": self.early,
             "stuck": self.activity.stuck,
+            "begun": self.activity.begun,
             "log_age": self.activity.log_age(),
             "progress_age": self.activity.progress_age() if watched else None,
             "doing": {str(rank.rank): doing(rank.pid) for rank in alive} if watched else {},

@@ -24,7 +24,11 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if deed == "gentle":
         signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(0)))
+    if deed == "slow-start":
+        time.sleep(3)
     print("working", flush=True)
+    if deed == "slow-start":
+        return
     if rest and int(rest[0]) == ME and deed != "finish":
         time.sleep(0.5)
         misbehave(deed)

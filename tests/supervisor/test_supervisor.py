@@ -167,6 +167,11 @@ def test_no_progress_ends_the_run_as_hung(tmp_path: Path) -> None:
         assert cause is not None and cause.kind == "hung"
 
 
+def test_a_long_silent_start_is_no_hang(tmp_path: Path) -> None:
+    with gang(tmp_path, 1, ["slow-start"], hang_timeout=1.0) as made:
+        assert made.wait() == [0]
+
+
 def test_the_trainers_progress_counts_more_than_its_chatter(tmp_path: Path) -> None:
     made = Gang(tmp_path)
     [node] = made.add(1, ["chatter"], hang_timeout=2.0)

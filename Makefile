@@ -1,6 +1,7 @@
 # make demo    train on two nodes of this machine: no Docker, no SSH, no root; sets itself up
 # make test    every test, the simulated cluster's too; sets itself up
 # make fast    the tests that need no cluster
+# make box     three simulated hosts in containers: train across them, exit with the verdict
 # make check   lint, format, types
 
 VENV ?= .venv
@@ -8,7 +9,7 @@ BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 -n 2 --dist loadgroup
 export VENV
 
-.PHONY: demo test fast check image clean
+.PHONY: demo test fast box check image clean
 
 demo:
 	@scripts/venv demo
@@ -28,6 +29,13 @@ check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy launcher trainer
+
+box:
+	@scripts/engine
+	@scripts/compose-plugin
+	@scripts/venv test
+	@PYTHON=$(BIN)/python scripts/test-images
+	docker compose up --exit-code-from head
 
 image:
 	docker build -t ddpctl-trainer:latest .

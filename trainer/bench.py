@@ -99,7 +99,7 @@ def run(row: Row, common: Sequence[str]) -> Result:
         if row.ranks > 1:
             command += ["--spawn", str(row.ranks)]
         print(f"{row.name} ...", file=sys.stderr, flush=True)
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
             raise TrainerError(f"{row.name}: exit code {done.returncode}: {said[-1]}")

@@ -25,7 +25,7 @@ def test_every_mode_is_trained_and_measured(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_mode_that_fails_says_why() -> None:
-    with pytest.raises(TrainerError, match="DP: exit code 2: .*--bn sync needs GPUs"):
+    with pytest.raises(TrainerError, match=r"DP: exit code 2: .*--bn sync needs GPUs"):
         main([*TINY, "--bn", "sync"])
 
 

@@ -55,12 +55,11 @@ class Sender:
             except DdpctlError as error:
                 errors.append(error)
 
-        beside = threading.Thread(target=directly)
+        beside = threading.Thread(target=directly, daemon=True)
         beside.start()
-        try:
-            failures.update(self._through(seen, row))
-        finally:
-            beside.join()
+        through = self._through(seen, row)
+        beside.join()
+        failures.update(through)
         if errors:
             raise errors[0]
         return failures
@@ -95,14 +94,17 @@ class Sender:
         """From host to host; what was damaged on the way is sent once more, directly."""
         assert self._chain is not None
         sent: list[tuple[Parcel, Transit]] = []
+        first: dict[Node, tuple[int, DdpctlError]] = {}
         try:
             for parcel in parcels:
                 sent.append((parcel, self._chain.put(parcel, row)))
-        finally:
-            first: dict[Node, tuple[int, DdpctlError]] = {}
-            for number, (_, transit) in enumerate(sent):
-                for node, error in self._chain.settle(transit).items():
-                    first.setdefault(node, (number, error))
+        except DdpctlError:  # no more parcels; the ones on their way must not meet the next try
+            for _, transit in sent:
+                self._chain.settle(transit)
+            raise
+        for number, (_, transit) in enumerate(sent):
+            for node, error in self._chain.settle(transit).items():
+                first.setdefault(node, (number, error))
         failures: dict[Node, DdpctlError] = {}
         for node, (number, error) in first.items():
             if isinstance(error, Damaged):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -214,3 +216,32 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
+    machines: Machines, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(12):
+        (data / str(number)).write_bytes(os.urandom(16 << 20))
+    hosts = machines(3)
+    rows = [m.node.host for m in hosts]
+    (tmp_path / "hosts.yaml").write_text(
+        "hosts:\n"
+        + "".join(
+            f"  - {{host: {h.host}, port: {h.port}, identity_file: {h.identity_file}}}\n"
+            for h in rows
+        )
+        + f"job: {{dataset: {data}}}\n"
+    )
+    argv = [sys.executable, "-m", "launcher.cli", "push", str(tmp_path / "hosts.yaml")]
+    process = subprocess.Popen([*argv, "--dataset"], stderr=subprocess.PIPE, text=True)
+    drafts = hosts[2].home / ".ddpctl" / "datasets"
+    until(lambda: any(drafts.glob(".*/tree/*")), 60)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    until(lambda: not any(agents(machine) for machine in hosts))
+    assert not any(machine.trees("datasets") for machine in hosts)

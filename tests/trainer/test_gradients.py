@@ -113,6 +113,25 @@ def test_canonical_shards_sum_in_one_order(tmp_path: Path) -> None:
             assert same(got, alone), count
 
 
+def test_canonical_shards_compute_the_gradient_of_ghost_batches() -> None:
+    for size in (16, 13):
+        ghost, _ = gradient(ALONE, size, "--grad-accum-steps", "4")
+        t = make(ALONE, "--canonical-shards", "4")
+        shards.backward(t, torch.arange(size))
+        got = batchnorm.flatten([p.grad for p in t.parameters if p.grad is not None])
+        assert error(got, ghost) < 1e-6
+
+
+def test_one_image_or_none_has_no_statistics_of_its_own() -> None:
+    moved = {}
+    for size in (16, 3):  # in four parts: 4 images each, or 0, 1, 1, 1
+        t = make(ALONE, "--grad-accum-steps", "4")
+        before = batchnorm.flatten(batchnorm.statistics(t.model))
+        step.backward(t, torch.arange(size))
+        moved[size] = not torch.equal(batchnorm.flatten(batchnorm.statistics(t.model)), before)
+    assert moved == {16: True, 3: False}
+
+
 def perturbed(ranks: Ranks, odd: int) -> str:
     t = make(ranks, "--global-batch", "12")
     replicas.check_equal(t)

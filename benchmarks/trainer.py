@@ -1,6 +1,6 @@
 """The trainer beside the published recipes (seed_recipe.py): same images, processes and epochs.
 
-    python benchmarks/trainer.py [--data DIR] [--images 2560] [--rounds 3]
+    python -m benchmarks.trainer [--images 2560] [--epochs 2] [--rounds 3] [--ranks 2]
 
 Bars on 2 CPU cores: >= 2.0 x images/s for ResNet-18 with the CIFAR stem, >= 1.7 x with the ImageNet
 stem, at the same accuracy or better; <= 3 % of an epoch outside forward, backward and optimizer;
@@ -20,14 +20,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks.results import write_section  # noqa: E402
-from trainer.make import fashion_mnist, write_cifar10  # noqa: E402
-from trainer.plot import records  # noqa: E402
-from trainer.synthetic import Arrays  # noqa: E402
+from benchmarks.results import write_section
+from trainer.make import fashion_mnist, write_cifar10
+from trainer.plot import records
+from trainer.synthetic import Arrays
 
 HERE = Path(__file__).parent
 EPOCH = 50_000  # images in an epoch of CIFAR-10
@@ -53,7 +51,7 @@ def main() -> int:
         lines += ["", *shares(data, given, Path(scratch))]
     text = "\n".join(lines)
     print(text)
-    command = f"python benchmarks/trainer.py {' '.join(sys.argv[1:])}".rstrip()
+    command = f"python -m benchmarks.trainer {' '.join(sys.argv[1:])}".rstrip()
     about = f"torch {torch.__version__}; {given.ranks} ranks, batch 64 a rank, {given.images} real "
     about += f"images (Fashion-MNIST in CIFAR-10's layout), {given.epochs} epochs, "
     about += f"median of {given.rounds} alternating rounds.\n\n"
@@ -98,10 +96,14 @@ def median(results: list[dict[str, float]], key: str) -> float:
 
 def torchrun(ranks: int, command: list[str]) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
-    env["PYTHONPATH"] = str(HERE.parent)
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), env.get("PYTHONPATH", "")])
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*line, "--nproc-per-node", str(ranks), *command], env=env, capture_output=True, text=True
+        [*line, "--nproc-per-node", str(ranks), *command],
+        env=env,
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -112,7 +114,7 @@ def seed_recipe(
 ) -> dict[str, float]:
     to = scratch / "recipe.json"
     flags = ["--data", str(data), "--stem", stem, "--batch-size", "64", "--to", str(to)]
-    torchrun(given.ranks, [str(HERE / "seed_recipe.py"), *flags, "--epochs", str(given.epochs)])
+    torchrun(given.ranks, ["-m", "benchmarks.seed_recipe", *flags, "--epochs", str(given.epochs)])
     result: dict[str, float] = json.loads(to.read_text())
     return result
 

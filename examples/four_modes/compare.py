@@ -1,0 +1,115 @@
+"""DP, DDP, DP+AMP and DDP+AMP on the same network, images and global batch: one table.
+
+DP is nn.DataParallel in one process (on a CPU: that one process alone), DDP all of torchrun's ranks.
+Batch norm is each device's own in all rows, the images are shuffled in all rows, and the accuracy is
+counted on every test image once. bf16 autocast stands where apex stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from trainer.augment import pad, random_crop_flip
+from trainer.cifar import find, load
+from trainer.data import mean_std
+from trainer.model import build_model
+from trainer.synthetic import Arrays, synthetic
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, default=Path("/data"), help="CIFAR-10 or CIFAR-100")
+    parser.add_argument("--synthetic", type=int, default=0, metavar="N", help="so many made images")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch_size", type=int, default=256, help="of all ranks together")
+    parser.add_argument("--lr", type=float, default=0.1)
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    if args.batch_size % dist.get_world_size():
+        raise SystemExit(f"--batch_size {args.batch_size}: not for {dist.get_world_size()} ranks")
+    images = read(args)
+    if dist.get_rank() == 0:
+        print(f"{'mode':<10}{'s/epoch':>10}{'images/s':>12}{'top-1':>9}", flush=True)
+    for name, distributed, mixed in (
+        ("DP", False, False),
+        ("DDP", True, False),
+        ("DP+AMP", False, True),
+        ("DDP+AMP", True, True),
+    ):
+        if distributed or dist.get_rank() == 0:
+            seconds, top1 = train(args, images, device, distributed, mixed)
+            if dist.get_rank() == 0:
+                speed = len(images.train_y) / seconds
+                print(f"{name:<10}{seconds:>10.2f}{speed:>12.0f}{top1:>9.2%}", flush=True)
+        dist.barrier()  # the others wait while DP has the machine
+    dist.destroy_process_group()
+
+
+def read(args: argparse.Namespace) -> Arrays:
+    if args.synthetic:
+        return synthetic(args.synthetic, args.synthetic // 4, 10, 32)
+    folder = find(args.data)
+    if folder is None:
+        raise SystemExit(f"{args.data}: neither cifar-10-batches-py nor cifar-100-python there")
+    return load(folder)
+
+
+def train(
+    args: argparse.Namespace, images: Arrays, device: torch.device, distributed: bool, mixed: bool
+) -> tuple[float, float]:
+    """(seconds an epoch, accuracy on the test images)"""
+    torch.manual_seed(0)
+    model = build_model(args.model, num_classes=images.num_classes).to(device)
+    net: nn.Module = model
+    if distributed:
+        net = DistributedDataParallel(model)
+    elif torch.cuda.device_count() > 1:
+        net = DataParallel(model)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+    padded, y = pad(images.train_x).to(device), images.train_y.to(device)
+    mean, std = (part.to(device) for part in mean_std(images))
+
+    def prepared(x: torch.Tensor) -> torch.Tensor:
+        return ((x.float() - mean) / std).permute(0, 3, 1, 2)
+
+    def cast() -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=mixed)
+
+    began = time.perf_counter()
+    for epoch in range(args.epochs):
+        model.train()
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(epoch)).to(device)
+        whole = len(order) // args.batch_size * args.batch_size
+        for batch in order[:whole].split(args.batch_size):
+            part = batch[rank::ranks]
+            x = prepared(random_crop_flip(padded, part, seed=0, epoch=epoch))
+            with cast():
+                loss = nn.functional.cross_entropy(net(x), y[part])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = (time.perf_counter() - began) / args.epochs
+    model.eval()  # rank 0 counts alone, outside DDP's wrapper: nobody has to join in
+    right = 0
+    with torch.no_grad(), cast():
+        for x, labels in zip(images.test_x.split(500), images.test_y.split(500), strict=True):
+            right += int((model(prepared(x.to(device))).argmax(1).cpu() == labels).sum())
+    return seconds, right / len(images.test_y)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""A Hugging Face Trainer script, run by ddpctl unchanged: Trainer reads torchrun's environment.
+
+A tiny BERT learns, from nothing and without a download, whether the first token comes again.
+Needs `transformers` and `accelerate` in the image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+from torch.utils.data import Dataset
+
+try:
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        Trainer,
+        TrainingArguments,
+    )
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install transformers accelerate, in the image") from None
+
+
+class Sentences(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(1, 64, (count, 16), generator=generator)
+        again = torch.arange(count) % 2
+        self.tokens[:, 8] = torch.where(again == 1, self.tokens[:, 0], self.tokens[:, 8])
+        self.labels = (self.tokens[:, 1:] == self.tokens[:, :1]).any(1).long()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.labels[index]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--sentences", type=int, default=8192)
+    parser.add_argument("--resume", action="store_true")
+    given = parser.parse_args()
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        num_labels=2,
+    )
+    settings = TrainingArguments(
+        output_dir=os.environ.get("DDPCTL_CHECKPOINT_DIR", "checkpoints"),
+        max_steps=given.steps,
+        per_device_train_batch_size=32,
+        learning_rate=1e-3,
+        logging_steps=max(1, given.steps // 10),
+        save_steps=max(1, given.steps // 4),
+        report_to=[],
+    )
+    model = BertForSequenceClassification(config)
+    trainer = Trainer(model=model, args=settings, train_dataset=Sentences(given.sentences))
+    trainer.train(resume_from_checkpoint=given.resume or None)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

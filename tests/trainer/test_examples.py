@@ -1,0 +1,132 @@
+"""examples/: each script alone and by torchrun, its hosts file, and the commands of its README."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.make import write_cifar10
+from trainer.synthetic import synthetic
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/hosts.yaml"))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+SMALL = ("--model", "resnet8", "--batch_size", "64")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    write_cifar10(synthetic(500, 100, 10, 32), tmp_path)
+    return tmp_path
+
+
+def run(ranks: int, folder: Path, example: str, *arguments: object) -> list[str]:
+    """What the example prints, started by torchrun in `folder`."""
+    script = ROOT / "examples" / example
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [*TORCHRUN, str(ranks), str(script), *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_two_nodes_go_on_where_they_were_stopped(images: Path) -> None:
+    common = (*SMALL, "--data", images, "--learning_rate", "0.05")
+    script = "two_nodes_with_resume/resnet_ddp.py"
+    first = run(2, images, script, *common, "--num_epochs", 1)
+    assert len(first) == 1 and first[0].startswith("epoch 1: accuracy 0.")
+    then = run(2, images, script, *common, "--num_epochs", 2, "--resume")
+    assert then[0] == "going on after epoch 1"
+    assert [line.split(":")[0] for line in then[1:]] == ["epoch 2"]
+    straight = run(2, images, script, *common, "--num_epochs", 2)
+    assert straight[1:] == then[1:]  # momentum, order and crops were the same
+
+
+def test_a_platforms_arguments_are_understood(tmp_path: Path) -> None:
+    script = "platform_arguments/train_cifar.py"
+    asked = ("--custom_data", "true", "--enable_gpu", "false", "--world_size", 1, "--rank", 0)
+    said = run(2, tmp_path, script, *SMALL, *asked, "--epochs", 2)
+    accuracy = float(said[-1].rsplit(" ", 1)[1])
+    assert accuracy > 0.5  # chance is 0.1: its images can be learned
+    assert (tmp_path / "output" / "epoch_2.pth").exists()
+
+
+def test_the_minimal_demo_learns_and_one_rank_prints() -> None:
+    said = run(2, ROOT, "minimal_demo/ddp_demo.py", "--epochs", 3, "--dataset-size", 512)
+    steps = [line for line in said if line.startswith("epoch")]
+    assert len(steps) == 3 * 4  # 512 images, 2 ranks, 64 each, and none printed twice
+    assert float(steps[-1].split()[-1]) < 0.5  # below 1.4612, where a second softmax holds it
+
+
+def test_the_minimal_demo_is_one_process_without_torchrun() -> None:
+    script = ROOT / "examples" / "minimal_demo" / "ddp_demo.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--epochs", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 1: cpu" in done.stdout or "rank 0 of 1: cuda:0" in done.stdout
+
+
+def test_four_modes_make_a_table(tmp_path: Path) -> None:
+    asked = ("--model", "resnet8", "--synthetic", 512, "--epochs", 1, "--batch_size", 64)
+    said = run(2, tmp_path, "four_modes/compare.py", *asked)
+    assert [line.split()[0] for line in said] == ["mode", "DP", "DDP", "DP+AMP", "DDP+AMP"]
+    assert all(float(line.split()[2]) > 0 for line in said[1:])
+
+
+def test_a_hugging_face_script_trains_and_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    few = ("--sentences", 256)
+    run(2, tmp_path, "hugging_face/train.py", *few, "--steps", 4)
+    run(2, tmp_path, "hugging_face/train.py", *few, "--steps", 6, "--resume")
+    saved = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert {"checkpoint-4", "checkpoint-6"} <= saved
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_hosts_file_runs_the_script_beside_it(folder: Path) -> None:
+    job = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]
+    assert (folder / job["workdir"] / job["command"][0]).is_file()
+
+
+def commands() -> list[tuple[Path, str]]:
+    """Every `ddpctl launch ...` in the READMEs."""
+    found = []
+    for folder in FOLDERS:
+        text = (folder / "README.md").read_text()
+        lines = re.findall(r"^(ddpctl launch .*)$|`(ddpctl launch [^`]*)`", text, re.MULTILINE)
+        assert lines, f"{folder.name}: no ddpctl launch in its README"
+        found += [(folder, one or other) for one, other in lines]
+    return found
+
+
+@pytest.mark.parametrize(("folder", "command"), commands())
+def test_the_readmes_commands_make_a_plan(folder: Path, command: str, tmp_path: Path) -> None:
+    copy = tmp_path / "examples" / folder.name
+    copy.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "data").mkdir()  # the reader's images
+    before, _, after = command.partition(" -- ")
+    words = [*shlex.split(before)[1:], "--dry-run", *(["--", *shlex.split(after)] if after else [])]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", *words],
+        cwd=tmp_path,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    script = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]["command"][0]
+    assert script in done.stdout + done.stderr

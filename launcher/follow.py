@@ -29,6 +29,10 @@ ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said i
 UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
 
 
+# The events in the first $2 bytes of the journal; $3 is what only they have.
+EVENTS = 'head -c "$2" "$1" | grep -a "^[0-9.]*$3"; true'
+
+
 @dataclass(frozen=True)
 class Watch:
     """One node to follow."""
@@ -245,8 +249,12 @@ class Follow:
         rank = watch.place.node_rank
         reader = Reader()
         offset, tries = watch.offset, 0
+        recalled = offset == 0
         while not self._over.is_set():
             try:
+                if not recalled:
+                    self._put(_Batch(rank, self._recall(watch), offset, offset))
+                    recalled = True
                 argv = ["tail", "-c", f"+{offset + 1}", "-F", watch.place.journal]
                 stream = self._streams[rank] = watch.node.open(argv, stdin=False)
                 self._put(_Sight(rank, None))
@@ -266,6 +274,11 @@ class Follow:
                     self._put(_Sight(rank, reason))
                 self._over.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
                 tries += 1
+
+    def _recall(self, watch: Watch) -> list[Record]:
+        """The events among what is known already: the lines were shown, but the cause needs these."""
+        argv = ["sh", "-c", EVENTS, "sh", watch.place.journal, str(watch.offset), "\t!\t"]
+        return Reader().feed(watch.node.run(argv).stdout)
 
     def _wait_for_exit(self, watch: Watch) -> None:
         rank, tries = watch.place.node_rank, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -32,3 +33,14 @@ def test_the_commands_of_a_block_work_one_after_the_other(block: str, tmp_path: 
 
 def test_there_are_commands() -> None:
     assert sum(len(block.splitlines()) for block in BLOCKS) >= 14
+
+
+def test_the_table_of_flags_is_that_of_the_config() -> None:
+    path = ROOT / "scripts" / "trainer_flags.py"
+    spec = importlib.util.spec_from_file_location("trainer_flags", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text()
+    assert "`--canonical-shards`" in page
+    assert script.with_table(page) == page, "run: python scripts/trainer_flags.py"

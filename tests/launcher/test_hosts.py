@@ -137,13 +137,17 @@ def test_ways_to_write_a_host(written: str, host: Host) -> None:
         ("shm_size: 1073741824", "shm_size", 2**30),
         ("workdir: ../code", "workdir", "/etc/code"),
         ("workdir: '/a b/$(c)'", "workdir", "/a b/$(c)"),
-        ("workdir: ~", "workdir", str(Path.home())),
         ("image: reg.lab:5000/team/x:1.10", "image", "reg.lab:5000/team/x:1.10"),
         ("image: x@sha256:" + "a" * 64, "image", "x@sha256:" + "a" * 64),
     ],
 )  # fmt: skip
 def test_values_of_the_job(line: str, field: str, value: object) -> None:
     assert getattr(job(line), field) == value
+
+
+def test_the_home_folder_is_that_of_this_machine() -> None:
+    assert job("workdir: ~").workdir == str(Path.home())
+    assert job("workdir: ~/code").workdir == str(Path.home() / "code")
 
 
 def test_one_machine_may_be_two_nodes_with_gpus_of_their_own() -> None:

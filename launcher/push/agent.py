@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import struct
@@ -35,7 +36,8 @@ from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
 FRAME = 256 * 1024
 SEGMENT = 32 << 20  # bytes in one file of the spool
-KEEP = 256 << 20  # bytes kept behind the slowest reader here, for hosts that come later
+KEEP = 256 << 20  # bytes kept behind the slowest reader, for hosts that come later
+ROOM = 0.25  # of the free disk, that slow readers may take
 AHEAD = 1 << 30  # bytes that may wait for a slow command
 HELD = 64 * 1024  # bytes that the command gets only when the digest is right
 TICK = 0.25  # seconds between reports
@@ -96,6 +98,7 @@ class Parcel:
         self.digest = ""
         self.hash = hashlib.sha256()
         self.used = 0  # bytes that the command has had
+        self.readers: Dict[int, int] = {}  # bytes that hosts which take it from here have had
         self.whole = self.over = False
 
     @property
@@ -115,7 +118,9 @@ class Parcel:
                 self.fail("%s: %s" % (self.agent.folder, error.strerror))
                 return
             self.hash.update(data)
-            self.spool.forget(min(self.used, self.have) - KEEP)
+            slowest = min([self.used, self.have, *list(self.readers.values())])
+            kept = max(slowest - KEEP, self.have - self.agent.room)
+            self.spool.forget(min(kept, self.used))
             self.check()
             self.changed.notify_all()
 
@@ -190,6 +195,13 @@ class Parcel:
     # to the hosts after this one
 
     def serve(self, link: ssl.SSLSocket, at: int) -> None:
+        self.readers[id(link)] = at
+        try:
+            self.serve_from(link, at)
+        finally:
+            del self.readers[id(link)]
+
+    def serve_from(self, link: ssl.SSLSocket, at: int) -> None:
         while not (self.over and not self.whole):
             with self.changed:
                 if at >= self.have and not self.whole:
@@ -202,6 +214,7 @@ class Parcel:
                 return
             link.sendall(struct.pack(">I", len(data)) + data)
             at += len(data)
+            self.readers[id(link)] = at
 
     # to the command
 
@@ -247,6 +260,7 @@ class Agent:
     def __init__(self) -> None:
         self.folder = os.path.expanduser("~/.ddpctl/spool")
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        self.room = AHEAD + KEEP + int(shutil.disk_usage(self.folder).free * ROOM)
         self.parcels: Dict[str, Parcel] = {}
         self.queue: List[Parcel] = []
         self.news = threading.Condition()

@@ -10,6 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START = 30.0  # seconds
+BRIDGE = "ddpctl-none0"  # nothing is on it; --bridge=none would take the machine's docker0 away
+
+
+def make_bridge() -> None:
+    if Path("/sys/class/net", BRIDGE).exists():
+        return
+    add = ["ip", "link", "add", BRIDGE, "type", "bridge"]
+    subprocess.run(add, check=False, capture_output=True)  # another test may be first
+    address = ["ip", "address", "replace", "198.18.255.1/24", "dev", BRIDGE]
+    subprocess.run(address, check=True, capture_output=True)
 
 
 def missing() -> str:
@@ -34,7 +44,9 @@ class Engine:
 
     def start(self) -> Engine:
         self.folder.mkdir(parents=True)
-        argv = ["dockerd", "--host", self.address, "--bridge=none", "--iptables=false"]
+        make_bridge()
+        argv = ["dockerd", "--host", self.address, f"--bridge={BRIDGE}", "--iptables=false"]
+        argv += ["--ip-masq=false", "--ip-forward=false"]
         for flag in ("data-root", "exec-root", "pidfile"):
             argv.append(f"--{flag}={self.folder / flag}")
         with (self.folder / "log").open("wb") as log:

@@ -364,8 +364,10 @@ def test_training_on_real_images_learns(cluster: Cluster, home: Home, tmp_path: 
     ]
     subprocess.run(make, check=True, env=home.environment)
     job = {"dataset": str(data), "image": TRAINER_IMAGE, "nproc_per_node": 1}
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], **job)
-    flags = ["--model", "resnet8", "--epochs", "3", "--batch-size", "64", "--amp", "bf16"]
+    one_thread = {"OMP_NUM_THREADS": "1"}  # the hosts share one machine's cores
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], env=one_thread, **job)
+    flags = ["--model", "resnet8", "--epochs", "3", "--global-batch", "256", "--amp", "bf16"]
+    flags += ["--lr", "0.4", "--schedule", "triangular"]
     done = home.ddpctl("launch", hosts, "--", "-m", "trainer", *flags, timeout=800)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     run_id = home.record()["run_id"]

@@ -11,12 +11,12 @@ from __future__ import annotations
 import datetime
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from launcher import signs
+from launcher.evidence import Evidence, NodeEvidence, full_disks, on_one_clock, oom_kills
 
-FULL = 65536  # bytes free, or less: nothing more can be written
 STOPPED_BY_US = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
 
@@ -24,42 +24,6 @@ class Weight(enum.IntEnum):
     CAUSE = 0
     BYSTANDER = 1  # tells of somebody else's failure, or may be one
     EFFECT = 2
-
-
-@dataclass(frozen=True)
-class NodeEvidence:
-    """What is known of one node once its attempt has ended."""
-
-    node_rank: int
-    host: str
-    clock_skew: float = 0.0  # seconds that its clock is ahead of the launching machine's
-    events: Sequence[tuple[float, dict[str, Any]]] = ()  # (journal's time, event)
-    tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
-    exit_code: int | None = None  # of its container, by the engine
-    oom_killed: bool = False  # as the engine says
-    unseen: str | None = None  # why the launching machine cannot see it, if so
-
-    def of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
-        return [(time, event) for time, event in self.events if event.get("kind") == kind]
-
-    def lines(self, rank: int | None) -> list[str]:
-        return [text.decode(errors="replace") for _, who, text in self.tail if who == rank]
-
-    @property
-    def end(self) -> dict[str, Any] | None:
-        return next((event for _, event in self.of("end")), None)
-
-    @property
-    def last_seen(self) -> float:
-        """Time of its newest record, 0.0 without any."""
-        times = [time for time, _ in self.events] + [time for time, _, _ in self.tail]
-        return max(times, default=0.0)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    nproc_per_node: int
-    nodes: Sequence[NodeEvidence]
 
 
 @dataclass(frozen=True)
@@ -96,7 +60,7 @@ class Suspect:
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
     """None when nothing tells of a failure."""
-    evidence = _on_one_clock(evidence)
+    evidence = on_one_clock(evidence)
     found = [suspect for node in evidence.nodes for suspect in suspects(node, evidence)]
     if all(suspect.exit_code == 0 and suspect.weight for suspect in found):
         return None
@@ -114,19 +78,6 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         excerpt="\n".join(signs.excerpt(first.lines)),
         remedy=first.remedy,
     )
-
-
-def _on_one_clock(evidence: Evidence) -> Evidence:
-    """The supervisors measured their clocks against node 0's, and better than SSH can."""
-    base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
-    nodes = []
-    for node in evidence.nodes:
-        clocks = [event for _, event in node.of("clock")]
-        if clocks:
-            best = min(clocks, key=lambda clock: float(clock["error"]))
-            node = replace(node, clock_skew=base - float(best["offset"]))
-        nodes.append(node)
-    return replace(evidence, nodes=nodes)
 
 
 def headline(failure: FirstFailure) -> str:
@@ -163,9 +114,9 @@ def _rank_exit(node: NodeEvidence, time: float, event: dict[str, Any]) -> Iterat
         weight = Weight.EFFECT
     elif kind == "collective-timeout":
         weight = Weight.BYSTANDER
-    if kind == "killed" and signal == "SIGKILL" and (node.oom_killed or _oom_kills(node)):
+    if kind == "killed" and signal == "SIGKILL" and (node.oom_killed or oom_kills(node)):
         kind, message, remedy = _oom(node)
-    if kind in ("exit-code", "killed") and weight == Weight.CAUSE and (full := _full_disks(node)):
+    if kind in ("exit-code", "killed") and weight == Weight.CAUSE and (full := full_disks(node)):
         kind, sign = ("shm-full" if full == ["shm"] else "disk-full"), signs.SIGNS
         message = f"{message}; no room was left for {' and '.join(full)}"
         remedy = next(known.remedy for known in sign if known.kind == kind)
@@ -237,18 +188,6 @@ def _telling_line(sign: signs.Sign, lines: Sequence[str]) -> str:
     return next(line.strip() for line in reversed(lines) if sign.words.search(line))
 
 
-def _oom_kills(node: NodeEvidence) -> int:
-    return max((int(event.get("oom_kills") or 0) for _, event in node.of("evidence")), default=0)
-
-
-def _full_disks(node: NodeEvidence) -> list[str]:
-    """Names of the disks with no room at the time of the failure."""
-    free = [event.get("free") or {} for _, event in node.of("evidence")[:1]]
-    return [
-        name for disks in free for name, left in disks.items() if left is not None and left < FULL
-    ]
-
-
 def _oom(node: NodeEvidence) -> tuple[str, str, str]:
     limits = [event.get("memory_limit") for _, event in node.of("evidence")]
     limit = next((f" of {value / 2**30:.1f} GiB" for value in limits if value), "")
@@ -280,6 +219,7 @@ REASONS = {  # supervisor's reason -> (kind, weight, remedy)
         Weight.BYSTANDER,
         "that host's container did not start or cannot reach node 0: see `ddpctl check`",
     ),
+    "supervisor": ("supervisor", Weight.CAUSE, "this is a fault of ddpctl: please report it"),
     "control-port": ("port-in-use", Weight.CAUSE, "start again: another port is chosen"),
     "signal": ("terminated", Weight.BYSTANDER, "somebody stopped the container or its host"),
     "peer-lost": (

@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.cause import Evidence, FirstFailure, NodeEvidence, first_failure, headline
+from launcher.cause import FirstFailure, first_failure, headline
 from launcher.console import Console
 from launcher.engine import Engine
 from launcher.errors import DdpctlError
+from launcher.evidence import Evidence, NodeEvidence
 from launcher.follow import Follow, Line, NodeOutcome, Watch
 from launcher.interrupts import Interrupts
 from launcher.logstore import LogStore, Mark, offset_in

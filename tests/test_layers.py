@@ -16,7 +16,16 @@ TRAINER = sorted((REPOSITORY / "trainer").rglob("*.py"))
 
 EFFECTS = {"subprocess", "socket", "paramiko", "docker", "launcher.remote"}
 PURE = (
-    *("cause", "facts", "hostfile", "hosts_read", "hosts_schema", "hosts_values", "journal"),
+    *(
+        "cause",
+        "evidence",
+        "facts",
+        "hostfile",
+        "hosts_read",
+        "hosts_schema",
+        "hosts_values",
+        "journal",
+    ),
     *("plan", "show", "spec", "signs"),
     *("checks/details", "checks/engines", "checks/findings", "checks/gpus", "checks/images"),
     *("checks/machine", "checks/nvidia", "checks/probe", "checks/resources", "checks/routes"),

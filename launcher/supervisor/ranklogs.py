@@ -66,12 +66,15 @@ class RankLogs:
             self._find()
         return sum(tail.read() for tail in self._tails.values())
 
-    def drain(self) -> None:
-        while self.poll():
-            pass
+    def drain(self, local_rank: int) -> None:
+        """All that one rank wrote, once it has ended; the others may write on without end."""
+        for (rank, _), tail in self._tails.items():
+            while rank == local_rank and tail.read():
+                pass
 
     def finish(self) -> None:
-        self.drain()
+        while self.poll():
+            pass
         for tail in self._tails.values():
             tail.finish()
 

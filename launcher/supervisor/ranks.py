@@ -31,8 +31,6 @@ class Rank:
         if stat and len(stat) > 49:
             status = int(stat[49])
             self.exit_code = -(status & 127) if status & 127 else status >> 8
-        if self.fd is not None:
-            os.close(self.fd)
         return True
 
     def stopped_for(self, now: float) -> float:

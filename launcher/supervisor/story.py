@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import Any
 
 from .activity import Activity
@@ -23,13 +24,13 @@ from .ranklogs import RankLogs
 from .ranks import Rank, Ranks
 from .reasons import Reason, how_it_ended, reason, signal_name
 from .resources import Resources
+from .signals import SIGNALS, listen_for_signals
 from .torchrun import Torchrun, patience
 
 TICK = 0.02  # seconds between looks at the logs while they grow
 IDLE_TICK = 0.08  # the same while they do not
 LAST_WORDS = 1.0  # seconds for torchrun to tell of its ranks once they are gone
 NO_WORDS = 0.3  # the same when it has nothing to tell, being stopped for another's sake
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -59,18 +60,29 @@ class Supervisor:
     def run(self) -> int:
         adopt_orphans()
         self.journal.event("start", pid=os.getpid(), argv=self.spec["argv"], host=self.spec["host"])
-        self.start()
-        while not self.finished():
-            self.hear(
-                TICK if self.read_logs() or self.ranks.expected(self.logs.folder) else IDLE_TICK
-            )
-            self.meet_ranks()
-            self.see_ranks()
-            self.see_torchrun()
-            self.gang.turn(self.status())
-            self.heed_gang()
-            self.press_on()
-        return self.conclude()
+        try:
+            self.start()
+            while not self.finished():
+                self.turn()
+            return self.conclude()
+        except Exception as error:  # a fault of ours must not leave a run that nobody watches
+            self.journal.say("the supervisor failed: " + traceback.format_exc())
+            end_everything(0)
+            why = self.cause("supervisor", "the supervisor failed: %r" % error)
+            self.journal.event("stopping", reason=why)
+            self.journal.event("end", state="failed", exit_code=1, reason=why, left=[])
+            return 1
+
+    def turn(self) -> None:
+        """One look at everything."""
+        growing = self.read_logs() or self.ranks.expected(self.logs.folder)
+        self.hear(TICK if growing else IDLE_TICK)
+        self.meet_ranks()
+        self.see_ranks()
+        self.see_torchrun()
+        self.gang.turn(self.status())
+        self.heed_gang()
+        self.press_on()
 
     # --- what happens ---
 
@@ -107,9 +119,14 @@ class Supervisor:
                 kind = "cancelled" if self.cancelled() else "signal"
                 self.stop(self.cause(kind, "its supervisor was sent %s" % name), number)
 
-    def hear_exit(self, fd: int) -> None:
-        self.selector.unregister(fd)
+    def hear_exit(self, _: int) -> None:
         self.see_ranks()
+
+    def let_go(self, rank: Rank) -> None:
+        if rank.fd is not None:
+            self.selector.unregister(rank.fd)
+            os.close(rank.fd)
+            rank.fd = None
 
     def meet_ranks(self) -> None:
         found = self.ranks.find(self.torchrun.pid)
@@ -133,7 +150,8 @@ class Supervisor:
         self.activity.look(alive)
 
     def rank_exited(self, rank: Rank) -> None:
-        self.logs.drain()
+        self.let_go(rank)
+        self.logs.drain(rank.local_rank)
         if rank.exit_code is not None:
             self.tell_exit(rank)
         if rank.exit_code and self.reason is None:
@@ -277,6 +295,7 @@ class Supervisor:
             unread = rank.alive or rank.exit_code is None
             if rank.alive:
                 rank.look()
+                self.let_go(rank)
             if unread:
                 rank.exit_code = told.get(rank.local_rank, {}).get("exit_code", rank.exit_code)
                 self.tell_exit(rank)
@@ -296,17 +315,6 @@ class Supervisor:
 def status(code: int | None) -> int:
     """As a shell has it: 128 and the signal's number."""
     return 128 - code if code is not None and code < 0 else code or 1
-
-
-def listen_for_signals() -> socket.socket:
-    """A socket from which the numbers of signals can be read."""
-    hear, tell = socket.socketpair()
-    hear.setblocking(False)
-    tell.setblocking(False)
-    signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
-    for number in SIGNALS:
-        signal.signal(number, lambda *_: None)
-    return hear
 
 
 def main() -> int:

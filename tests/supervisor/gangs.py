@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.bundle import NAME, supervisor_file
-from launcher.cause import Evidence, FirstFailure, NodeEvidence, first_failure
+from launcher.cause import FirstFailure, first_failure
+from launcher.evidence import Evidence, NodeEvidence
 from launcher.journal import Reader, Record
 
 NPROC = 2

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher.cause import Evidence, FirstFailure, NodeEvidence, first_failure, headline
+from launcher.cause import FirstFailure, first_failure, headline
+from launcher.evidence import Evidence, NodeEvidence
 
 SAID = Path(__file__).with_name("said")
 

@@ -159,6 +159,14 @@ def test_a_command_that_cannot_be_started_is_a_failure_with_its_reason(tmp_path:
         assert "/nowhere/at/all" in end["reason"]["message"]
 
 
+def test_a_fault_of_the_supervisor_itself_leaves_nothing_running(tmp_path: Path) -> None:
+    with gang(tmp_path, 1, ["wait"], hang_timeout="soon") as made:
+        assert made.wait() == [1]
+        assert made.survivors() == []
+        cause = made.cause()
+        assert cause is not None and cause.kind == "supervisor"
+
+
 def test_no_progress_ends_the_run_as_hung(tmp_path: Path) -> None:
     with gang(tmp_path, 1, ["wait"], hang_timeout=1.5) as made:
         made.wait()

@@ -1,9 +1,9 @@
-"""How fast a push is, beside what people do by hand: `python benchmarks/push.py` as root.
+"""How fast a push is, beside what people do by hand: `python -m benchmarks.push` as root.
 
 Hosts are network namespaces with an sshd and a home each, behind one bridge; every link, the sender's
 too, carries RATE Mbit/s each way (tc tbf; no latency is added). Baselines and ddpctl run one after
 the other in the same set-up; all numbers are wall seconds with process start and SSH included, and
-ratios against bytes / link rate. Results are printed, and written with --write FILE.
+ratios against bytes / link rate. Results are printed, and written to RESULTS.md with --write.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.results import write_section
 
 PREFIX = f"dp{os.getpid() % 10000}"
 SSH_PORT = "2222"
@@ -471,7 +474,7 @@ def main() -> None:
     parser.add_argument("--baseline", type=int, default=100, help="MB for what is done by hand")
     parser.add_argument("--only", choices=("large", "small", "image"))
     parser.add_argument("--files", type=int, default=50000)
-    parser.add_argument("--write", type=Path, help="a Markdown file to write the tables to")
+    parser.add_argument("--write", action="store_true", help="into RESULTS.md, beside the others")
     given = parser.parse_args()
     rows: list[Row] = []
     load = os.getloadavg()[0]
@@ -495,7 +498,8 @@ def main() -> None:
     )
     print(text)
     if given.write:
-        given.write.write_text(text + "\n")
+        command = shlex.join(["python", "-m", "benchmarks.push", *sys.argv[1:]])
+        write_section("push", command, text)
 
 
 if __name__ == "__main__":

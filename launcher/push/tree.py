@@ -9,6 +9,7 @@ such a folder, the process named in its `holder` lives, so two pushes at once ke
 from __future__ import annotations
 
 import secrets
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push import manifest, tarstream
-from launcher.push.manifest import Entry, Manifest
+from launcher.push.manifest import Delta, Entry, Manifest
 from launcher.push.report import in_words
 from launcher.push.scan import Tree, cache_home
 from launcher.push.send import Journey, Parcel, attempt, refused
@@ -93,7 +94,6 @@ class Start:
     base: str  # a digest, or none
     remove: tuple[bytes, ...]
     write: tuple[Entry, ...]
-    resumed: bool
 
 
 def push_tree(
@@ -110,15 +110,17 @@ class _TreePush:
         self.token = secrets.token_hex(6)
         self.names = (FOLDERS[what], tree.manifest.digest, self.token)
         self.failures: dict[Node, DdpctlError] = {}
+        self.deltas: dict[str, Delta] = {}
+        self.turn = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         save(self.tree.manifest)
         starts = self._each(nodes, self._start)
-        groups: dict[Start, list[Node]] = {}
+        groups: dict[tuple[str, int], tuple[Start, list[Node]]] = {}
         for node, start in starts.items():
             if start is not None:
-                groups.setdefault(start, []).append(node)
-        for start, members in groups.items():
+                groups.setdefault((start.base, len(start.write)), (start, []))[1].append(node)
+        for start, members in groups.values():
             self._send(start, members)
         return self.failures
 
@@ -161,29 +163,38 @@ class _TreePush:
         if not told:
             return None
         base, count = told[0], int(told[1])
-        earlier = manifest.make(()) if base == "none" else known(node, base)
-        if earlier is None:
+        delta = self._delta(node, base)
+        if delta is None:
             self._script(node, ABANDON)
             return None
-        delta = self.tree.manifest.after(earlier)
         files = [entry for entry in delta.write if entry.is_file]
         kept = self.tree.manifest.files - len(files)
         there = set(files[: max(count - kept - 1, 0)])
         write = tuple(entry for entry in delta.write if entry not in there)
-        return Start(base, (), write, resumed=True)
+        return Start(base, (), write)
 
     def _best(self, node: Node, earlier: Sequence[str]) -> Start:
         """From the tree on that host that has the most of this one."""
-        best = Start("none", (), self.tree.manifest.entries, resumed=False)
+        best = Start("none", (), self.tree.manifest.entries)
         least = self.tree.manifest.size
         for digest in earlier[:CANDIDATES]:
-            old = known(node, digest)
-            if old is not None:
-                delta = self.tree.manifest.after(old)
-                if delta.size < least:
-                    least = delta.size
-                    best = Start(digest, delta.remove, delta.write, resumed=False)
+            delta = self._delta(node, digest)
+            if delta is not None and delta.size < least:
+                least = delta.size
+                best = Start(digest, delta.remove, delta.write)
         return best
+
+    def _delta(self, node: Node, earlier: str) -> Delta | None:
+        """Worked out once for all hosts. None when nobody knows what that tree holds."""
+        with self.turn:
+            if earlier not in self.deltas:
+                old = manifest.make(()) if earlier == "none" else remembered(earlier)
+                if old is not None:
+                    self.deltas[earlier] = self.tree.manifest.after(old)
+            if earlier in self.deltas:
+                return self.deltas[earlier]
+        there = fetched(node, earlier)
+        return None if there is None else self.tree.manifest.after(there)
 
     def _send(self, start: Start, nodes: Sequence[Node]) -> None:
         extra = self._manifest_file(start)
@@ -239,13 +250,15 @@ def save(tree: Manifest) -> None:
             pass
 
 
-def known(node: Node, digest: str) -> Manifest | None:
-    """The manifest of a tree on a host, from here or from there; it proves itself by its digest."""
-    file = cache_home() / "manifests" / digest
+def remembered(digest: str) -> Manifest | None:
     try:
-        return manifest.parse(file.read_bytes(), digest)
+        return manifest.parse((cache_home() / "manifests" / digest).read_bytes(), digest)
     except OSError:
-        pass
+        return None
+
+
+def fetched(node: Node, digest: str) -> Manifest | None:
+    """The manifest of a tree from the host that has it; it proves itself by its digest."""
     done = node.run(["sh", "-c", 'cat "$HOME/.ddpctl/manifests/$1"', "sh", digest], timeout=60.0)
     try:
         found = manifest.parse(zlib.decompress(done.stdout), digest)

@@ -55,8 +55,15 @@ def main() -> int:
     about = f"torch {torch.__version__}; {given.ranks} ranks, batch 64 a rank, {given.images} real "
     about += f"images (Fashion-MNIST in CIFAR-10's layout), {given.epochs} epochs, "
     about += f"median of {given.rounds} alternating rounds.\n\n"
+    about += few_steps(given.images * given.epochs // (64 * given.ranks))
     write_section("trainer", command, about + text)
     return 0
+
+
+def few_steps(steps: int) -> str:
+    if steps >= 200:
+        return ""
+    return f"Accuracies after {steps} steps are near chance: these runs compare speed only.\n\n"
 
 
 def subset(images: int, folder: Path) -> Path:

@@ -22,6 +22,7 @@ from launcher.errors import PushFailed
 from launcher.push import manifest
 from launcher.push.ignore import Ignore, read_rules
 from launcher.push.manifest import Entry, Manifest
+from launcher.record import state_home
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
@@ -86,6 +87,9 @@ class _Walk:
         self.files: dict[bytes, tuple[Stamp, bool]] = {}
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
+        # They change while a push runs, and belong to this machine: a home folder may hold them.
+        own = (cache_home(), state_home(), Path.home() / ".ddpctl")
+        self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
     def run(self, ignore: Ignore | None) -> None:
         pending: list[tuple[bytes, Ignore | None]] = [(b"", ignore)]
@@ -98,6 +102,8 @@ class _Walk:
                 path = folder + b"/" + child.name if folder else child.name
                 is_folder = child.is_dir(follow_symlinks=False)
                 if rules is not None and rules.skips(os.fsdecode(path), folder=is_folder):
+                    continue
+                if is_folder and os.path.join(self.root, path) in self.own:
                     continue
                 if is_folder:
                     self.entries.append(Entry(path, "d"))

@@ -159,3 +159,18 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
         file.write_text(text)
         with pytest.raises(PushFailed, match="changed while it was pushed"):
             list(tarstream.stream(tree, tree.manifest.entries))
+
+
+def test_folders_of_ddpctls_own_are_never_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder as workdir: its records and caches change while the push runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    for name in (".cache/ddpctl", ".local/state/ddpctl", ".ddpctl", ".cache/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("x")
+    files = {entry.path for entry in scan(str(tmp_path), ignore=True).manifest.entries}
+    assert b".cache/other/file" in files
+    assert not {path for path in files if b"ddpctl" in path}

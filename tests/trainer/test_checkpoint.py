@@ -63,10 +63,14 @@ def test_twenty_flipped_bits_and_five_truncations_are_all_noticed(tmp_path: Path
 
 
 def test_fifty_kills_at_random_instants_leave_a_whole_checkpoint(tmp_path: Path) -> None:
-    """The loop runs in a forked child, so that a kill costs milliseconds, not an import."""
+    """The loop runs in a forked child, so that a kill costs milliseconds, not an import. Each child
+    is killed somewhere within its first three saves, however slow the machine is."""
+    began = time.perf_counter()
     save(tmp_path, 1)
+    duration = time.perf_counter() - began
     pick, before = random.Random(1), 1
     for kill in range(50):
+        saves, said = os.pipe()
         child = os.fork()
         if child == 0:
             checkpoint.clean(tmp_path)
@@ -74,9 +78,14 @@ def test_fifty_kills_at_random_instants_leave_a_whole_checkpoint(tmp_path: Path)
             while True:
                 step += 1
                 save(tmp_path, step, keep=2)
-        time.sleep(pick.uniform(0.0, 0.02))  # the random instant is the test
+                os.write(said, b".")
+        for _ in range(pick.randrange(3)):
+            os.read(saves, 1)
+        time.sleep(pick.uniform(0.0, duration))  # the random instant is the test
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(saves)
+        os.close(said)
         newest, problems = checkpoint.newest_whole(tmp_path)
         assert newest, f"kill {kill}: {problems}"
         assert not problems, f"kill {kill}: a torn folder is called step-*: {problems}"

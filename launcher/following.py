@@ -110,6 +110,9 @@ class Following:
             if (signal := self.interrupts.take()) is not None and self._heard(signal):
                 return self._detach()
             self._back_up_the_gang()
+            if self._nobody_left_to_wait_for():
+                self.follow.close()
+                break
         self.console.flush()
         return self._conclude(skews)
 
@@ -125,6 +128,13 @@ class Following:
         """The supervisors stop each other. Where that did not happen, the launcher does it."""
         if self.failed_at is not None and time.monotonic() - self.failed_at > GANG_GRACE:
             self._stop(cancel=False)
+
+    def _nobody_left_to_wait_for(self) -> bool:
+        """A stop was asked for, and every node that has not ended is on a host out of reach."""
+        if not self.interrupted or self.stopping is None or self.stopping.is_alive():
+            return False
+        waiting = [o for o in self.follow.outcomes.values() if not o.done]
+        return bool(waiting) and all(o.host in self.unconfirmed for o in waiting)
 
     def _heard(self, number: int) -> bool:
         """Acts on a signal; True when the launcher is to leave and the run to go on."""
@@ -156,7 +166,7 @@ class Following:
             self.party.nodes,
             {node: [engine] for node, engine in self.party.engines.items()},
             self.folder.run_id,
-            self.record.stop_timeout,
+            self.record.stop_timeout if cancel else min(self.record.stop_timeout, GANG_GRACE),
             remove=False,
             cancel=cancel,
         )
@@ -178,6 +188,8 @@ class Following:
         failure = self._failure(outcomes, skews)
         if all(outcome.succeeded for outcome in outcomes):
             attempt.state = "SUCCEEDED"
+        elif self.interrupted and self.unconfirmed:
+            attempt.state, attempt.ended = "UNKNOWN", None  # asked to stop, not seen to have
         elif self.interrupted or was_cancelled(outcomes):
             attempt.state = "CANCELLED"
         else:
@@ -189,8 +201,8 @@ class Following:
         for host, error in self.unconfirmed.items():
             self.console.error(f"{host}: the stop was not confirmed: {error}")
         tell(self.folder.run_id, attempt, self.console)
-        if self.unconfirmed:
-            return EXIT_UNCONFIRMED
+        if self.unconfirmed and self.interrupted:
+            return EXIT_UNCONFIRMED  # of a run that failed, its failure is the news
         return EXIT_INTERRUPTED if self.interrupted else EXIT[attempt.state]
 
     def _failure(self, outcomes: list[NodeOutcome], skews: Sequence[float]) -> FirstFailure | None:
@@ -206,6 +218,9 @@ class Following:
 
 def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """The last words about an attempt: how it ended, and the first failure's story."""
+    if attempt.state == "UNKNOWN":
+        console.say(f"run {run_id} may still run there; the next contact stops it")
+        return
     if attempt.state != "FAILED" or attempt.first_failure is None:
         console.say(f"run {run_id} {attempt.state.lower()}")
         return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.console import Console
 from launcher.errors import UsageError
 from launcher.hosts import Cluster
-from launcher.record import run_folders
+from launcher.record import run_folders, timestamp
 from launcher.remote.node import Node
 from launcher.runs import engines
 from launcher.stop import stop_run
@@ -34,4 +34,6 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         for host in sorted(done):
             console.say(f"{host}: finished the stop of {record.run_id} that was pending there")
         record.pending_stop = [host for host in record.pending_stop if host not in done]
+        if record.state == "UNKNOWN" and not record.pending_stop:
+            record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
         folder.save(record)

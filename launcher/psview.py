@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from launcher.console import Console
 from launcher.engine import NodeStatus
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
+from launcher.pending import finish_pending
 from launcher.record import FINAL, run_folders
 from launcher.runs import look
 from launcher.start import connect
@@ -22,13 +24,19 @@ def clusters_to_ask(hosts: str | None, *, everything: bool) -> list[Cluster]:
     return [load(folder.hosts_file, job_files=False) for folder in folders]
 
 
-def see(clusters: Iterable[Cluster]) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """All nodes of runs on all these hosts, each once, the newest run first."""
+def see(
+    clusters: Iterable[Cluster], console: Console
+) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+    """All nodes of runs on all these hosts, each once, the newest run first.
+
+    Stops that are pending there are finished before.
+    """
     found: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
     for cluster in clusters:
         nodes = connect(cluster)
         try:
+            finish_pending(nodes, cluster, console)
             statuses, failed = look(nodes, cluster)
         finally:
             for node in nodes:

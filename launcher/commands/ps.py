@@ -37,7 +37,7 @@ def ps(
 
     console = options.console(quiet, verbose)
     given = options.hosts_of(hosts, host_list) if hosts or host_list else None
-    statuses, failures = see(clusters_to_ask(given, everything=everything))
+    statuses, failures = see(clusters_to_ask(given, everything=everything), console)
     shown = [s for s in statuses if everything or s.alive]
     if as_json:
         console.json(document(shown, failures))

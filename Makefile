@@ -6,7 +6,7 @@
 
 VENV ?= .venv
 BIN = $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest --timeout 300 -n 2 --dist loadgroup
+PYTEST = $(BIN)/python -m pytest --timeout 300
 export VENV
 
 .PHONY: demo test fast box check image clean
@@ -18,11 +18,12 @@ demo:
 test:
 	@scripts/venv test
 	@scripts/test-setup
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 2 -m "not cluster" $(ARGS)
+	$(PYTEST) -m cluster $(ARGS) # one cluster, so one process
 
 fast:
 	@scripts/venv test
-	$(PYTEST) -m "not cluster" $(ARGS)
+	$(PYTEST) -n 2 -m "not cluster" $(ARGS)
 
 check:
 	@scripts/venv test

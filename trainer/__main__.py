@@ -1,8 +1,15 @@
 """python -m trainer"""
 
+import os
 import sys
 
 from trainer.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    ranks = sys.modules.get("trainer.ranks")
+    if ranks is not None and ranks.kept:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the interpreter's own way out would take apart what trainer.ranks keeps
+    sys.exit(code)

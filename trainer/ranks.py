@@ -152,10 +152,16 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
     )
 
 
+kept: list[object] = []
+"""What must not be taken apart before the process ends: taking a Gloo group apart waits for its own
+thread, which may wait for the interpreter lock that is held meanwhile (torch 2.13)."""
+
+
 def leave(ranks: Ranks) -> None:
     """Part in good order. Without the barrier a Gloo peer that still reads aborts (SIGABRT)."""
     if dist.is_initialized():
         ranks.barrier()
+        kept.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 

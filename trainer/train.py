@@ -21,7 +21,7 @@ from trainer.console import say, train_line
 from trainer.data import epoch_order
 from trainer.ending import explain, fail, finish, preempted
 from trainer.errors import Diverged, TrainerError
-from trainer.ranks import leave
+from trainer.ranks import kept, leave
 from trainer.run import Run, Stopped, export, record_evaluation, save, selecting_split
 from trainer.signals import StopRequest, ignore
 from trainer.step import train_step
@@ -39,6 +39,7 @@ def main(config: Config, env: Mapping[str, str]) -> int:
     run: Run | None = None
     try:
         run = begin(config, ranks, data, stop, env)
+        kept.append(run)  # DDP holds the process group
         code = go(run, env)
     except TrainerError as error:
         fail(run, config, ranks, error)

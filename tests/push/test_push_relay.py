@@ -223,7 +223,7 @@ def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    for number in range(12):
+    for number in range(24):
         (data / str(number)).write_bytes(os.urandom(16 << 20))
     hosts = machines(3)
     rows = [m.node.host for m in hosts]
@@ -237,8 +237,7 @@ def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
     )
     argv = [sys.executable, "-m", "launcher.cli", "push", str(tmp_path / "hosts.yaml")]
     process = subprocess.Popen([*argv, "--dataset"], stderr=subprocess.PIPE, text=True)
-    drafts = hosts[2].home / ".ddpctl" / "datasets"
-    until(lambda: any(drafts.glob(".*/tree/*")), 60)
+    until(lambda: any((hosts[2].home / ".ddpctl").rglob("*")), 60)  # it has begun there
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130, said

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
 from cluster import TRAINER_IMAGE, USER, Cluster, Home, docker
 
-SCRIPT = "import os\nprint('first line of', os.environ['RANK'], flush=True)\n"
+# One write: by hand both ranks of a node share a pipe, and print's pieces would mix in it.
+SCRIPT = "import os\nos.write(1, f\"first line of {os.environ['RANK']}\\n\".encode())\n"
 FIRST = re.compile(rb"first line of (\d+)")
 NPROC = 2
 

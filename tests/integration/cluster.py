@@ -428,7 +428,9 @@ def remove_leftovers() -> None:
     for project in set(_projects()):
         pid = project.rpartition("-")[2]
         if not Path("/proc", pid).exists():
-            with contextlib.suppress(AssertionError):  # being removed already, or the engine is slow
+            with contextlib.suppress(
+                AssertionError
+            ):  # being removed already, or the engine is slow
                 remove_project(project)
 
 

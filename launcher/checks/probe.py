@@ -85,6 +85,7 @@ os._exit(0)
 PERL = r"""
 use strict; use warnings; use IO::Socket::INET; use Errno qw(EADDRINUSE ECONNREFUSED ETIMEDOUT);
 my ($name, $token, $ports) = @ARGV; my @children; my @dials;
+pipe my $ended, my $held; # ends when the last child has
 $SIG{PIPE} = 'IGNORE'; $SIG{CHLD} = 'IGNORE'; alarm 60;
 sub say_ { syswrite STDOUT, join(' ', @_) . "\n" }
 my $v6 = eval { require IO::Socket::IP; 1 };
@@ -92,7 +93,7 @@ sub serve { my ($l) = @_; my $pid = fork; die unless defined $pid;
   if ($pid) { push @children, $pid; return }
   close STDIN; alarm 60;
   while (1) { my $peer = $l->accept or next; my $c = fork;
-    if (defined $c && !$c) { alarm 10; syswrite $peer, "$token $name\n"; sysread $peer, my $b, 1; exit 0 }
+    if (defined $c && !$c) { alarm 5; syswrite $peer, "$token $name\n"; sysread $peer, my $b, 1; exit 0 }
     close $peer } }
 for my $port (split /,/, $ports) {
   my $l = IO::Socket::INET->new(LocalAddr => '0.0.0.0', LocalPort => $port, Proto => 'tcp',
@@ -117,7 +118,7 @@ while (my $line = <STDIN>) { my ($verb, @w) = split ' ', $line; next unless defi
       my $heard = <$s>; alarm 0; close $s; my @h = split ' ', defined $heard ? $heard : '';
       say_('dialed', $key, @h == 2 && $h[0] eq $token ? ('ok', $h[1]) : 'wrong'); exit 0 }
     waitpid $_, 0 for @pids; say_('done'); @dials = () } }
-kill 'TERM', @children; exit 0;
+kill 'TERM', @children; close $held; sysread $ended, my $b, 1; exit 0; # the ports are free by now
 """.replace("LIMIT", str(round(DIAL_TIMEOUT)))
 
 SHELL = r"""

@@ -27,6 +27,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 TREE = hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]
 NODE_IMAGE = "ddpctl-node"
+PYTHON_NODE_IMAGE = "ddpctl-node-python3"
 TRAINER_IMAGE = "ddpctl-trainer:latest"
 USER = "ddp"  # on the hosts; in the group docker
 LABEL = "io.ddpctl.test"
@@ -37,6 +38,25 @@ POWERS = (
     *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
     *("--cgroupns=host", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw", "--init"),
 )
+
+# What ddpctl asks nvidia-smi for its GPUs; anything else it is asked gets no answer.
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+*index,uuid,name,memory.total*) printf '{rows}' ;;
+esac
+"""
+
+# Containers with GPUs may lock memory without limit, which a machine without CAP_SYS_RESOURCE
+# cannot give: there the simulated hosts leave that one limit out.
+RUNC = r"""#!/bin/sh
+for word; do
+    if [ "$before" = --bundle ]; then
+        sed -i -E 's/,?\{"type":"RLIMIT_MEMLOCK"[^}]*\}//; s/"rlimits":\[,/"rlimits":[/' "$word/config.json"
+    fi
+    before=$word
+done
+exec /usr/sbin/runc "$@"
+"""
 
 # Layers are never written after a load, so the hosts' engines share them by hard links; the rest,
 # databases that are written in place, is copied.
@@ -71,7 +91,7 @@ def engine_problem() -> str | None:
     done = subprocess.run(["docker", "info"], capture_output=True, timeout=60)
     if done.returncode != 0:
         return "no Docker Engine answers"
-    for image in (NODE_IMAGE, TRAINER_IMAGE):
+    for image in (NODE_IMAGE, PYTHON_NODE_IMAGE, TRAINER_IMAGE):
         found = subprocess.run(["docker", "image", "inspect", image], capture_output=True)
         if found.returncode != 0:
             return f"no image {image}: scripts/test-images builds it"
@@ -143,13 +163,16 @@ def _words(out: bytes, err: bytes) -> str:
 
 
 class Cluster:
-    """Simulated hosts node0, node1, ... on a network of their own."""
+    """Simulated hosts node0, node1, ... on a network of their own; with Python only if asked for."""
 
-    def __init__(self, folder: Path, count: int = 3) -> None:
+    def __init__(self, folder: Path, count: int = 3, *, python3: bool = False) -> None:
         self.folder = folder
-        self.project = f"ddpctl-test-{TREE}-{os.getpid()}"
+        self.image = PYTHON_NODE_IMAGE if python3 else NODE_IMAGE
+        kind = "python3-" if python3 else ""
+        self.project = f"ddpctl-test-{TREE}-{kind}{os.getpid()}"
         self.nodes = [f"node{i}" for i in range(count)]
         self.addresses: dict[str, str] = {}
+        self._slowed: set[str] = set()
         self.keys = folder / "keys"
         self.home = folder / "home"
 
@@ -178,9 +201,10 @@ class Cluster:
                 docker("start", self.container(node))
             if not self._connected(node):
                 self.mend(node)
-            self.exec(
-                node, "sh", "-c", "rm -f /run/dockerd.off; tc qdisc del dev eth0 root 2>&-; true"
-            )
+            if node in self._slowed:
+                self._quicken(node)
+            self.exec(node, "rm", "-f", "/run/dockerd.off")
+            self.take_gpus(node)
         self.wait_healthy(self.nodes)
         sweep = "docker ps -aq | xargs -r docker rm -f; rm -rf /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
         for node in self.nodes:
@@ -301,9 +325,39 @@ class Cluster:
         until(lambda: self._engine(node), 60, f"dockerd of {node} answers")
 
     def slow(self, node: str, rate: str) -> None:
-        """What leaves the host goes at `rate` at most, e.g. 200mbit."""
-        limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
-        self.exec(node, "tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
+        """The host's link carries `rate` at most, e.g. 200mbit, each way."""
+        limit = ["root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+        self.exec(node, "tc", "qdisc", "replace", "dev", "eth0", *limit)
+        self._at_the_other_end(node, f"tc qdisc replace dev $peer {' '.join(limit)}")
+        self._slowed.add(node)
+
+    def _quicken(self, node: str) -> None:
+        self.exec(node, "sh", "-c", "tc qdisc del dev eth0 root || true")
+        self._at_the_other_end(node, "tc qdisc del dev $peer root || true")
+        self._slowed.discard(node)
+
+    def _at_the_other_end(self, node: str, command: str) -> None:
+        """Where the host's link meets this machine's bridge; `$peer` is its name there."""
+        index = self.exec(node, "cat", "/sys/class/net/eth0/iflink")
+        find = f"peer=$(ip -o link | sed -n 's/^{index}: \\([^:@]*\\).*/\\1/p')"
+        here = ["run", "--rm", "--network=host", *POWERS, NODE_IMAGE, "sh", "-ec"]
+        docker(*here, f"{find}; {command}")
+
+    # -- GPUs that are none
+
+    def give_gpus(self, node: str, count: int) -> None:
+        """Stand-ins for the driver and the container toolkit: requests are real, down to the driver."""
+        rows = "".join(f"{i}, GPU-{node}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
+        programs = {"nvidia-smi": NVIDIA_SMI.format(rows=rows), "runc": RUNC}
+        programs["nvidia-container-runtime-hook"] = "#!/bin/sh\n"
+        for name, text in programs.items():
+            put = f"cat >/usr/local/bin/{name}; chmod 755 /usr/local/bin/{name}"
+            self.exec(node, "sh", "-c", put, stdin=text.encode())
+        self.stop_dockerd(node)  # an engine looks for the hook when it starts
+        self.start_dockerd(node)
+
+    def take_gpus(self, node: str) -> None:
+        self.exec(node, "sh", "-c", "rm -f /usr/local/bin/nvidia-* /usr/local/bin/runc")
 
     # -- inside
 
@@ -340,7 +394,7 @@ class Cluster:
             ]
             mount = f"--volume={volume}:/var/lib/docker"
             docker(
-                "create", *names, *labels, *place, *POWERS, "--no-healthcheck", mount, NODE_IMAGE
+                "create", *names, *labels, *place, *POWERS, "--no-healthcheck", mount, self.image
             )
             docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
         root = Path(docker("volume", "inspect", "--format={{.Mountpoint}}", template)).parents[1]
@@ -428,9 +482,8 @@ def remove_leftovers() -> None:
     for project in set(_projects()):
         pid = project.rpartition("-")[2]
         if not Path("/proc", pid).exists():
-            with contextlib.suppress(
-                AssertionError
-            ):  # being removed already, or the engine is slow
+            # being removed already by another, or the engine is slow
+            with contextlib.suppress(AssertionError):
                 remove_project(project)
 
 

@@ -10,12 +10,21 @@ from cluster import Cluster, Home, engine_problem
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three simulated hosts for the whole session."""
+    """Three simulated hosts for the whole session, without Python, as users' may be."""
+    yield from _up(Cluster(tmp_path_factory.mktemp("cluster")))
+
+
+@pytest.fixture(scope="module")
+def hosts_with_python3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three more with Python, which a push relays through."""
+    yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), python3=True))
+
+
+def _up(cluster: Cluster) -> Iterator[Cluster]:
     if problem := engine_problem():
         if os.environ.get("CI") == "true":
             pytest.fail(f"no simulated cluster: {problem}")
         pytest.skip(f"NO SIMULATED CLUSTER, its tests did not run: {problem}")
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         cluster.up()
         yield cluster
@@ -24,8 +33,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(hosts: Cluster) -> Iterator[Cluster]:
-    """The hosts, whole and empty before and after the test."""
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The hosts, whole and empty before the test: `parametrize("cluster", [...], indirect=True)`
+    with "hosts_with_python3" takes those."""
+    hosts = request.getfixturevalue(getattr(request, "param", "hosts"))
     hosts.reset()
     yield hosts
 

@@ -225,7 +225,32 @@ def test_through_a_jump_host_on_another_port(
     assert done.returncode == 0, done.stderr
     assert lines_by_rank(done.stdout) == {(cluster.addresses["node1"], 0): ["through"]}
     log = cluster.exec("node1", "cat", "/var/log/sshd.log")
-    assert f"from {cluster.addresses['node0']} port" in log or not log, log
+    assert f"from {cluster.addresses['node0']} port" in log, log
+
+
+def test_gpus_of_one_host_are_split_between_two_nodes(
+    cluster: Cluster, home: Home, code: Path, tmp_path: Path
+) -> None:
+    """The requests as the engine has them; the GPUs themselves are stand-ins."""
+    for node in ("node0", "node1"):
+        cluster.give_gpus(node, 2)
+    name = script(code, "import os\nprint(os.environ['LOCAL_WORLD_SIZE'], flush=True)")
+    rows = [{"host": "node0", "gpus": [0]}, {"host": "node0", "gpus": [1]}]
+    rows += [{"host": "node1", "gpus": 1}]
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", rows, workdir=str(code))
+    done = home.ddpctl("launch", hosts, "--", name)
+    assert done.returncode == 0, done.stderr
+    said = lines_by_rank(done.stdout)
+    assert said == {("node0", 0): ["1"], ("node0", 1): ["1"], ("node1", 2): ["1"]}
+    asked = {}
+    for node in ("node0", "node1"):
+        for container in cluster.containers(node):
+            [request] = container["HostConfig"]["DeviceRequests"]
+            assert ["gpu"] in request["Capabilities"]
+            rank = container["Config"]["Labels"]["io.ddpctl.node-rank"]
+            asked[rank] = request["DeviceIDs"] or request["Count"]
+    assert (asked["0"], asked["1"]) == (["0"], ["1"])
+    assert asked["2"] in (1, ["0"])
 
 
 def test_two_launches_at_once_do_not_disturb_each_other(

@@ -95,6 +95,21 @@ def test_a_changed_last_layer_is_all_that_reaches_the_network_cards(
     assert all(received(cluster, node) - before[node] < 100_000 for node in cluster.nodes)
 
 
+@pytest.mark.parametrize("cluster", ["hosts_with_python3"], indirect=True)
+def test_hosts_with_python_hand_on_what_this_machine_sends_once(
+    cluster: Cluster, home: Home, tmp_path: Path, data: Path
+) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", dataset=str(data))
+    before = {node: received(cluster, node) for node in cluster.nodes}
+    done = push(home, hosts, "--dataset")
+    assert done["rc"] == 0, done
+    assert 80 * MEGABYTE < done["sent_bytes"] < 1.05 * 80 * MEGABYTE
+    assert all(received(cluster, n) - before[n] > 80 * MEGABYTE for n in cluster.nodes)
+    digest = done["dataset_digest"]
+    assert len({digest_of(cluster, node, digest) for node in cluster.nodes}) == 1
+
+
+@pytest.mark.parametrize("cluster", ["hosts", "hosts_with_python3"], indirect=True)
 def test_a_host_that_dies_while_it_relays_is_named_and_the_others_have_it(
     cluster: Cluster, home: Home, tmp_path: Path, data: Path
 ) -> None:
@@ -119,6 +134,7 @@ def test_a_host_that_dies_while_it_relays_is_named_and_the_others_have_it(
     assert len({digest_of(cluster, node, digest) for node in cluster.nodes}) == 1
 
 
+@pytest.mark.parametrize("cluster", ["hosts", "hosts_with_python3"], indirect=True)
 def test_a_push_whose_launcher_was_killed_is_gone_on_with(
     cluster: Cluster, home: Home, tmp_path: Path, data: Path
 ) -> None:

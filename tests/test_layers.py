@@ -16,17 +16,16 @@ TRAINER = sorted((REPOSITORY / "trainer").rglob("*.py"))
 
 EFFECTS = {"subprocess", "socket", "paramiko", "docker", "launcher.remote"}
 PURE = (
+    *("cause", "evidence", "facts", "journal"),
     *(
-        "cause",
-        "evidence",
-        "facts",
-        "hostfile",
-        "hosts_read",
-        "hosts_schema",
-        "hosts_values",
-        "journal",
+        "hosts/cluster",
+        "hosts/hostfile",
+        "hosts/read",
+        "hosts/rules",
+        "hosts/schema",
+        "hosts/values",
     ),
-    *("plan", "show", "spec", "signs"),
+    *("plan", "show", "signs", "spec", "topology"),
     *("checks/details", "checks/engines", "checks/findings", "checks/gpus", "checks/images"),
     *("checks/machine", "checks/nvidia", "checks/probe", "checks/resources", "checks/routes"),
     *("checks/runs", "checks/trials"),

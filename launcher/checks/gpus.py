@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from launcher.hosts import Cluster, Host
-from launcher.plan import gpu_ids
+from launcher.topology import gpu_ids
 
 from .findings import Finding, failure, warning
 from .machine import Machine, common

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from launcher.facts import Facts
 from launcher.hosts import Cluster, Job
-from launcher.plan import LABEL, Container, Mount, gpu_ids
+from launcher.plan import LABEL, Container, Mount
+from launcher.topology import gpu_ids
 
 from .engines import split
 from .findings import Finding, failure, warning

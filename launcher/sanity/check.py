@@ -14,11 +14,11 @@ from launcher.console import Console
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host
 from launcher.launch import Wishes, new_run, run_attempt
-from launcher.plan import gpu_ids
 from launcher.record import state_home, write_atomically
 from launcher.remote.node import Node
 from launcher.sanity.report import MARK, Report, document, problems, text
 from launcher.start import ask
+from launcher.topology import gpu_ids
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (

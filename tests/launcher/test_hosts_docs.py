@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from launcher.hosts import Host, Job, parse
-from launcher.hosts_doc import document
-from launcher.hosts_schema import DEFAULTS, HOST, JOB, SECTIONS
+from launcher.hosts.doc import document
+from launcher.hosts.schema import DEFAULTS, HOST, JOB, SECTIONS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "hosts.example.yaml").read_text()
@@ -41,7 +41,7 @@ def test_the_example_is_a_hosts_file() -> None:
 
 
 def test_the_page_is_printed_from_the_schema() -> None:
-    assert document(EXAMPLE) == PAGE, "run: python -m launcher.hosts_doc > docs/hosts-file.md"
+    assert document(EXAMPLE) == PAGE, "run: python -m launcher.hosts.doc > docs/hosts-file.md"
 
 
 def test_the_page_has_a_row_for_every_key_and_no_other() -> None:

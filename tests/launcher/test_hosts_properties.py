@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher.hosts.hostfile import parse_hostfile, parse_hosts_flag
 
 from launcher.errors import HostsFileError
-from launcher.hostfile import parse_hostfile, parse_hosts_flag
 from launcher.hosts import Cluster, Host, Job, dump, load, parse
-from launcher.hosts_job_values import SET_BY_DDPCTL
-from launcher.hosts_schema import HOST, JOB, SECTIONS
+from launcher.hosts.job_values import SET_BY_DDPCTL
+from launcher.hosts.schema import HOST, JOB, SECTIONS
 
 KEYS = [key.name for key in (*HOST, *JOB)] + list(SECTIONS)
 scalars = (

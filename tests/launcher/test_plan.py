@@ -9,7 +9,8 @@ import pytest
 from launcher.errors import UsageError
 from launcher.facts import Address, Facts, Gpu
 from launcher.hosts import Cluster, parse
-from launcher.plan import ASKED, Found, Plan, free_port, make_plan
+from launcher.plan import ASKED, Found, Plan, make_plan
+from launcher.topology import free_port
 
 
 def facts(**changes: object) -> Facts:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import hosts_job_values as job_values
-from . import hosts_values as values
-from .hosts_problems import nearest, shown
-from .hosts_values import At, Reader, Reading, Value
-from .hosts_yaml import Table
+from . import job_values, values
+from .problems import nearest, shown
+from .values import At, Reader, Reading, Value
+from .yaml import Table
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import yaml
 
-from .hosts_problems import Problems, shown
+from .problems import Problems, shown
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 20

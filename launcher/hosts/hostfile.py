@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 
-from . import hosts_values as values
-from .hosts import Cluster, Host
-from .hosts_problems import Problems, nearest, shown
-from .hosts_read import read_bare
-from .hosts_rules import Entry, check_rules
-from .hosts_values import At, Reading, Value
-from .hosts_yaml import Text
+from . import values
+from .cluster import Cluster, Host
+from .problems import Problems, nearest, shown
+from .read import read_bare
+from .rules import Entry, check_rules
+from .values import At, Reading, Value
+from .yaml import Text
 
 # Open MPI's limit on top of slots; ddpctl never starts more than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")

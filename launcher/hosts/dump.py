@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from .hosts import Cluster
+    from .cluster import Cluster
 
 
 def dump_cluster(cluster: Cluster) -> str:

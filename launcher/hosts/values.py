@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, TypeAlias
 
-from .hosts_problems import Problems, nearest, shown
-from .hosts_yaml import Sequence, Text, Tree
+from .problems import Problems, nearest, shown
+from .yaml import Sequence, Text, Tree
 
 MAX_GPUS = 256
 _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")

@@ -1,18 +1,18 @@
 """Prints docs/hosts-file.md from the schema and hosts.example.yaml.
 
-python -m launcher.hosts_doc > docs/hosts-file.md
+python -m launcher.hosts.doc > docs/hosts-file.md
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .hosts_schema import DEFAULTS, HOST, JOB, SECTIONS, Key
+from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key
 
 _HEAD = """\
 # The hosts file
 
-<!-- Printed by `python -m launcher.hosts_doc` from launcher/hosts_schema.py; edit it there. -->
+<!-- Printed by `python -m launcher.hosts.doc` from launcher/hosts/schema.py; edit it there. -->
 
 One YAML file names the machines and what they run together. `ddpctl` reads all of it before it
 contacts any host, and says everything that is wrong at once, one line a problem:

@@ -1,13 +1,13 @@
-"""How the values of a hosts file's `job:` are read; see hosts_values for the building blocks."""
+"""How the values of a hosts file's `job:` are read; see values for the building blocks."""
 
 from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
 
-from .hosts_problems import nearest, shown
-from .hosts_values import At, as_written, text
-from .hosts_yaml import Sequence, Table, Text, Tree
+from .problems import nearest, shown
+from .values import At, as_written, text
+from .yaml import Sequence, Table, Text, Tree
 
 MIB = 1024**2
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .errors import HostsFileError
+from launcher.errors import HostsFileError
 
 SHOWN = 60  # characters of a wrong value that a message repeats
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import hosts_values as values
-from .hosts_problems import shown
-from .hosts_rules import Entry, check_job, check_rules
-from .hosts_schema import DEFAULTS, HOST, JOB, SECTIONS, Key, read_keys, unknown
-from .hosts_values import At, Reading, Value
-from .hosts_yaml import Sequence, Table, Text, Tree, read_yaml
+from . import values
+from .problems import shown
+from .rules import Entry, check_job, check_rules
+from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, read_keys, unknown
+from .values import At, Reading, Value
+from .yaml import Sequence, Table, Text, Tree, read_yaml
 
 _AMBIGUOUS_PORT = 22  # below it, gpu1:8 may as well mean eight GPUs
 _NOTHING = Text(0, "", "nothing")

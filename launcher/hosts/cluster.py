@@ -14,14 +14,14 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from .hosts_files import look, text_of
-from .hosts_problems import Problems
-from .hosts_read import Document, read_document
-from .hosts_rules import Entry, check_job, check_rules
-from .hosts_schema import JOB
-from .hosts_values import At, Reading
-from .hosts_yaml import Sequence as YamlList
-from .hosts_yaml import Table, Text, Tree
+from .files import look, text_of
+from .problems import Problems
+from .read import Document, read_document
+from .rules import Entry, check_job, check_rules
+from .schema import JOB
+from .values import At, Reading
+from .yaml import Sequence as YamlList
+from .yaml import Table, Text, Tree
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -167,7 +167,7 @@ def parse(text: str, source: str, *, base: str | Path | None = None) -> Cluster:
 
 def dump(cluster: Cluster) -> str:
     """The hosts file as used: defaults merged, paths absolute, only what was said."""
-    from .hosts_dump import dump_cluster
+    from .dump import dump_cluster
 
     return dump_cluster(cluster)
 

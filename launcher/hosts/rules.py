@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .hosts_problems import Problems
+from .problems import Problems
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 

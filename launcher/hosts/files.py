@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from .hosts_job_values import env_name
-from .hosts_problems import Problems, shown
-from .hosts_values import At, Place, Reading
+from .job_values import env_name
+from .problems import Problems, shown
+from .values import At, Place, Reading
 
 MAX_BYTES = 1_000_000
 LONGEST_PATH = 4096

@@ -18,8 +18,8 @@ demo:
 test:
 	@scripts/venv test
 	@scripts/test-setup
-	$(PYTEST) -n 2 -m "not cluster" $(ARGS)
-	$(PYTEST) -m cluster $(ARGS) # one cluster, so one process
+	@# both parts are run and told, whatever the first says; there is one cluster, so one process for it
+	$(PYTEST) -n 2 -m "not cluster" $(ARGS); fast=$$?; $(PYTEST) -m cluster $(ARGS) && exit $$fast
 
 fast:
 	@scripts/venv test

@@ -43,11 +43,11 @@ def main() -> None:
 
 
 def finish(rest: list[str]) -> None:
-    """The rank that is named works on for three seconds and can be seen to do so."""
+    """The rank that is named works on for five seconds and can be seen to do so."""
     if int(rest[0]) != ME:
         return
     with Path(os.devnull).open("wb", buffering=0) as disk:
-        for _ in range(30):
+        for _ in range(50):
             disk.write(b"x" * 200_000)
             time.sleep(0.1)
 

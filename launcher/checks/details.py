@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, ip_address
 
 from .nvidia import Nvidia, parse_nvidia
 
@@ -32,6 +33,7 @@ for d in /sys/class/net/*; do
     "$(cat "$d/speed" 2>/dev/null || echo -1)" "$([ -d "$d/bridge" ] && echo bridge || echo plain)"
 done
 s network; cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/net
+s routes; cat /proc/net/route 2>/dev/null
 s ibports
 for d in /sys/class/infiniband/*/ports/*; do
   [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
@@ -121,6 +123,7 @@ class Details:
     memlock: str = "unlimited"
     interfaces: tuple[Interface, ...] = ()
     network: str = ""  # one network stack: two names of one machine have the same
+    gateways: tuple[tuple[IPv4Network, str], ...] = ()  # where its routes do not go straight
     infiniband_ports: tuple[tuple[str, str], ...] = ()  # (device and port, state)
     infiniband_devices: tuple[str, ...] = ()
     resolved: str | None = None  # what the host's own name stands for there
@@ -142,6 +145,12 @@ class Details:
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)
 
+    def gateway_to(self, ip: str) -> str | None:
+        """Through whom the host sends to an address; None when straight, or nobody knows."""
+        there = ip_address(ip)
+        routes = [(network, via) for network, via in self.gateways if there in network]
+        return max(routes, key=lambda route: route[0].prefixlen)[1] or None if routes else None
+
 
 def parse(text: str) -> Details:
     """The script's output. Raises ValueError when it is not that, or not all of it."""
@@ -162,6 +171,7 @@ def parse(text: str) -> Details:
         memlock=first("memlock") or "unlimited",
         interfaces=_interfaces(found.get("interfaces", [])),
         network=" ".join(found.get("network", [])),
+        gateways=_gateways(found.get("routes", [])),
         infiniband_ports=_infiniband(found.get("ibports", [])),
         infiniband_devices=tuple(found.get("ibdevices", [])),
         resolved=first("resolved").partition(" ")[0].strip() or None,
@@ -214,6 +224,17 @@ def _interfaces(lines: list[str]) -> tuple[Interface, ...]:
         if mtu.isdigit():
             mbits = int(speed) if speed.isdigit() and int(speed) < 2**31 - 1 else 0
             found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
+    return tuple(found)
+
+
+def _gateways(lines: list[str]) -> tuple[tuple[IPv4Network, str], ...]:
+    """/proc/net/route; "" for a network that is reached without a gateway."""
+    found = []
+    for words in map(str.split, lines):
+        if len(words) > 7 and all(re.fullmatch(r"[0-9A-F]{8}", words[i]) for i in (1, 2, 7)):
+            # in the byte order of the processor, which is little on all that Docker runs on but s390
+            to, via, mask = (IPv4Address(bytes.fromhex(words[i])[::-1]) for i in (1, 2, 7))
+            found.append((IPv4Network(f"{to}/{mask}"), str(via) if int(via) else ""))
     return tuple(found)
 
 

@@ -163,12 +163,39 @@ def _unreached(machines: Sequence[Machine], t: int, answers: Answers) -> list[Fi
     if owner is not None:
         what = f"internal_ip {best.ip} is an address of {owner}"
         return [failure(machine.name, "network", what, "correct internal_ip in the hosts file")]
+    passing = _passing(machines, t, best.ip, answers)
+    if passing is not None:
+        what = f"a connection to {best.ip} {why} from {sources}, on its way through {passing.name}"
+        remedy = f"let {passing.name} forward it (`sysctl net.ipv4.ip_forward=1`"
+        if passing.docker is not None:
+            remedy += "; Docker's iptables rules drop it: `iptables -I DOCKER-USER -j ACCEPT`"
+        remedy += "), or mend the route"
+        return [failure(machine.name, "network", what, remedy)]
     firewall = next(iter(machine.details.firewalls), "") if machine.details else ""
     hint = f" ({firewall} is installed there)" if firewall else ""
     remedy = f"allow all TCP between the hosts in its firewall{hint}"
     remedy += ", or correct internal_ip" if given else ", or set internal_ip"
     what = f"a connection to {best.ip} {why} from {sources}"
     return [failure(machine.name, "network", what, remedy)]
+
+
+def _passing(machines: Sequence[Machine], t: int, ip: str, answers: Answers) -> Machine | None:
+    """The machine that was to forward what did not arrive, or the answer.
+
+    Docker makes a host drop what it only passes on; what is for the host itself, as all of ddpctl's
+    is, its rules leave alone.
+    """
+    for dial, result in answers.items():
+        if (dial.target, dial.address) != (t, ip) or result == "ok":
+            continue
+        source, target = machines[dial.source], machines[t]
+        back = [(target, address.ip) for address in candidates(source, machines)]
+        for machine, to in [(source, ip), *back]:
+            via = machine.details.gateway_to(to) if machine.details else None
+            for other in machines:
+                if via and other not in (source, target) and _carries(other, via):
+                    return other
+    return None
 
 
 def _carries(machine: Machine, ip: str) -> bool:

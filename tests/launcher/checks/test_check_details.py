@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ unlimited
 eth0 1500 up 25000 plain
 docker0 1500 down -1 bridge
 wlan0 1500 up  plain
+
+@@network
+boot
+net:[1]
+
+@@routes
+Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+eth0	00000000	FE00000A	0003	0	0	0	00000000	0	0	0
+eth0	0000000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
+eth0	0300000A	0100000A	0007	0	0	0	FFFFFFFF	0	0	0
 
 @@ibports
 /sys/class/infiniband/mlx5_0/ports/1 4: ACTIVE
@@ -111,6 +122,12 @@ def test_the_output_as_values() -> None:
             Interface("docker0", 1500, "down", 0, True),
             Interface("wlan0", 1500, "up", 0, False),
         ),
+        network="boot net:[1]",
+        gateways=(
+            (IPv4Network("0.0.0.0/0"), "10.0.0.254"),
+            (IPv4Network("10.0.0.0/24"), ""),
+            (IPv4Network("10.0.0.3/32"), "10.0.0.1"),
+        ),
         infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),),
         infiniband_devices=("uverbs0",),
         resolved="127.0.1.1",
@@ -121,6 +138,14 @@ def test_the_output_as_values() -> None:
         nvswitches=2,
         toolkit=("nvidia-ctk",),
     )
+
+
+def test_the_most_special_route_counts() -> None:
+    found = details.parse(SAMPLE)
+    assert found.gateway_to("10.0.0.3") == "10.0.0.1"
+    assert found.gateway_to("10.0.0.2") is None
+    assert found.gateway_to("10.9.9.9") == "10.0.0.254"
+    assert found.gateway_to("fe80::1") is None
 
 
 def test_half_an_output_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import IPv4Network
 
 from healthy import cluster, machine, with_details, with_facts
 
@@ -109,6 +110,22 @@ def test_a_host_that_a_firewall_hides() -> None:
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from gpu1, gpu3; allow all TCP "
         "between the hosts in its firewall (ufw is installed there), or set internal_ip"
     )
+
+
+def test_a_host_that_drops_what_it_should_pass_on() -> None:
+    machines = three()
+    detour = ((IPv4Network("10.0.0.0/24"), ""), (IPv4Network("10.0.0.2/32"), "10.0.0.1"))
+    machines[2] = with_details(machines[2], gateways=detour)
+    met = answers(machines) | {Dial(2, 1, "10.0.0.2"): "timeout"}
+    (finding,) = check_routes(machines, met, choose(machines, met), 29500)
+    assert finding.line() == (
+        "failure: gpu2: network: a connection to 10.0.0.2 timed out from gpu3, on its way through "
+        "gpu1; let gpu1 forward it (`sysctl net.ipv4.ip_forward=1`; Docker's iptables rules drop "
+        "it: `iptables -I DOCKER-USER -j ACCEPT`), or mend the route"
+    )
+    machines[0] = replace(machines[0], docker=None)
+    (finding,) = check_routes(machines, met, choose(machines, met), 29500)
+    assert "Docker" not in finding.remedy
 
 
 def test_one_pair_that_does_not_reach_is_named() -> None:

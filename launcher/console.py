@@ -9,36 +9,61 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.live import Live
 
 QUIET_BEFORE = 2.0  # seconds; a step that takes longer shows that it is under way
 
 
 class Console:
-    """quiet: errors only. verbose: details of each step too."""
+    """quiet: errors only. verbose: details of each step too. plain: no live display."""
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, plain: bool = False) -> None:
         self.quiet = quiet
         self.verbose = verbose
+        self.plain = plain
         self.stdout_closed = False
-        self._lock = threading.Lock()
+        self._live: Live | None = None
+        self._lock = threading.RLock()
 
     def line(self, text: bytes) -> None:
         """One whole line of a result. A reader that has gone away is noticed once."""
         if self.stdout_closed:
             return
-        try:
-            sys.stdout.buffer.write(text)
-        except BrokenPipeError:
-            self._close_stdout()
+        with self._lock:
+            if self._live:
+                self._live.hide()
+            try:
+                sys.stdout.buffer.write(text)
+            except BrokenPipeError:
+                self._close_stdout()
+            if self._live and self._live.due():  # lines may come without a pause
+                self.flush()
 
     def flush(self) -> None:
         if self.stdout_closed:
             return
+        with self._lock:
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                self._close_stdout()
+            if self._live and self._live.due():
+                self._live.draw()
+
+    @contextlib.contextmanager
+    def live(self, display: Live) -> Iterator[None]:
+        """Inside, `display` is kept at the bottom of the terminal, below all that is written."""
+        self.flush()
+        self._live = display
         try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            self._close_stdout()
+            yield
+        finally:
+            with self._lock:
+                self._live = None
+                display.close()
 
     def json(self, document: dict[str, Any]) -> None:
         self.line(json.dumps(document, indent=2).encode() + b"\n")
@@ -77,6 +102,9 @@ class Console:
 
     def _stderr(self, text: str) -> None:
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
+            if self._live:
+                self._live.hide()
+                sys.stdout.flush()  # what was written before, before it
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.cause import FirstFailure, first_failure, headline
@@ -18,10 +18,13 @@ from launcher.engine import Engine
 from launcher.errors import DdpctlError
 from launcher.evidence import Evidence, NodeEvidence
 from launcher.follow import Follow, Line, NodeOutcome, Watch
+from launcher.gauges import Asking
 from launcher.interrupts import Interrupts
+from launcher.live import Live, panel_lines, wanted
 from launcher.logstore import LogStore, Mark, offset_in
+from launcher.panel import view
 from launcher.plan import Place
-from launcher.record import AttemptRecord, RunFolder, RunRecord, timestamp
+from launcher.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from launcher.recorder import spawn
 from launcher.remote.node import Node
 from launcher.stop import stop_run
@@ -73,7 +76,28 @@ def follow(
         stack.enter_context(interrupts.held())
         following = Following(party, Follow(watches, store), folder, record, console, interrupts)
         following.owned = owned
+        if wanted(plain=console.plain, quiet=console.quiet):
+            stack.enter_context(display(party, following.follow, record, console))
         return following.to_the_end(skews)
+
+
+@contextlib.contextmanager
+def display(party: Party, follow: Follow, record: RunRecord, console: Console) -> Iterator[None]:
+    """A panel of nodes and progress below the lines, for as long as the attempt is followed."""
+    asking = Asking(party.nodes, party.places)
+    began = parse_timestamp(record.attempt.started) or time.time()
+
+    def render(columns: int, rows: int) -> list[str]:
+        up = time.time() - began
+        attempt = record.attempt.attempt
+        now = view(record.run_id, attempt, follow.outcomes, asking.gauges, up)
+        return panel_lines(now, columns, rows)
+
+    try:
+        with console.live(Live(render)):
+            yield
+    finally:
+        asking.close()
 
 
 class Following:

@@ -35,6 +35,11 @@ def timestamp(seconds: float | None = None) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def parse_timestamp(text: str | None) -> float | None:
+    """What `timestamp` wrote, as unix seconds."""
+    return datetime.datetime.fromisoformat(text).timestamp() if text else None
+
+
 @dataclass
 class NodeRecord:
     node_rank: int

@@ -8,6 +8,7 @@ from launcher.commands import options
 def attach(
     run: options.Run = None,
     hosts: options.LookOn = None,
+    plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -20,4 +21,4 @@ def attach(
     from launcher import attach as attaching
     from launcher.runs import find
 
-    return attaching.attach(find(run, hosts), options.console(quiet, verbose))
+    return attaching.attach(find(run, hosts), options.console(quiet, verbose, plain))

@@ -53,6 +53,7 @@ def launch(
         typer.Option("--hang-timeout", help="Seconds without progress that end the run as hung."),
     ] = None,
     as_json: options.Json = False,
+    plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -96,7 +97,7 @@ def launch(
         check=not no_check,
         hang_timeout=hang_timeout,
     )
-    console = options.console(quiet, verbose)
+    console = options.console(quiet, verbose, plain)
     if dry_run:
         plan = launching.dry_run(cluster, wishes, datetime.datetime.now())
         if as_json:

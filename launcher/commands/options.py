@@ -33,12 +33,15 @@ LookOn = Annotated[
     str | None,
     typer.Option("--hosts", metavar="HOSTS", help="Look for the run on these hosts."),
 ]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Lines only, no live panel; so it is without a terminal.")
+]
 
 
-def console(quiet: bool, verbose: bool) -> Console:
+def console(quiet: bool, verbose: bool, plain: bool = False) -> Console:
     from launcher.console import Console
 
-    return Console(quiet=quiet, verbose=verbose)
+    return Console(quiet=quiet, verbose=verbose, plain=plain)
 
 
 def hosts_of(hosts: str | None, host_list: str | None) -> str:

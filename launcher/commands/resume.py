@@ -17,6 +17,7 @@ def resume(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
     ] = False,
+    plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -28,4 +29,4 @@ def resume(
     """
     from launcher import resume as resuming
 
-    return resuming.resume(target, hosts, options.console(quiet, verbose), detach=detach)
+    return resuming.resume(target, hosts, options.console(quiet, verbose, plain), detach=detach)

@@ -29,7 +29,8 @@ class Progress(Protocol):
 
 
 def progress_for(console: Console) -> Progress:
-    if not console.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    plain = console.quiet or console.plain or os.environ.get("TERM") == "dumb"
+    if not plain and sys.stderr.isatty():
         return Bars(console)
     return Lines(console)
 

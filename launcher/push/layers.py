@@ -6,20 +6,24 @@ store, need one or the other. One archive a layer: a push that is cut goes on at
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import PushFailed
+from launcher.errors import DdpctlError, PushFailed
 from launcher.push import tarstream
 from launcher.push.host import Image
 from launcher.push.registry import Blob, Registry
 from launcher.push.send import Parcel
 from launcher.remote.node import Node
 
+TAG = "push"  # of the image in ddpctl's registry on loopback
 LOAD = ("docker", "load", "-q")
 PUSH_TIMEOUT = 3600.0  # seconds
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
@@ -72,6 +76,8 @@ class Layers:
         threading.Thread(target=self._push, daemon=True).start()
 
     def close(self) -> None:
+        if not self._done.is_set():
+            self._untag()
         self._registry.close()
 
     def total(self, patience: float) -> int | None:
@@ -105,19 +111,51 @@ class Layers:
             return registry.by_diff_id[diff_id]
 
     def _push(self) -> None:
-        tag = f"{self._registry.repository}:push"
+        tag = f"{self._registry.repository}:{TAG}"
         try:
             for argv in (["tag", self._name, tag], ["push", "-q", tag]):
                 done = self._local.run(["docker", *argv], timeout=PUSH_TIMEOUT)
                 if done.code != 0:
                     raise NoLayers(done.stderr.decode(errors="replace").strip()[-300:])
-            self._local.run(["docker", "rmi", "--no-prune", tag], timeout=60.0)
         except PushFailed as error:
             self._over = error
         finally:
+            self._untag()
             with self._registry.news:
                 self._done.set()
                 self._registry.news.notify_all()
+
+    def _untag(self) -> None:
+        """Also early, as the command may end before this thread does; twice is no harm."""
+        _remove(self._local, f"{self._registry.repository}:{TAG}")
+
+
+def sweep(local: Node) -> None:
+    """Takes away the names by which pushes that were killed have left images in the local engine.
+
+    A push that still goes on is known by its registry, which listens on the port in the name.
+    """
+    look = ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]
+    with contextlib.suppress(DdpctlError):  # without an engine there is nothing of it either
+        done = local.run([*look, "--filter", "reference=localhost:*/ddpctl"], timeout=60.0)
+        for name in done.stdout.decode(errors="replace").split():
+            port = re.fullmatch(rf"localhost:(\d+)/ddpctl:{TAG}", name)
+            if port is not None and not _listens(int(port[1])):
+                _remove(local, name)
+
+
+def _remove(local: Node, name: str) -> None:
+    """The name, not what it stands for under other names."""
+    with contextlib.suppress(DdpctlError):
+        local.run(["docker", "rmi", "--no-prune", name], timeout=60.0)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _partial(layers: tuple[str, ...], blob: Blob, architecture: str) -> Archive:

@@ -14,6 +14,7 @@ from launcher.hosts import Cluster
 from launcher.push.alias import same
 from launcher.push.host import HostState, Image, ask
 from launcher.push.image import Launcher, push_image
+from launcher.push.layers import sweep
 from launcher.push.progress import Progress
 from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
 from launcher.push.scan import Tree, scan, shown
@@ -89,8 +90,10 @@ def push(
         progress, PushReport([]), {node: HostReport(node.name) for node in machines.values()}
     )
     journey.report.hosts = list(journey.hosts.values())
-    with ThreadPoolExecutor(1) as beside:  # the hosts are dialled while the disk is read
+    with ThreadPoolExecutor(2) as beside:  # the hosts are dialled while the disk is read
         dialled = beside.submit(attempt, list(machines.values()), Node.connect)
+        if "image" in what and cluster.job.engine == "docker":
+            beside.submit(sweep, Launcher().node)
         goods = _goods(cluster, what if only else ALL, journey)
         there, unreached = dialled.result()
     with progress:

@@ -42,7 +42,7 @@ class Tree:
     skipped: list[bytes] = field(default_factory=list)
 
     def path(self, entry: Entry) -> bytes:
-        return os.path.join(self.root, entry.path)
+        return b"%b/%b" % (self.root, entry.path)  # os.path.join takes ten times as long
 
 
 def cache_home() -> Path:
@@ -161,7 +161,7 @@ def _contents(walk: _Walk, cache: _Cache) -> dict[bytes, str]:
 
     def read(path: bytes) -> str:
         try:
-            return _sha256(os.path.join(walk.root, path))
+            return _sha256(b"%b/%b" % (walk.root, path), walk.files[path][0][0])
         except OSError as error:
             walk._problem(os.path.join(walk.root, path), error)
             return ""
@@ -177,13 +177,15 @@ def _contents(walk: _Walk, cache: _Cache) -> dict[bytes, str]:
     return found
 
 
-def _sha256(path: bytes) -> str:
+def _sha256(path: bytes, size: int) -> str:
+    """`size` as it was seen; a buffer that is much larger than a file costs more than its bytes."""
+    length = min(size + 1, BLOCK)
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        block = os.read(number, BLOCK)
+        block = os.read(number, length)
         digest = hashlib.sha256(block)
-        while len(block) == BLOCK:
-            block = os.read(number, BLOCK)
+        while len(block) == length:
+            block = os.read(number, length)
             digest.update(block)
         return digest.hexdigest()
     finally:

@@ -141,13 +141,13 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     try:
         left, digest = entry.size, hashlib.sha256()
         while left:
-            block = os.read(number, min(left, CHUNK))
-            if not block:
+            block = os.read(number, min(left, CHUNK) + 1)  # one more: has it grown?
+            if not 0 < len(block) <= left:
                 raise _changed(path)
             digest.update(block)
             left -= len(block)
             yield block
-        if os.read(number, 1) or digest.hexdigest().encode() != entry.content:
+        if digest.hexdigest().encode() != entry.content:
             raise _changed(path)
     finally:
         os.close(number)

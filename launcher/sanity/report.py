@@ -108,7 +108,7 @@ def _late(report: Report) -> list[str]:
         return [f"{report.late['act']} hung with every rank in it: look at the network"]
     who = ", ".join(report.name(node) for node in report.late["nodes"])
     ranks = ", ".join(str(rank) for rank in report.late["ranks"])
-    return [f"{who} did not arrive at {report.late['act']} (rank {ranks}): look at that host"]
+    return [f"{who} {report.late['how']} {report.late['act']} (rank {ranks}): look at that host"]
 
 
 def slow_pairs(report: Report) -> list[str]:

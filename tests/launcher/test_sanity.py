@@ -82,7 +82,13 @@ def test_a_node_behind_a_firewall_is_named_once() -> None:
 
 
 def test_the_node_that_did_not_arrive_is_named() -> None:
-    late = {"kind": "late", "act": "all-gather", "ranks": [1], "nodes": [1]}
+    late = {
+        "kind": "late",
+        "act": "all-gather",
+        "how": "did not arrive at",
+        "ranks": [1],
+        "nodes": [1],
+    }
     [line] = problems(report(late), None, None)
     assert line.startswith("h1 (node 1) did not arrive at all-gather (rank 1)")
 

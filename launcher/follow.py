@@ -29,6 +29,12 @@ ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said i
 UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
 
 
+# From byte $1 of the journal $2 on. Where tail must poll (an overlay, BusyBox) a second is long, and
+# not every tail takes a fraction of one.
+TAIL = (
+    'tail -s 0.1 -c 0 /dev/null 2>/dev/null && exec tail -s 0.1 -c "+$1" -F "$2"; '
+    'exec tail -c "+$1" -F "$2"'
+)
 # The events in the first $2 bytes of the journal; $3 is what only they have.
 EVENTS = 'head -c "$2" "$1" | grep -a "^[0-9.]*$3"; true'
 
@@ -255,7 +261,7 @@ class Follow:
                 if not recalled:
                     self._put(_Batch(rank, self._recall(watch), offset, offset))
                     recalled = True
-                argv = ["tail", "-c", f"+{offset + 1}", "-F", watch.place.journal]
+                argv = ["sh", "-c", TAIL, "sh", str(offset + 1), watch.place.journal]
                 stream = self._streams[rank] = watch.node.open(argv, stdin=False)
                 self._put(_Sight(rank, None))
                 while data := stream.read(READ_SIZE):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher import push
 from launcher.checks.survey import survey_hosts
 from launcher.console import Console
-from launcher.errors import PreflightError, UsageError
+from launcher.errors import HostUnreachable, PreflightError, UsageError
 from launcher.facts import Facts
 from launcher.following import Party, follow
 from launcher.hosts import Cluster, dump
@@ -129,11 +129,12 @@ def prepare_plan(
     earlier: RunRecord | None,
 ) -> tuple[tuple[Facts, ...], Plan]:
     """Asks the hosts, checks and pushes; nothing is started yet, so a Ctrl-C may come any time."""
-    with console.step(f"asking {len(nodes)} hosts"):
-        facts = ask(nodes)
     finish_pending(nodes, cluster, console)
     if wishes.check:
-        cluster = preflight(cluster, nodes, facts, console)
+        facts, cluster = preflight(cluster, nodes, console)
+    else:
+        with console.step(f"asking {len(nodes)} hosts"):
+            facts = ask(nodes)
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
     pushed = push.push(nodes, cluster, what=what, progress=push.progress_for(console))
     found = Found(
@@ -198,22 +199,26 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 
 
 def preflight(
-    cluster: Cluster, nodes: Sequence[Node], facts: Sequence[Facts], console: Console
-) -> Cluster:
-    """The cluster with the addresses that the hosts reach each other by.
+    cluster: Cluster, nodes: Sequence[Node], console: Console
+) -> tuple[tuple[Facts, ...], Cluster]:
+    """The facts of every node, and the cluster with the addresses they reach each other by.
 
-    Warnings are counted. Raises PreflightError with every failure, before anything is pushed.
+    Warnings are counted. Raises with a line for every failure, before anything is pushed:
+    HostUnreachable when a host was not seen, else PreflightError.
     """
     with console.step(f"checking {len(nodes)} hosts"):
-        survey = survey_hosts(nodes, cluster, facts)
+        survey = survey_hosts(nodes, cluster)
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for finding in warnings:
         console.detail(finding.line())
     if warnings and not survey.failures:
         console.say(f"{len(warnings)} warnings; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
-        raise PreflightError("\n".join(finding.line() for finding in survey.failures))
-    return survey.cluster
+        unseen = survey.exit_code == HostUnreachable.exit_code
+        kind = HostUnreachable if unseen else PreflightError
+        raise kind("\n".join(finding.line() for finding in survey.failures))
+    by_rank = {rank: machine.facts for machine in survey.machines for rank in machine.ranks}
+    return tuple(facts for _, facts in sorted(by_rank.items()) if facts), survey.cluster
 
 
 def remember(

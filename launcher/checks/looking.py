@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
@@ -19,14 +19,21 @@ from .machine import Docker, Image, Machine, docker_of, image_of
 
 
 def look(
-    name: str, group: Sequence[Node], ranks: Sequence[int], cluster: Cluster, facts: Facts | None
+    name: str,
+    group: Sequence[Node],
+    ranks: Sequence[int],
+    cluster: Cluster,
+    facts: Facts | None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Machine:
     """What can be seen of one machine; what cannot is left out and its cause kept."""
     node = next((node for node in group if node.host.gpus != 0), group[0])
     machine = Machine(name, tuple(ranks), tuple(node.host for node in group))
     try:
         node.connect()
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(2) as beside:
+            if meanwhile:
+                beside.submit(meanwhile)
             asking = beside.submit(lambda: facts or ask([node])[0])
             docker, docker_error = _docker(node, cluster)
             port = cluster.job.master_port if 0 in ranks else "auto"

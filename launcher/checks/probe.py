@@ -5,6 +5,8 @@ python3 in the job's image. Nothing is installed, and it ends when its standard 
 a minute).
 
     agent -> launcher   listening ASKED ACTUAL | taken ASKED, then ready
+    launcher -> agent   listen PORT
+    agent -> launcher   as above
     launcher -> agent   dial KEY ADDRESS PORT ..., then go
     agent -> launcher   dialed KEY ok|wrong|refused|timeout|unreachable NAME, then done
 
@@ -66,14 +68,17 @@ def dial(key, address, port):
     except OSError as error:
         say("dialed", key, "timeout" if error.errno == errno.ETIMEDOUT else "unreachable")
 watch = threading.Timer(60, os._exit, (1,)); watch.daemon = True; watch.start()
-for port in ports:
-    actual = listen(int(port))
-    say("listening", port, actual) if actual else say("taken", port)
-say("ready")
+def open_doors(ports):
+    for port in ports:
+        actual = listen(int(port))
+        say("listening", port, actual) if actual else say("taken", port)
+    say("ready")
+open_doors(ports)
 threads = []
 for line in sys.stdin:
     words = line.split()
-    if words[:1] == ["dial"]:
+    if words[:1] == ["listen"]: open_doors(words[1:])
+    elif words[:1] == ["dial"]:
         threads.append(threading.Thread(target=dial, args=words[1:4], daemon=True))
     elif words == ["go"]:
         for t in threads: t.start()
@@ -95,7 +100,7 @@ sub serve { my ($l) = @_; my $pid = fork; die unless defined $pid;
   while (1) { my $peer = $l->accept or next; my $c = fork;
     if (defined $c && !$c) { alarm 5; syswrite $peer, "$token $name\n"; sysread $peer, my $b, 1; exit 0 }
     close $peer } }
-for my $port (split /,/, $ports) {
+sub open_doors { for my $port (@_) {
   my $l = IO::Socket::INET->new(LocalAddr => '0.0.0.0', LocalPort => $port, Proto => 'tcp',
     Listen => 128, ReuseAddr => 1);
   if (!$l) { say_('taken', $port); next }
@@ -103,9 +108,11 @@ for my $port (split /,/, $ports) {
   if ($v6) { my $m = IO::Socket::IP->new(LocalHost => '::', LocalPort => $actual, V6Only => 1,
     Listen => 128, ReuseAddr => 1); serve($m) if $m }
   say_('listening', $port, $actual) }
-say_('ready');
+  say_('ready') }
+open_doors(split /,/, $ports);
 while (my $line = <STDIN>) { my ($verb, @w) = split ' ', $line; next unless defined $verb;
-  if ($verb eq 'dial') { push @dials, [@w] }
+  if ($verb eq 'listen') { open_doors(@w) }
+  elsif ($verb eq 'dial') { push @dials, [@w] }
   elsif ($verb eq 'go') { local $SIG{CHLD} = 'DEFAULT'; my @pids;
     for my $d (@dials) { my ($key, $address, $port) = @$d; my $pid = fork; next unless defined $pid;
       if ($pid) { push @pids, $pid; next }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import threading
@@ -24,47 +25,6 @@ ANSWERS_TIMEOUT = 12.0  # an agent says `timeout` after three; beyond it the mac
 GRACE = 0.3  # seconds for slower answers once every machine is known to be reached
 
 
-def probe(
-    nodes: Sequence[Node], machines: Sequence[Machine], cluster: Cluster
-) -> tuple[dict[Dial, str], list[Finding]]:
-    """What every dial met, and a warning for each machine that could not take part."""
-    port = cluster.job.master_port
-    token = secrets.token_hex(8)
-    probing = _Probing()
-    try:
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            starting = [
-                pool.submit(_start_agent, node, index, token, machine, port, cluster.job.image)
-                for index, (node, machine) in enumerate(zip(nodes, machines, strict=True))
-            ]
-            agents = [future.result() for future in starting]
-            probing.agents = [agent for agent in agents if agent is not None]
-            listening = [agent.listening if agent else None for agent in agents]
-            able = [
-                machine if ports else dataclasses.replace(machine, facts=None)
-                for machine, ports in zip(machines, listening, strict=True)
-            ]
-            first = next(i for i, m in enumerate(machines) if 0 in m.ranks)
-            tries_master = port != "auto" and int(port) in (listening[first] or {})
-            dials = routes.dials_for(able, tries_master)
-            for agent in probing.agents:
-                pool.submit(probing.dial, agent, dials, listening, int(port) if tries_master else 0)
-            answers = probing.wait(dials)
-    finally:
-        probing.close()
-    unable = [
-        warning(
-            machine.name,
-            "network",
-            "whether the other hosts reach it was not tried: no python3, perl or image there",
-            "`ddpctl push HOSTS --image` first, or install perl",
-        )
-        for machine, ports in zip(machines, listening, strict=True)
-        if machine.facts is not None and not ports
-    ]
-    return answers, unable
-
-
 @dataclass(frozen=True)
 class _Agent:
     machine: int
@@ -72,49 +32,85 @@ class _Agent:
     listening: dict[int, int]  # asked port -> actual port
 
 
-def _start_agent(
-    node: Node, index: int, token: str, machine: Machine, port: int | str, image: str
-) -> _Agent | None:
-    if machine.facts is None:
-        return None
-    ports = [0] if port == "auto" or 0 not in machine.ranks else [0, int(port)]
-    in_image = image if machine.docker and machine.docker.image else ""
-    stream = node.open(agent_argv(index, token, ports, in_image))
-    lines: list[str] = []
-    try:
-        for line in _lines(stream, time.monotonic() + AGENT_TIMEOUT):
-            lines.append(line)
-            if line == "ready":
-                break
-    except (DdpctlError, TimeoutError):
-        lines.clear()
-    listening = parse_ready(lines)
-    if not listening:
-        stream.close()
-        return None
-    return _Agent(index, stream, listening)
+class Probing:
+    """One probe: agents are started while the machines are looked at, and told to dial after it."""
 
+    def __init__(self, cluster: Cluster) -> None:
+        self._job = cluster.job
+        self._token = secrets.token_hex(8)
+        self._agents: list[_Agent] = []
+        self._answers: dict[Dial, str] = {}
+        self._changed = threading.Condition()
+        self._over = False
 
-class _Probing:
-    """The answers as they come in; over when all are in, or when enough are and a moment passed."""
+    def start(self, index: int, node: Node) -> None:
+        """An agent on one machine, where one can be had. `index`: the machine's place."""
+        in_image = self._job.image if self._job.engine == "docker" else ""
+        try:
+            stream = node.open(agent_argv(index, self._token, [0], in_image))
+        except DdpctlError:
+            return  # whoever looks at the machine says why
+        listening = _doors(stream)
+        if not listening:
+            stream.close()
+            return
+        with self._changed:
+            self._agents.append(_Agent(index, stream, listening))
 
-    def __init__(self) -> None:
-        self.agents: list[_Agent] = []
-        self.answers: dict[Dial, str] = {}
-        self.changed = threading.Condition()
-        self.over = False
+    def run(self, machines: Sequence[Machine]) -> tuple[dict[Dial, str], list[Finding]]:
+        """What every dial met, and a warning for each machine that could not take part."""
+        first = next(i for i, machine in enumerate(machines) if 0 in machine.ranks)
+        self._take_master_port(first)
+        listening = {agent.machine: agent.listening for agent in self._agents}
+        able = [
+            machine if index in listening else dataclasses.replace(machine, facts=None)
+            for index, machine in enumerate(machines)
+        ]
+        port = self._job.master_port
+        tries_master = port != "auto" and int(port) in listening.get(first, {})
+        dials = routes.dials_for(able, tries_master)
+        master_port = int(port) if tries_master else 0
+        with ThreadPoolExecutor(len(self._agents) or 1) as pool:
+            for agent in self._agents:
+                pool.submit(self._dial, agent, dials, listening, master_port)
+            answers = self._wait(dials)
+        unable = [
+            warning(
+                machine.name,
+                "network",
+                "whether the other hosts reach it was not tried: no python3, perl or image there",
+                "`ddpctl push HOSTS --image` first, or install perl",
+            )
+            for index, machine in enumerate(machines)
+            if machine.facts is not None and index not in listening
+        ]
+        return answers, unable
 
-    def dial(
+    def close(self) -> None:
+        self._over = True
+        for agent in self._agents:
+            agent.stream.close()
+
+    def _take_master_port(self, first: int) -> None:
+        """Only now: while the machine was looked at, it would have been seen there as taken."""
+        port = self._job.master_port
+        for agent in self._agents:
+            if agent.machine == first and port != "auto":
+                with contextlib.suppress(DdpctlError, OSError):
+                    agent.stream.write(f"listen {port}\n".encode())
+                    agent.listening.update(_doors(agent.stream) or {})
+
+    def _dial(
         self,
         agent: _Agent,
         dials: Sequence[Dial],
-        listening: Sequence[dict[int, int] | None],
+        listening: Mapping[int, Mapping[int, int]],
         master_port: int,
     ) -> None:
         """Tells one agent what to try and takes in what it says."""
         told = []
         for key, dial in enumerate(dials):
-            ports = listening[dial.target] or {}
+            ports = listening.get(dial.target, {})
             port = master_port if dial.is_master_port else ports.get(0, 0)
             if dial.source == agent.machine:
                 told.append(f"dial {key} {dial.address} {port}\n")
@@ -122,34 +118,42 @@ class _Probing:
             agent.stream.write("".join([*told, "go\n"]).encode())
             for line in _lines(agent.stream, time.monotonic() + ANSWERS_TIMEOUT, self._is_over):
                 answer = parse_answer(line, dials)
-                with self.changed:
+                with self._changed:
                     if answer is not None:
-                        self.answers[answer[0]] = answer[1]
-                        self.changed.notify_all()
+                        self._answers[answer[0]] = answer[1]
+                        self._changed.notify_all()
                 if line == "done":
                     return
         except (DdpctlError, OSError):
             return  # what it did not say counts as a timeout
 
-    def wait(self, dials: Sequence[Dial]) -> dict[Dial, str]:
+    def _wait(self, dials: Sequence[Dial]) -> dict[Dial, str]:
         """What every dial met. One that nobody has told of when the others suffice is a timeout;
         one that nobody tells of at all is silent, which says nothing about the way."""
         deadline, missing = time.monotonic() + ANSWERS_TIMEOUT, "silent"
-        with self.changed:
-            while len(self.answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
-                if missing == "silent" and _is_enough(self.answers, dials):
+        with self._changed:
+            while len(self._answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
+                if missing == "silent" and _is_enough(self._answers, dials):
                     deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
-                self.changed.wait(min(left, GRACE))
-            self.over = True
-            return {dial: self.answers.get(dial, missing) for dial in dials}
+                self._changed.wait(min(left, GRACE))
+            self._over = True
+            return {dial: self._answers.get(dial, missing) for dial in dials}
 
     def _is_over(self) -> bool:
-        return self.over
+        return self._over
 
-    def close(self) -> None:
-        self.over = True
-        for agent in self.agents:
-            agent.stream.close()
+
+def _doors(stream: Stream) -> dict[int, int] | None:
+    """What an agent says that it listens on, by the port that was asked for."""
+    lines: list[str] = []
+    try:
+        for line in _lines(stream, time.monotonic() + AGENT_TIMEOUT):
+            lines.append(line)
+            if line == "ready":
+                break
+    except (DdpctlError, TimeoutError):
+        return None
+    return parse_ready(lines)
 
 
 def _is_enough(answers: Mapping[Dial, str], dials: Sequence[Dial]) -> bool:

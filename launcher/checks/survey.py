@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts import Facts
@@ -20,7 +21,7 @@ from . import engines, gpus, images, resources, routes, runs
 from .findings import Finding, in_order
 from .looking import image_here, look
 from .machine import Image, Machine
-from .probing import probe
+from .probing import Probing
 from .trials import Trial, check_trial, check_versions
 from .trying import try_containers
 
@@ -57,29 +58,22 @@ def survey_hosts(
     with_trials: starts a short container on each host too, which takes seconds (torch is imported).
     """
     groups = _machines(nodes)
-    with ThreadPoolExecutor(len(groups) + 1) as pool:
-        asking_here = pool.submit(image_here, cluster)
-        looking = [
-            pool.submit(
-                look,
-                name,
-                [nodes[rank] for rank in ranks],
-                ranks,
-                cluster,
-                facts[ranks[0]] if facts else None,
+    probing = Probing(cluster) if len(groups) > 1 else None
+    try:
+        machines, here = _look_at_all(nodes, groups, cluster, facts, probing)
+        findings = judge(machines, cluster, here)
+        found_routes = [routes.Route(None, None, "not tried") for _ in machines]
+        if probing:
+            answers, unable = probing.run(machines)
+            found_routes = routes.choose(machines, answers)
+            findings += unable
+            findings += routes.check_routes(
+                machines, answers, found_routes, cluster.job.master_port
             )
-            for name, ranks in zip(_names(nodes, groups), groups, strict=True)
-        ]
-        machines = [future.result() for future in looking]
-        here = asking_here.result()
-    findings = judge(machines, cluster, here)
-    found_routes = [routes.Route(None, None, "not tried") for _ in machines]
-    if len(machines) > 1:
-        answers, unable = probe([nodes[ranks[0]] for ranks in groups], machines, cluster)
-        found_routes = routes.choose(machines, answers)
-        findings += unable
-        findings += routes.check_routes(machines, answers, found_routes, cluster.job.master_port)
-        findings += routes.check_mtus(machines, found_routes)
+            findings += routes.check_mtus(machines, found_routes)
+    finally:
+        if probing:
+            probing.close()
     trials: list[Trial | None] = [None] * len(machines)
     if with_trials and cluster.job.engine == "docker":
         trials = _trials(machines, [nodes[ranks[0]] for ranks in groups], cluster, findings)
@@ -94,6 +88,31 @@ def survey_hosts(
         routes=found_routes,
         trials=trials,
     )
+
+
+def _look_at_all(
+    nodes: Sequence[Node],
+    groups: Sequence[Sequence[int]],
+    cluster: Cluster,
+    facts: Sequence[Facts] | None,
+    probing: Probing | None,
+) -> tuple[list[Machine], Image | None]:
+    """Every machine, and the image as it is here. Their probe agents are started on the way."""
+    with ThreadPoolExecutor(len(groups) + 1) as pool:
+        asking_here = pool.submit(image_here, cluster)
+        looking = [
+            pool.submit(
+                look,
+                name,
+                [nodes[rank] for rank in ranks],
+                ranks,
+                cluster,
+                facts[ranks[0]] if facts else None,
+                partial(probing.start, index, nodes[ranks[0]]) if probing else None,
+            )
+            for index, (name, ranks) in enumerate(zip(_names(nodes, groups), groups, strict=True))
+        ]
+        return [future.result() for future in looking], asking_here.result()
 
 
 def _trials(

@@ -34,7 +34,9 @@ def wanted(*, plain: bool, quiet: bool) -> bool:
 class Live:
     """Draws what `render` gives, lines without newlines, on stderr. Any thread may call."""
 
-    def __init__(self, render: Callable[[int, int], list[str]]) -> None:
+    def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
+        """share: of the terminal's height, what may be used."""
+        self._share = share
         self._render = render  # (columns, rows that may be used) -> lines
         self._lock = threading.RLock()
         self._shown = 0  # lines on the terminal now
@@ -57,7 +59,7 @@ class Live:
             if self._over:
                 return
             columns, rows = shutil.get_terminal_size()
-            lines = self._render(columns, max(3, rows // 2))
+            lines = self._render(columns, max(3, int(rows * self._share)))
             self.hide()
             self._write("".join(f"{line}\x1b[0m\n" for line in lines))
             self._shown, self._drawn_at = len(lines), time.monotonic()
@@ -100,3 +102,11 @@ def panel_lines(view: View, columns: int, rows: int) -> list[str]:
     if hidden := len(view.rows) - len(shown):
         terminal.print(Text(f"and {hidden} more", style="dim"))
     return out.getvalue().split("\n")[:-1]
+
+
+def fitted(text: str, columns: int, rows: int) -> list[str]:
+    """Lines cut to the terminal's width, and to `rows` of them."""
+    lines = [line[: columns - 1] for line in text.splitlines()]
+    if len(lines) <= rows:
+        return lines
+    return [*lines[: rows - 1], f"and {len(lines) - rows + 1} more"]

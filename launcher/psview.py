@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from launcher.console import Console
@@ -12,6 +13,7 @@ from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.pending import finish_pending
 from launcher.record import FINAL, run_folders
+from launcher.remote.node import Node
 from launcher.runs import look
 from launcher.start import connect
 
@@ -24,23 +26,31 @@ def clusters_to_ask(hosts: str | None, *, everything: bool) -> list[Cluster]:
     return [load(folder.hosts_file, job_files=False) for folder in folders]
 
 
-def see(
-    clusters: Iterable[Cluster], console: Console
-) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+Connected = Sequence[tuple[Cluster, list[Node]]]
+
+
+@contextmanager
+def connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
+    """The clusters with their nodes, whose connections last until the end."""
+    pairs = [(cluster, connect(cluster)) for cluster in clusters]
+    try:
+        yield pairs
+    finally:
+        for _, nodes in pairs:
+            for node in nodes:
+                node.close()
+
+
+def see(clusters: Connected, console: Console) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
     """All nodes of runs on all these hosts, each once, the newest run first.
 
     Stops that are pending there are finished before.
     """
     found: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
-    for cluster in clusters:
-        nodes = connect(cluster)
-        try:
-            finish_pending(nodes, cluster, console)
-            statuses, failed = look(nodes, cluster)
-        finally:
-            for node in nodes:
-                node.close()
+    for cluster, nodes in clusters:
+        finish_pending(nodes, cluster, console)
+        statuses, failed = look(nodes, cluster)
         found |= {(status.host, status.handle): status for status in statuses}
         failures |= failed
     newest: dict[str, float] = {}

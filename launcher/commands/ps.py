@@ -9,7 +9,11 @@ import typer
 from launcher.commands import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.console import Console
     from launcher.engine import NodeStatus
+    from launcher.psview import Connected
 
 HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
 
@@ -20,6 +24,12 @@ def ps(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Finished runs too, not only those that run.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again every --interval; Ctrl-C ends it.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="S", help="Seconds, with --watch.")
+    ] = 2.0,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -31,23 +41,63 @@ def ps(
     \b
     ddpctl ps hosts.yaml
     ddpctl ps hosts.yaml --all --json
+    ddpctl ps hosts.yaml --watch
     """
-    from launcher.console import table
-    from launcher.psview import clusters_to_ask, document, see
+    from launcher.errors import UsageError
+    from launcher.psview import clusters_to_ask, connected, document, see
 
     console = options.console(quiet, verbose)
+    if watch and as_json:
+        raise UsageError("--watch and --json: one document is no watch; call ps --json repeatedly")
     given = options.hosts_of(hosts, host_list) if hosts or host_list else None
-    statuses, failures = see(clusters_to_ask(given, everything=everything), console)
+    with connected(clusters_to_ask(given, everything=everything)) as clusters:
+        if watch:
+            return _watch(clusters, console, interval, everything=everything)
+        statuses, failures = see(clusters, console)
     shown = [s for s in statuses if everything or s.alive]
     if as_json:
         console.json(document(shown, failures))
     elif shown:
-        console.print(table([_row(status) for status in shown], HEAD))
+        console.print(_table(shown))
     else:
         console.say("no run there" + ("" if everything else " is alive; --all shows finished ones"))
     for error in failures.values():
         console.error(f"cannot see {error}")
     return 4 if failures else 0
+
+
+def _watch(clusters: Connected, console: Console, interval: float, *, everything: bool) -> int:
+    """On a terminal the newest table stands in the place of the one before it; elsewhere, and with
+    TERM=dumb, each table that differs from the one before it follows it. Ends by Ctrl-C alone."""
+    import contextlib
+    import time
+
+    from launcher import live
+    from launcher.psview import see
+
+    words = ""
+    display = live.Live(lambda columns, rows: live.fitted(words, columns, rows), share=0.9)
+    on_terminal = live.wanted(plain=False, quiet=console.quiet)
+    with console.live(display) if on_terminal else contextlib.nullcontext():
+        while True:
+            statuses, failures = see(clusters, console)
+            shown = [s for s in statuses if everything or s.alive]
+            lines = [
+                _table(shown) if shown else f"no run there is {'known' if everything else 'alive'}"
+            ]
+            lines += [f"cannot see {error}" for error in failures.values()]
+            before, words = words, "\n".join(lines)
+            if on_terminal:
+                display.draw()
+            elif words != before:
+                console.print(words + "\n")
+            time.sleep(interval)
+
+
+def _table(statuses: Sequence[NodeStatus]) -> str:
+    from launcher.console import table
+
+    return table([_row(status) for status in statuses], HEAD)
 
 
 def _row(status: NodeStatus) -> list[str]:

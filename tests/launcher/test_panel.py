@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -228,3 +229,36 @@ def test_plain_moves_no_cursor(machine: Machine) -> None:
     assert terminal.read_to_the_end() == 0
     assert b"\x1b" not in terminal.raw
     assert said(terminal.paper()) == expected()
+
+
+def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
+    run_id = machine.ddpctl("launch", "hosts.yaml", "-d", "--env", f"GO={machine.folder / 'go'}")
+    name = run_id.stdout.strip()
+    terminal = Terminal(machine, "ps", "hosts.yaml", "--watch", "--interval", "0.2")
+
+    def rows(paper: list[str]) -> list[str]:
+        return [line for line in paper if name in line]
+
+    try:
+        terminal.read_until(lambda paper: len(rows(paper)) == 2, "the run's two nodes")
+    finally:
+        (machine.folder / "go").touch()
+    terminal.read_until(lambda paper: "no run there is alive" in paper, "their end")
+    assert rows(terminal.paper()) == []
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.read_to_the_end() == 130
+
+
+def test_ps_watch_without_a_terminal_prints_each_table_that_differs(machine: Machine) -> None:
+    watching = machine.start("ps", "hosts.yaml", "--all", "--watch", "--interval", "0.1")
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == "no run there is known\n"
+    (machine.folder / "go").touch()
+    go = f"GO={machine.folder / 'go'}"
+    done = machine.ddpctl("launch", "hosts.yaml", "--name", "w", "--env", go)
+    name = re.findall(r"run (\S+) started", done.stderr)[0]
+    while "exited" not in (line := watching.stdout.readline()):
+        assert line == "\n" or line.startswith(("RUN ", name)), line
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 130 and "\x1b" not in out + err

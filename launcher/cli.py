@@ -19,6 +19,7 @@ from launcher.commands import (
     attach,
     check,
     fetch,
+    init,
     kill,
     launch,
     logs,
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "attach": attach.attach,
     "fetch": fetch.fetch,
     "sanity": sanity.sanity,
+    "init": init.init,
 }
 
 

@@ -12,7 +12,19 @@ import pytest
 
 from launcher.cli import split_command
 
-ORDER = ["check", "push", "launch", "resume", "kill", "ps", "logs", "attach", "fetch", "sanity"]
+ORDER = [
+    "check",
+    "push",
+    "launch",
+    "resume",
+    "kill",
+    "ps",
+    "logs",
+    "attach",
+    "fetch",
+    "sanity",
+    "init",
+]
 
 
 @pytest.fixture

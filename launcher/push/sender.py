@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from launcher.errors import DdpctlError
-from launcher.push.chain import Chain, Transit
 from launcher.push.host import HostState
-from launcher.push.relay import Damaged
 from launcher.push.send import Journey, Parcel, send_directly
 from launcher.remote.node import Node
+
+if TYPE_CHECKING:
+    from launcher.push.chain import Chain, Transit
 
 WORTH_IT = 16 << 20  # bytes that the uplink is spared; agents take about a second to start
 
@@ -74,6 +76,8 @@ class Sender:
         if len(able) < 2 or (size is not None and size * (len(able) - 1) < WORTH_IT):
             return []
         if self._chain is None:
+            from launcher.push.chain import Chain  # certificates: most pushes do without
+
             row = [(node, address) for node, address in self._addresses.items()]
             self._chain = Chain(row, self._journey)
             cannot = self._chain.start()
@@ -92,6 +96,8 @@ class Sender:
 
     def _through(self, parcels: Iterable[Parcel], row: Sequence[Node]) -> dict[Node, DdpctlError]:
         """From host to host; what was damaged on the way is sent once more, directly."""
+        from launcher.push.relay import Damaged
+
         assert self._chain is not None
         sent: list[tuple[Parcel, Transit]] = []
         first: dict[Node, tuple[int, DdpctlError]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.commands import options
+from launcher.commands import complete, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,12 @@ def init(
     ),
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="HOST", help="As `ssh` takes it, or local; repeatable."),
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="As `ssh` takes it, or local; repeatable.",
+            autocompletion=complete.host_names,
+        ),
     ] = None,
     hostfile: Annotated[
         str | None,

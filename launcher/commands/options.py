@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from launcher.commands import complete
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,22 +17,39 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each step on
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Hosts = Annotated[
     str | None,
-    typer.Argument(metavar="HOSTS", help="A hosts file, a DeepSpeed hostfile, or use -H."),
+    typer.Argument(
+        metavar="HOSTS",
+        help="A hosts file, a DeepSpeed hostfile, or use -H.",
+        autocompletion=complete.hosts_files,
+    ),
 ]
 HostList = Annotated[
     str | None, typer.Option("-H", metavar="HOST:GPUS,...", help="Hosts in place of a file.")
 ]
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="A run id or its beginning; default: the newest run."),
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run id or its beginning; default: the newest run.",
+        autocompletion=complete.runs,
+    ),
 ]
 RunOrHosts = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN or HOSTS]", help="A run id, its beginning, or a hosts file."),
+    typer.Argument(
+        metavar="[RUN or HOSTS]",
+        help="A run id, its beginning, or a hosts file.",
+        autocompletion=complete.runs_or_hosts_files,
+    ),
 ]
 LookOn = Annotated[
     str | None,
-    typer.Option("--hosts", metavar="HOSTS", help="Look for the run on these hosts."),
+    typer.Option(
+        "--hosts",
+        metavar="HOSTS",
+        help="Look for the run on these hosts.",
+        autocompletion=complete.hosts_files,
+    ),
 ]
 Plain = Annotated[
     bool, typer.Option("--plain", help="Lines only, no live panel; so it is without a terminal.")

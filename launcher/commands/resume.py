@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from launcher.commands import complete, options
 
 
 def resume(
     target: options.RunOrHosts = None,
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="HOSTS", help="Go on on these hosts instead.")
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="HOSTS",
+            help="Go on on these hosts instead.",
+            autocompletion=complete.hosts_files,
+        ),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")

@@ -6,14 +6,19 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from launcher.commands import complete, options
 
 
 def sanity(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
     host: Annotated[
-        str | None, typer.Option("--host", help="Only this host, as several containers.")
+        str | None,
+        typer.Option(
+            "--host",
+            help="Only this host, as several containers.",
+            autocompletion=complete.host_names,
+        ),
     ] = None,
     containers: Annotated[
         int,

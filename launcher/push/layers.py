@@ -133,7 +133,8 @@ class Layers:
 def sweep(local: Node) -> None:
     """Takes away the names by which pushes that were killed have left images in the local engine.
 
-    A push that still goes on is known by its registry, which listens on the port in the name.
+    A push that still goes on is known by its registry, which listens on the port in the name. An image
+    without another name stays while a container of it is kept.
     """
     look = ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]
     with contextlib.suppress(DdpctlError):  # without an engine there is nothing of it either

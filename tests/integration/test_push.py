@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -54,6 +55,13 @@ def build(name: str, context: Path, sizes: dict[str, int]) -> None:
     subprocess.run(argv, check=True, capture_output=True, env=environment)
 
 
+def own_names(image: str) -> str:
+    """What a push has called this test's image in this machine's engine."""
+    look = ["docker", "image", "ls", "-q", "--filter", f"label=test={image}"]
+    look += ["--filter", "reference=localhost:*/ddpctl:push"]
+    return subprocess.run(look, capture_output=True, text=True, check=True).stdout
+
+
 def push(home: Home, hosts: Path, *flags: str) -> dict[str, Any]:
     done = home.ddpctl("push", hosts, "--json", *flags, timeout=200)
     assert done.stdout, done.stderr
@@ -93,6 +101,80 @@ def test_a_changed_last_layer_is_all_that_reaches_the_network_cards(
     third = push(home, hosts, "--image")
     assert third["sent_bytes"] == 0
     assert all(received(cluster, node) - before[node] < 100_000 for node in cluster.nodes)
+
+
+def test_an_interrupted_push_of_an_image_leaves_no_name_in_the_local_engine(
+    cluster: Cluster, home: Home, tmp_path: Path, image: str
+) -> None:
+    cluster.slow("node0", "20mbit")
+    build(image, tmp_path / "context", {"base": 20 * MEGABYTE})
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0"], image=image)
+    for end in (signal.SIGINT, signal.SIGKILL):
+        process = home.start("push", hosts, "--image")
+        until(lambda: own_names(image), 60, "the image has its name for the push")
+        process.send_signal(end)
+        process.communicate(timeout=60)
+        if end == signal.SIGINT:
+            assert own_names(image) == ""
+    cluster.reset()
+    assert push(home, hosts, "--image")["rc"] == 0
+    assert own_names(image) == ""
+
+
+def stop_engine(cluster: Cluster, node: str) -> None:
+    """And its containerd: the next engine has one of its own."""
+    cluster.stop_dockerd(node)
+    left = "pgrep -x 'dockerd|containerd' || true"
+    until(lambda: not cluster.exec(node, "sh", "-c", left), 60, f"the engine of {node} is gone")
+
+
+@pytest.fixture
+def containerd_store(cluster: Cluster) -> Iterator[str]:
+    """A host whose engine keeps images as containerd does, as new installations do."""
+    node, folder = "node1", "/var/lib/docker/containerds"
+    stop_engine(cluster, node)
+    asked = '{"features": {"containerd-snapshotter": true}}'
+    argv = "--storage-driver overlayfs --bridge=none --iptables=false"
+    start = (
+        "rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid; cat >/run/store.json; "
+        f"setsid dockerd --config-file /run/store.json --data-root {folder} {argv} "
+        ">/var/log/containerds.log 2>&1 </dev/null &"
+    )
+    cluster.exec(node, "sh", "-c", start, stdin=asked.encode())
+    told = "docker info --format '{{.DriverStatus}}' 2>/dev/null || true"
+    try:
+        until(
+            lambda: "io.containerd.snapshotter" in cluster.exec(node, "sh", "-c", told),
+            60,
+            "the engine with containerd's store answers; /var/log/containerds.log there says why not",
+        )
+        yield node
+    finally:
+        stop_engine(cluster, node)
+        cluster.exec(node, "rm", "-rf", folder)
+        cluster.start_dockerd(node)
+
+
+def test_only_what_is_missing_goes_to_either_kind_of_image_store(
+    cluster: Cluster, home: Home, tmp_path: Path, image: str, containerd_store: str
+) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", containerd_store], image=image)
+    sizes = {"base": 6 * MEGABYTE, "middle": MEGABYTE, "top": 2 * MEGABYTE}
+    build(image, tmp_path / "context", sizes)
+    first = push(home, hosts, "--image")
+    assert first["rc"] == 0, first
+    assert [host["image"] for host in first["hosts"]] == ["sent", "sent"]
+    again = push(home, hosts, "--image")
+    assert [host["image"] for host in again["hosts"]] == ["present", "present"], again
+    assert again["sent_bytes"] == 0
+    build(image, tmp_path / "context", {**sizes, "top": 2 * MEGABYTE - 1})
+    second = push(home, hosts, "--image")
+    assert second["rc"] == 0, second
+    for host in second["hosts"]:
+        assert (host["image"], host["layers_sent"], host["layers_skipped"]) == ("updated", 1, 2)
+        assert host["received_bytes"] < 1.05 * 2 * MEGABYTE
+        cluster.exec(host["host"], "docker", "create", image, "/top")
+    assert second["image_digest"]
 
 
 @pytest.mark.parametrize("cluster", ["hosts_with_python3"], indirect=True)

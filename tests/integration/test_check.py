@@ -97,7 +97,15 @@ def test_no_permission_on_the_socket(cluster: Cluster, check: Check) -> None:
     assert "permission" in what or "may not" in what
 
 
-def test_a_key_that_is_refused_and_a_host_that_is_gone(cluster: Cluster, check: Check) -> None:
+def test_a_host_that_is_gone(cluster: Cluster, check: Check) -> None:
+    cluster.kill_host("node2")
+    document = check()
+    ((severity, host, name, what),) = told(document)
+    assert (severity, host, name, document["rc"]) == ("failure", "node2", "ssh", 4)
+    assert cluster.addresses["node2"] in what
+
+
+def test_a_key_that_is_refused(cluster: Cluster, check: Check) -> None:
     cluster.exec("node2", "mv", "/home/ddp/.ssh", "/home/ddp/.ssh.off")
     try:
         document = check()
@@ -128,6 +136,31 @@ def test_a_firewall_before_one_port(cluster: Cluster, check: Check) -> None:
         cluster.exec("node0", "iptables", "-F", "INPUT")
     assert (severity, host, name) == ("failure", "node0", "ports")
     assert what == f"port 29500 on {cluster.addresses['node0']} timed out from node2"
+
+
+def test_a_firewall_before_the_data(cluster: Cluster, check: Check) -> None:
+    """SSH is let in, and what comes from node0; node2 is not."""
+    rule = ["INPUT", "-p", "tcp", "!", "--dport", "22", "-s", cluster.addresses["node2"]]
+    cluster.exec("node1", "iptables", "-A", *rule, "--syn", "-j", "DROP")
+    try:
+        document = check()
+    finally:
+        cluster.exec("node1", "iptables", "-F", "INPUT")
+    severity, host, name, what = only(document)
+    assert (severity, host, name) == ("failure", "node1", "network")
+    assert what == f"a connection to {cluster.addresses['node1']} timed out from node2"
+    [finding] = document["findings"]
+    assert "allow all TCP between the hosts in its firewall" in finding["remedy"]
+
+
+def test_another_mtu(cluster: Cluster, check: Check) -> None:
+    cluster.exec("node2", "ip", "link", "set", "eth0", "mtu", "1400")
+    try:
+        severity, host, name, what = only(check())
+    finally:
+        cluster.exec("node2", "ip", "link", "set", "eth0", "mtu", "1500")
+    assert (severity, host, name) == ("warning", "node2", "network")
+    assert what == "MTU 1400 on eth0, and other hosts have 1500"
 
 
 def test_a_full_disk(cluster: Cluster, check: Check) -> None:

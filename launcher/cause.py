@@ -23,7 +23,8 @@ STOPPED_BY_US = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 class Weight(enum.IntEnum):
     CAUSE = 0
     BYSTANDER = 1  # tells of somebody else's failure, or may be one
-    EFFECT = 2
+    OUT_OF_SIGHT = 2  # nobody can ask it, and others lost a connection to somebody
+    EFFECT = 3
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Iterator[Suspect]:
     """The container is gone and its supervisor had no time for a word."""
     if node.end is not None or node.of("stopping"):
         return
-    time = node.last_seen - node.clock_skew
+    time, weight = node.last_seen - node.clock_skew, Weight.CAUSE
     if node.oom_killed:
         kind, message, remedy = _oom(node)
     elif node.exit_code is not None:
@@ -306,9 +307,25 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Iterator[Suspect]:
     elif (seen := _lost_by_peers(node, evidence)) or not node.unseen:
         kind, message = "host-lost", f"the host is lost: {seen or 'its container is gone'}"
         remedy = "see that the host and its Docker Engine are up: `ddpctl check`"
+    elif _connections_broke(node, evidence):
+        weight, kind = Weight.OUT_OF_SIGHT, "host-lost"
+        message = (
+            f"the host is lost: others' connections broke, and it does not answer: {node.unseen}"
+        )
+        remedy = "see that the host is up and the network to it: `ddpctl check`"
     else:
         return  # only out of the launching machine's sight
-    yield Suspect(Weight.CAUSE, time, node, kind, message, exit_code=node.exit_code, remedy=remedy)
+    yield Suspect(weight, time, node, kind, message, exit_code=node.exit_code, remedy=remedy)
+
+
+def _connections_broke(node: NodeEvidence, evidence: Evidence) -> bool:
+    """Ranks of other nodes ended because somebody had gone."""
+    return any(
+        event.get("exit_code") and signs.is_effect(event.get("last_lines") or ())
+        for other in evidence.nodes
+        if other is not node
+        for _, event in other.of("rank_exit")
+    )
 
 
 def _lost_by_peers(node: NodeEvidence, evidence: Evidence) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.engine import Engine, NodeStatus
-from launcher.errors import DdpctlError
+from launcher.errors import DdpctlError, HostUnreachable
 from launcher.journal import Reader, Record
 from launcher.logstore import LogStore
 from launcher.plan import Place
@@ -27,6 +27,8 @@ BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to see a host ag
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said its last word
 UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
+LAST_WORDS = 1.5  # seconds for the rest to end once a node has failed; then they are looked for
+LOOK_TIMEOUT = 3.0  # seconds for a host to answer when it is looked for
 
 
 # From byte $1 of the journal $2 on. Where tail must poll (an overlay, BusyBox) a second is long, and
@@ -76,6 +78,7 @@ class NodeOutcome:
     status: NodeStatus | None = None  # the engine's, once it has exited
     unseen_since: float | None = None  # time.monotonic() since when the host is out of sight
     unseen_reason: str = ""
+    gone: bool = False  # looked for after the others' failure, and not there
     done: bool = False
 
     @property
@@ -122,6 +125,7 @@ class _Exited:
 class _Sight:
     node_rank: int
     lost: str | None  # why, or None: in sight again
+    gone: bool = False
 
 
 class Follow:
@@ -139,6 +143,7 @@ class Follow:
         self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
         self._over = threading.Event()
         self._streams: dict[int, Stream] = {}
+        self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
 
     def events(self) -> Iterator[Line | NodeOutcome | str | None]:
         """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s."""
@@ -207,6 +212,10 @@ class Follow:
             if outcome.unseen_since is not None:
                 yield f"{outcome.host}: in sight again"
             outcome.unseen_since = None
+        elif item.gone:
+            outcome.gone, outcome.unseen_reason = True, item.lost
+            outcome.unseen_since = outcome.unseen_since or time.monotonic()
+            yield f"cannot see {item.lost}; nobody waits for it, as the run has failed elsewhere"
         elif outcome.unseen_since is None:
             outcome.unseen_since, outcome.unseen_reason = time.monotonic(), item.lost
             yield f"cannot see {item.lost}; the run goes on, and so do the attempts to see it"
@@ -218,6 +227,7 @@ class Follow:
                 outcome.done = True
                 yield outcome
         yield from self._give_up_the_lost(now)
+        self._look_for_the_rest(now)
         waiting = [o for o in self.outcomes.values() if not o.done]
         if waiting and all(o.unseen_since for o in waiting):
             if len(waiting) == len(self.outcomes):
@@ -241,7 +251,32 @@ class Follow:
                 outcome.done = True
                 yield outcome
 
+    def _look_for_the_rest(self, now: float) -> None:
+        """After a failure all nodes end in seconds. One that says nothing may be dead, and SSH
+        alone takes much longer to notice."""
+        heard = [o.end_heard for o in self.outcomes.values() if o.failed]
+        if not heard or now - max(heard) < LAST_WORDS:
+            return
+        for watch in self.watches:
+            rank = watch.place.node_rank
+            outcome = self.outcomes[rank]
+            if outcome.done or outcome.gone or now - self._looked_at.get(rank, 0.0) < LOOK_TIMEOUT:
+                continue
+            self._looked_at[rank] = now
+            threading.Thread(target=self._look_for, args=(watch,), daemon=True).start()
+
+    def _look_for(self, watch: Watch) -> None:
+        node = Node(watch.node.host, connect_timeout=LOOK_TIMEOUT)
+        try:
+            node.connect()
+        except HostUnreachable as error:
+            self._put(_Sight(watch.place.node_rank, str(error), gone=True))
+        finally:
+            node.close()
+
     def _has_ended(self, rank: int, outcome: NodeOutcome, now: float) -> bool:
+        if outcome.gone:
+            return True
         if outcome.end is not None:  # enough by itself, where the engine answers no more
             return outcome.status is not None or now - outcome.end_heard > ENGINE_TIMEOUT
         if outcome.status is None:

@@ -201,6 +201,8 @@ class Cluster:
                 docker("start", self.container(node))
             if not self._connected(node):
                 self.mend(node)
+            if not self._has_eth0(node):  # as after a mend: the engine never gives a name twice
+                docker("restart", "--time=0", self.container(node))
             if node in self._slowed:
                 self._quicken(node)
             self.exec(node, "rm", "-f", "/run/dockerd.off")
@@ -421,6 +423,9 @@ class Cluster:
     def _engine(self, node: str) -> bool:
         argv = ["docker", "exec", self.container(node), "docker", "info"]
         return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
+
+    def _has_eth0(self, node: str) -> bool:
+        return "eth0" in self.exec(node, "ls", "/sys/class/net").split()
 
     def _connected(self, node: str) -> bool:
         [state] = json.loads(docker("inspect", self.container(node)))

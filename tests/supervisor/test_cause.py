@@ -156,6 +156,16 @@ def test_a_host_out_of_sight_is_lost_only_when_its_peers_lost_it_too() -> None:
     assert (failure.kind, failure.host) == ("host-lost", "gpu2")
 
 
+def test_a_host_out_of_sight_explains_broken_connections_and_nothing_else() -> None:
+    unseen = NodeEvidence(1, "gpu2", events=[(0.5, {"kind": "start"})], unseen="no route to host")
+    broken = rank_exit(1.0, 0, 1, said("gloo-peer-kill"))
+    failure = first(node(0, broken), unseen)
+    assert (failure.kind, failure.host, failure.rank) == ("host-lost", "gpu2", None)
+    assert "no route to host" in failure.message
+    raised = rank_exit(1.2, 4, 1, said("gloo-raise"))
+    assert first(node(0, broken), unseen, node(2, raised)).rank == 4
+
+
 def test_two_nodes_that_lost_each_other_were_cut_off() -> None:
     failure = first(node(0, stopping(9.0, "peer-lost", 1)), node(1, stopping(9.1, "peer-lost", 0)))
     assert failure.kind == "network-cut"

@@ -78,7 +78,7 @@ if [ "$with_gpus" = gpus ]; then
     case $pid in *[!0-9]*|'') continue ;; esac
     uid=$(grep '^Uid:' "/proc/$pid/status" 2>/dev/null | cut -f 2)
     printf '%s %s %s\n' "$pid" "$(id -nu "$uid" 2>/dev/null || echo "$uid")" \
-      "$(tail -n 1 "/proc/$pid/cgroup" 2>/dev/null)"
+      "$(grep -Eo '[0-9a-f]{64}' "/proc/$pid/cgroup" 2>/dev/null | tail -n 1)"
   done
 fi
 s end

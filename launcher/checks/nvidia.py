@@ -37,7 +37,7 @@ class Nvidia:
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
-    """Empty where the text is not nvidia-smi's XML. owners: lines of `pid user cgroup`."""
+    """Empty where the text is not nvidia-smi's XML. owners: lines of `pid user container id`."""
     start = text.find("<nvidia_smi_log>")
     if start < 0:
         return Nvidia()
@@ -60,7 +60,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
             if "C" not in (_text(process, "type") or "C"):
                 continue  # a display, which takes next to nothing
             pid = _text(process, "pid")
-            user, cgroup = whose.get(pid, ["", ""])
+            user, container = whose.get(pid, ["", ""])
             processes.append(
                 GpuProcess(
                     gpu=index,
@@ -68,7 +68,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
                     name=_text(process, "process_name").rsplit("/", 1)[-1],
                     mib=_number(_text(process, "used_memory")),
                     user=user,
-                    container=_container(cgroup),
+                    container=container,
                 )
             )
     cuda = re.fullmatch(r"(\d+)\.(\d+)", _text(log, "cuda_version"))
@@ -87,8 +87,3 @@ def _text(node: ElementTree.Element, path: str) -> str:
 def _number(text: str) -> int:
     match = re.match(r"\d+", text)
     return int(match[0]) if match else 0
-
-
-def _container(cgroup: str) -> str:
-    match = re.search(r"[0-9a-f]{64}", cgroup)
-    return match[0] if match else ""

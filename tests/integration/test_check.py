@@ -205,6 +205,32 @@ def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
     assert "toolkit is not installed" in toolkit[3]
 
 
+def test_a_gpu_in_use_is_told_with_its_process_user_and_run(cluster: Cluster, check: Check) -> None:
+    for node in ("node0", "node1"):
+        cluster.give_gpus(node, 2)
+    flags = ["-d", "--network", "host", "--label", "io.ddpctl.run-id=night", "--user", "1000"]
+    sleeping = ["--entrypoint", "sleep", TRAINER_IMAGE, "300"]
+    name = cluster.exec("node1", "docker", "run", *flags, *sleeping)
+    [container] = cluster.containers("node1")
+    pid = container["State"]["Pid"]
+    process = f"<pid>{pid}</pid><type>C</type><process_name>/bin/sleep</process_name>"
+    process += "<used_memory>30000 MiB</used_memory>"
+    used = f"<gpu><processes><process_info>{process}</process_info></processes></gpu>"
+    log = f"<nvidia_smi_log><gpu/>{used}</nvidia_smi_log>"
+    answers = f"#!/bin/sh\ncase \"$*\" in '-q -x') echo '{log}';; *compute-apps*) echo {pid};; *)\n"
+    more = 'sed 1d /usr/local/bin/nvidia-smi >>/tmp/smi; echo ";; esac" >>/tmp/smi; cat /tmp/smi'
+    put = f"cat >/tmp/smi; {more} >/usr/local/bin/nvidia-smi"
+    cluster.exec("node1", "sh", "-c", put, stdin=answers.encode())
+    wanted = [{"host": "node0", "gpus": [0, 1]}, {"host": "node1", "gpus": [0, 1]}]
+    document = check(wanted)
+    cluster.exec("node1", "docker", "rm", "-f", name)
+    severity, host, name, what = only(document)
+    assert (severity, host, name) == ("failure", "node1", "gpus")
+    assert what == f"GPU 1 is in use: sleep (pid {pid}, user ddp, run night) holds 30000 MiB"
+    [finding] = document["findings"]
+    assert finding["remedy"] == "`ddpctl kill night`, wait for it, or choose other GPUs"
+
+
 def test_a_clock_that_is_off(cluster: Cluster, check: Check) -> None:
     late = '#!/bin/sh\n[ "$1" = +%s.%N ] && exec /bin/date -d "-90 seconds" "$1"\nexec /bin/date "$@"\n'
     program = "cat > /usr/local/bin/date; chmod 755 /usr/local/bin/date"

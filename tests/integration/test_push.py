@@ -107,7 +107,7 @@ def test_an_interrupted_push_of_an_image_leaves_no_name_in_the_local_engine(
     cluster: Cluster, home: Home, tmp_path: Path, image: str
 ) -> None:
     cluster.slow("node0", "20mbit")
-    build(image, tmp_path / "context", {"base": 20 * MEGABYTE})
+    build(image, tmp_path / "context", {"base": 60 * MEGABYTE})
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0"], image=image)
     for end in (signal.SIGINT, signal.SIGKILL):
         process = home.start("push", hosts, "--image")

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher import push
+from launcher import onexit, push
 from launcher.checks.survey import survey_hosts
 from launcher.console import Console
 from launcher.errors import HostUnreachable, PreflightError, UsageError
@@ -45,6 +45,7 @@ class Wishes:
     check: bool = True
     hang_timeout: float | None = None
     node_env: tuple[Mapping[str, str], ...] = ()  # by node rank, beside what the job says
+    on_exit: str | None = None  # for `sh -c` when the run has ended
 
 
 def checked_name(name: str) -> str:
@@ -78,10 +79,11 @@ def dry_run(cluster: Cluster, wishes: Wishes, now: datetime.datetime) -> Plan:
 def launch(cluster: Cluster, wishes: Wishes, console: Console) -> int:
     """check, push, start on every node, follow to the end; returns the exit code of CONTRACT 6."""
     run_id = new_run(wishes.name)
-    code = run_attempt(cluster, wishes, console, run_id)
-    if wishes.detach:
-        return code  # the recorder sees to restarts
-    return with_restarts(cluster, wishes, console, run_id, code)
+    with onexit.at_the_end(RunFolder(state_home() / "runs" / run_id), console) as ending:
+        ending.code = run_attempt(cluster, wishes, console, run_id)
+        if not wishes.detach:  # or else the recorder sees to restarts
+            ending.code = with_restarts(cluster, wishes, console, run_id, ending.code)
+    return ending.code
 
 
 def with_restarts(
@@ -109,6 +111,8 @@ def run_attempt(
         with Interrupts() as interrupts:
             facts, plan = prepare_plan(cluster, wishes, console, nodes, run_id, earlier)
             folder, record = remember(plan, cluster, earlier)
+            if wishes.on_exit is not None:
+                onexit.keep(folder, wishes.on_exit)
             with interrupts.held():
                 party = start_all(cluster, wishes, console, nodes, facts, plan, folder, record)
                 if wishes.detach:

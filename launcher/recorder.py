@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launcher import onexit
 from launcher.console import Console
 from launcher.errors import DdpctlError
 from launcher.record import RunFolder
@@ -18,6 +19,7 @@ from launcher.record import RunFolder
 
 def spawn(folder: RunFolder) -> None:
     """Starts it, outside this terminal's session; it ends with the run."""
+    onexit.hand_over(folder)
     with (folder.path / "recorder.log").open("ab") as out:
         subprocess.Popen(
             [sys.executable, "-m", "launcher.recorder", str(folder.path)],
@@ -37,9 +39,11 @@ def main() -> int:
     console.stdout_closed = True  # it only records
     folder = RunFolder(Path(sys.argv[1]))
     try:
-        code = attach(folder, console)
-        cluster = load(folder.hosts_file, job_files=False)
-        return with_restarts(cluster, Wishes(), console, folder.run_id, code)
+        with onexit.at_the_end(folder, console, onexit.HANDED_OVER) as ending:
+            ending.code = attach(folder, console)
+            cluster = load(folder.hosts_file, job_files=False)
+            ending.code = with_restarts(cluster, Wishes(), console, folder.run_id, ending.code)
+        return ending.code
     except DdpctlError as error:
         console.error(str(error))
         return error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher import onexit
 from launcher.console import Console
 from launcher.errors import UsageError
 from launcher.hosts import load
@@ -10,7 +11,14 @@ from launcher.runs import find, look
 from launcher.start import connect
 
 
-def resume(target: str | None, hosts: str | None, console: Console, *, detach: bool) -> int:
+def resume(
+    target: str | None,
+    hosts: str | None,
+    console: Console,
+    *,
+    detach: bool,
+    on_exit: str | None = None,
+) -> int:
     """Returns the new attempt's exit code. A run that is still alive is refused."""
     folder = find(target, None)
     record = folder.load()
@@ -26,4 +34,7 @@ def resume(target: str | None, hosts: str | None, console: Console, *, detach: b
             f"{folder.run_id} still runs on {', '.join(alive)}: `ddpctl attach` follows it, "
             "`ddpctl kill` ends it"
         )
-    return run_attempt(cluster, Wishes(detach=detach), console, folder.run_id, earlier=record)
+    wishes = Wishes(detach=detach, on_exit=on_exit)
+    with onexit.at_the_end(folder, console) as ending:
+        ending.code = run_attempt(cluster, wishes, console, folder.run_id, earlier=record)
+    return ending.code

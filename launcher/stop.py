@@ -18,9 +18,11 @@ for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
 done
 """
 
-# The processes of run $1 on this host that can be seen, whoever their parent is now.
+# The processes of run $1 on this host that can be seen, whoever their parent is now; what the
+# user has told to run at its end is none of them.
 PROCESSES = r"""
-grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
+grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
+  xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null | tr -cd '0-9\n'
 """
 
 

@@ -24,7 +24,8 @@ STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL for a stray
 
 # pid, run id and name of every process that carries a run id and that this user may look at
 CARRIERS = r"""
-for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null); do
+for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null |
+    xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null); do
   p=${e#/proc/}; p=${p%/environ}
   r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
   if [ -n "$r" ]; then printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"; fi

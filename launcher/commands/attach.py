@@ -8,17 +8,26 @@ from launcher.commands import options
 def attach(
     run: options.Run = None,
     hosts: options.LookOn = None,
+    on_exit: options.OnExit = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
     """Follow a detached run as `launch` does, with its exit code. Ctrl-C leaves; the run goes on.
 
+    --on-exit is this command's own, beside the one that `launch` was given.
+
     \b
     ddpctl attach
     ddpctl attach 20261121-1530 --hosts hosts.yaml
     """
     from launcher import attach as attaching
+    from launcher import onexit
     from launcher.runs import find
 
-    return attaching.attach(find(run, hosts), options.console(quiet, verbose, plain))
+    folder = find(run, hosts)
+    console = options.console(quiet, verbose, plain)
+    code = attaching.attach(folder, console)
+    if on_exit is not None and (record := folder.load()).state not in onexit.LIVE:
+        onexit.call(on_exit, folder, record, code, console)
+    return code

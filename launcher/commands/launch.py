@@ -53,16 +53,23 @@ def launch(
         typer.Option("--hang-timeout", help="Seconds without progress that end the run as hung."),
     ] = None,
     as_json: options.Json = False,
+    on_exit: options.OnExit = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
     """Check, push, start torchrun on every node, follow the logs, exit as the run did.
 
+    --on-exit runs CMD once with `sh -c` when the run has ended, with the outcome in its
+    environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),
+    DDPCTL_EXIT_CODE, DDPCTL_ATTEMPT, DDPCTL_RUN_DIR, DDPCTL_FIRST_FAILURE, DDPCTL_FAILED_HOST.
+    Detached, this machine's recorder runs it. If it fails, that is a warning.
+
     \b
     ddpctl launch hosts.yaml
     ddpctl launch hosts.yaml --detach -- train.py --epochs 90
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
+    ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
     import datetime
     import os
@@ -96,6 +103,7 @@ def launch(
         push=not no_push,
         check=not no_check,
         hang_timeout=hang_timeout,
+        on_exit=on_exit,
     )
     console = options.console(quiet, verbose, plain)
     if dry_run:

@@ -54,6 +54,12 @@ LookOn = Annotated[
 Plain = Annotated[
     bool, typer.Option("--plain", help="Lines only, no live panel; so it is without a terminal.")
 ]
+OnExit = Annotated[
+    str | None,
+    typer.Option(
+        "--on-exit", metavar="CMD", help="For sh when the run has ended; see $DDPCTL_STATE there."
+    ),
+]
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False) -> Console:

@@ -23,6 +23,7 @@ def resume(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
     ] = False,
+    on_exit: options.OnExit = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -35,4 +36,6 @@ def resume(
     """
     from launcher import resume as resuming
 
-    return resuming.resume(target, hosts, options.console(quiet, verbose, plain), detach=detach)
+    return resuming.resume(
+        target, hosts, options.console(quiet, verbose, plain), detach=detach, on_exit=on_exit
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.console import Console
-from launcher.errors import UsageError
+from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, Host
 from launcher.launch import Wishes, new_run, run_attempt
 from launcher.record import state_home, write_atomically
@@ -68,7 +68,12 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
         run_id = new_run("sanity")
         wishes = Wishes(name="sanity", node_env=separate(cluster))
-        code = run_attempt(job, wishes, listening, run_id)
+        try:
+            code = run_attempt(job, wishes, listening, run_id)
+        except DdpctlError as error:
+            if as_json:
+                console.json(document(report, str(error).splitlines()))
+            raise
     found = problems(report, asked.min_busbw, last_busbw(cluster))
     if report.sizes:
         remember(cluster, report.busbw)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +114,20 @@ def test_sizes_in_words() -> None:
     assert (size_of("64m"), size_of("1G"), size_of("512")) == (64 << 20, 1 << 30, 512)
     with pytest.raises(UsageError, match="--max-size 'big'"):
         size_of("big")
+
+
+def test_a_host_that_is_not_there_is_told_in_the_document_too(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("hosts: [{host: 127.0.0.1, port: 1, gpus: 0}]\njob: {image: x}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "sanity", str(hosts), "--json"],
+        env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"], found["sizes"]) == (4, False, [])
+    [problem] = found["problems"]
+    assert problem.startswith("failure: 127.0.0.1: ssh: connection refused")
+    assert problem in done.stderr

@@ -11,9 +11,8 @@ from launcher.errors import DdpctlError, NodesFailed, UsageError
 from launcher.hosts import Cluster, dump, load
 from launcher.processes import Processes
 from launcher.record import RunFolder, find_run, state_home, write_atomically
-from launcher.remote.containers import Containers
 from launcher.remote.node import Node, each_node
-from launcher.start import connect
+from launcher.start import connect, engine_of
 
 # The record of the newest attempt of run $1 that this host keeps.
 READ_RECORD = r"""
@@ -86,7 +85,7 @@ def engines(node: Node, cluster: Cluster) -> list[Engine]:
     if node.host.is_local:
         by_name.append(Processes(node.name))
     if cluster.job.engine == "docker":
-        by_name.append(Containers(node))
+        by_name.append(engine_of(node, "docker"))
     return by_name
 
 

@@ -17,7 +17,6 @@ from launcher.hosts import Cluster
 from launcher.plan import NodePlan, Plan
 from launcher.prepare import prepare
 from launcher.processes import Processes
-from launcher.remote.containers import Containers
 from launcher.remote.node import Node, each_node
 from launcher.spec import supervisor_spec
 
@@ -37,7 +36,11 @@ def connect(cluster: Cluster) -> list[Node]:
 
 
 def engine_of(node: Node, name: str) -> Engine:
-    return Processes(node.name) if name == "process" else Containers(node)
+    if name == "process":
+        return Processes(node.name)
+    from launcher.remote.containers import Containers  # the Docker SDK loads as hosts are dialled
+
+    return Containers(node)
 
 
 def ask(nodes: Sequence[Node]) -> tuple[Facts, ...]:

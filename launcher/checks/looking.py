@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts import Facts
 from launcher.hosts import Cluster, Host
-from launcher.remote.engine_info import engine_info, image_info, run_of_containers
 from launcher.remote.node import Node
 from launcher.start import ask, engine_of
 
@@ -53,6 +52,8 @@ def look(
 def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
     if cluster.job.engine != "docker":
         return None, None
+    from launcher.remote.engine_info import engine_info, image_info, run_of_containers
+
     try:
         info = engine_info(node)
         image = image_info(node, cluster.job.image)
@@ -81,6 +82,8 @@ def image_here(cluster: Cluster) -> Image | None:
     """The image as this machine's own engine has it, if there is one."""
     if cluster.job.engine != "docker":
         return None
+    from launcher.remote.engine_info import image_info  # the Docker SDK loads as hosts are dialled
+
     node = Node(Host("local"))
     try:
         inspected = image_info(node, cluster.job.image)

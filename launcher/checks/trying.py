@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster
 from launcher.remote.node import Node
-from launcher.remote.trial import run_trial
 
 from .machine import Machine
 from .trials import SCRIPT, Trial, needing_torch, parse_trial, trial_container
@@ -35,6 +34,8 @@ def _trial(
     machine: Machine, node: Node, cluster: Cluster, token: str, with_torch: bool
 ) -> Trial | None:
     """None where there is no image to try."""
+    from launcher.remote.trial import run_trial
+
     argument = "torch" if with_torch else ""
     facts, docker = machine.facts, machine.docker
     if facts is None or docker is None or docker.image is None:

@@ -30,6 +30,7 @@ def attach(folder: RunFolder, console: Console) -> int:
             console.line(line)
         console.flush()
         if record.state in FINAL:
+            console.settle()
             tell(folder.run_id, record.attempt, console)
             return EXIT[record.state]
         with Interrupts() as interrupts:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from launcher.fold import Fold
     from launcher.live import Live
 
 QUIET_BEFORE = 2.0  # seconds; a step that takes longer shows that it is under way
@@ -25,11 +26,26 @@ class Console:
         self.verbose = verbose
         self.plain = plain
         self.stdout_closed = False
+        self.fold: Fold | None = None  # set: identical lines of many ranks become one
         self._live: Live | None = None
         self._lock = threading.RLock()
 
     def line(self, text: bytes) -> None:
         """One whole line of a result. A reader that has gone away is noticed once."""
+        if self.fold is None:
+            self._write(text)
+            return
+        for folded in self.fold.feed(text, time.monotonic()):
+            self._write(folded)
+
+    def settle(self) -> None:
+        """All that still waits to be folded, out."""
+        if self.fold is not None:
+            for folded in self.fold.take_all():
+                self._write(folded)
+        self.flush()
+
+    def _write(self, text: bytes) -> None:
         if self.stdout_closed:
             return
         with self._lock:
@@ -40,9 +56,15 @@ class Console:
             except BrokenPipeError:
                 self._close_stdout()
             if self._live and self._live.due():  # lines may come without a pause
-                self.flush()
+                self._flush()
 
     def flush(self) -> None:
+        if self.fold is not None:
+            for folded in self.fold.take_older(time.monotonic()):
+                self._write(folded)
+        self._flush()
+
+    def _flush(self) -> None:
         if self.stdout_closed:
             return
         with self._lock:

@@ -137,7 +137,7 @@ class Following:
             if self._nobody_left_to_wait_for():
                 self.follow.close()
                 break
-        self.console.flush()
+        self.console.settle()
         return self._conclude(skews)
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
@@ -197,6 +197,7 @@ class Following:
 
     def _detach(self) -> int:
         self.follow.close()
+        self.console.settle()
         if self.follow.store:
             self.follow.store.close()
             spawn(self.folder)

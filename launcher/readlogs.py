@@ -24,7 +24,10 @@ def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -
         known = known_marks(folder.logs)
         for line in merged(folder.logs, wanted, known):
             console.line(line)
-        console.flush()
+        if follow:
+            console.flush()
+        else:
+            console.settle()
         for error in failures.values():
             console.error(f"cannot see {error}")
         if follow:
@@ -58,5 +61,5 @@ def _go_on(
                 console.say(event)
             if interrupts.take() is not None:
                 follow.close()
-                return
-    console.flush()
+                break
+    console.settle()

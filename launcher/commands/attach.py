@@ -9,6 +9,7 @@ def attach(
     run: options.Run = None,
     hosts: options.LookOn = None,
     on_exit: options.OnExit = None,
+    fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -26,7 +27,7 @@ def attach(
     from launcher.runs import find
 
     folder = find(run, hosts)
-    console = options.console(quiet, verbose, plain)
+    console = options.console(quiet, verbose, plain, fold)
     code = attaching.attach(folder, console)
     if on_exit is not None and (record := folder.load()).state not in onexit.LIVE:
         onexit.call(on_exit, folder, record, code, console)

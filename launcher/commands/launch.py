@@ -54,6 +54,7 @@ def launch(
     ] = None,
     as_json: options.Json = False,
     on_exit: options.OnExit = None,
+    fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -105,7 +106,7 @@ def launch(
         hang_timeout=hang_timeout,
         on_exit=on_exit,
     )
-    console = options.console(quiet, verbose, plain)
+    console = options.console(quiet, verbose, plain, fold)
     if dry_run:
         plan = launching.dry_run(cluster, wishes, datetime.datetime.now())
         if as_json:

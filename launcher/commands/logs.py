@@ -26,6 +26,7 @@ def logs(
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
     ] = None,
+    fold: options.Folded = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -34,6 +35,7 @@ def logs(
     \b
     ddpctl logs -f
     ddpctl logs 20261121 --rank 3 --tail 100
+    ddpctl logs --fold --grep loss
     """
     import re
     import time
@@ -57,4 +59,4 @@ def logs(
         raise UsageError(
             f"--since {since!r}: give 30s, 10m, 2h, 3d or a time such as 2026-11-21T15:30:00Z"
         ) from None
-    return read(find(run, hosts), wanted, options.console(quiet, verbose), follow=follow)
+    return read(find(run, hosts), wanted, options.console(quiet, verbose, fold=fold), follow=follow)

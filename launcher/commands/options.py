@@ -54,6 +54,10 @@ LookOn = Annotated[
 Plain = Annotated[
     bool, typer.Option("--plain", help="Lines only, no live panel; so it is without a terminal.")
 ]
+Folded = Annotated[
+    bool,
+    typer.Option("--fold", help="Identical lines of many ranks as one, such as `[0-5] text`."),
+]
 OnExit = Annotated[
     str | None,
     typer.Option(
@@ -62,10 +66,15 @@ OnExit = Annotated[
 ]
 
 
-def console(quiet: bool, verbose: bool, plain: bool = False) -> Console:
+def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
     from launcher.console import Console
 
-    return Console(quiet=quiet, verbose=verbose, plain=plain)
+    made = Console(quiet=quiet, verbose=verbose, plain=plain)
+    if fold:
+        from launcher.fold import Fold
+
+        made.fold = Fold()
+    return made
 
 
 def hosts_of(hosts: str | None, host_list: str | None) -> str:

@@ -24,6 +24,7 @@ def resume(
         bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
     ] = False,
     on_exit: options.OnExit = None,
+    fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -37,5 +38,5 @@ def resume(
     from launcher import resume as resuming
 
     return resuming.resume(
-        target, hosts, options.console(quiet, verbose, plain), detach=detach, on_exit=on_exit
+        target, hosts, options.console(quiet, verbose, plain, fold), detach=detach, on_exit=on_exit
     )

@@ -18,6 +18,7 @@ from launcher import __version__
 from launcher.commands import (
     attach,
     check,
+    clean,
     fetch,
     init,
     kill,
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "fetch": fetch.fetch,
     "sanity": sanity.sanity,
     "init": init.init,
+    "clean": clean.clean,
 }
 
 

@@ -72,6 +72,21 @@ class Containers:
                 continue  # removed since it was listed
         return found
 
+    def mounting(self, folder: str) -> tuple[NodeStatus, ...]:
+        """Containers of ours, of runs and of checks, that mount something below `folder`."""
+        api = self.node.docker.api
+        found = []
+        for label in (f"{LABEL}.run-id", f"{LABEL}.check"):
+            for row in api.containers(all=True, filters={"label": [label]}):
+                sources = [str(mount.get("Source", "")) for mount in row.get("Mounts", ())]
+                if not any(source.startswith(f"{folder}/") for source in sources):
+                    continue
+                try:
+                    found.append(self._status(api.inspect_container(row["Id"])))
+                except docker.errors.NotFound:
+                    continue  # removed since it was listed
+        return tuple(found)
+
     def stop(self, status: NodeStatus, timeout: float) -> None:
         api = self.node.docker.api
         try:

@@ -24,6 +24,7 @@ ORDER = [
     "fetch",
     "sanity",
     "init",
+    "clean",
 ]
 
 

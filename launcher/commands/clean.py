@@ -42,7 +42,10 @@ def clean(
         if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             console.say("nothing removed; -y removes it")
             return None
-        return typer.confirm("remove all of this?", err=True)
+        if not typer.confirm("remove all of this?", err=True):
+            console.say("nothing removed")
+            return False
+        return True
 
     named = options.hosts_of(hosts, host_list)
     return cleaning.clean(named, console, kill=kill, as_json=as_json, sure=sure)

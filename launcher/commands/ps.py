@@ -78,20 +78,27 @@ def _watch(clusters: Connected, console: Console, interval: float, *, everything
     words = ""
     display = live.Live(lambda columns, rows: live.fitted(words, columns, rows), share=0.9)
     on_terminal = live.wanted(plain=False, quiet=console.quiet)
-    with console.live(display) if on_terminal else contextlib.nullcontext():
-        while True:
-            statuses, failures = see(clusters, console)
-            shown = [s for s in statuses if everything or s.alive]
-            lines = [
-                _table(shown) if shown else f"no run there is {'known' if everything else 'alive'}"
-            ]
-            lines += [f"cannot see {error}" for error in failures.values()]
-            before, words = words, "\n".join(lines)
-            if on_terminal:
-                display.draw()
-            elif words != before:
-                console.print(words + "\n")
-            time.sleep(interval)
+    try:
+        with console.live(display) if on_terminal else contextlib.nullcontext():
+            while True:
+                statuses, failures = see(clusters, console)
+                shown = [s for s in statuses if everything or s.alive]
+                lines = [
+                    _table(shown)
+                    if shown
+                    else f"no run there is {'known' if everything else 'alive'}"
+                ]
+                lines += [f"cannot see {error}" for error in failures.values()]
+                before, words = words, "\n".join(lines)
+                if on_terminal:
+                    display.draw()
+                elif words != before:
+                    console.print(words + "\n")
+                time.sleep(interval)
+    except KeyboardInterrupt:
+        if on_terminal:
+            console.print(words)  # the newest table stays
+        raise
 
 
 def _table(statuses: Sequence[NodeStatus]) -> str:

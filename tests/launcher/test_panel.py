@@ -247,6 +247,7 @@ def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
     assert rows(terminal.paper()) == []
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.read_to_the_end() == 130
+    assert "no run there is alive" in terminal.paper() and rows(terminal.paper()) == []
 
 
 def test_ps_watch_without_a_terminal_prints_each_table_that_differs(machine: Machine) -> None:

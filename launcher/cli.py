@@ -26,6 +26,7 @@ from launcher.commands import (
     logs,
     ps,
     push,
+    report,
     resume,
     sanity,
 )
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "attach": attach.attach,
     "fetch": fetch.fetch,
     "sanity": sanity.sanity,
+    "report": report.report,
     "init": init.init,
     "clean": clean.clean,
 }

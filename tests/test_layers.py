@@ -25,6 +25,7 @@ PURE = (
         "hosts/schema",
         "hosts/values",
     ),
+    *("report/curves", "report/numbers", "report/page"),
     *("plan", "show", "signs", "spec", "topology"),
     *("checks/details", "checks/engines", "checks/findings", "checks/gpus", "checks/images"),
     *("checks/machine", "checks/nvidia", "checks/probe", "checks/resources", "checks/routes"),

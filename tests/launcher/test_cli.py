@@ -23,6 +23,7 @@ ORDER = [
     "attach",
     "fetch",
     "sanity",
+    "report",
     "init",
     "clean",
 ]

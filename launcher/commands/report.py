@@ -1,0 +1,35 @@
+"""ddpctl report"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options
+
+
+def report(
+    run: options.Run = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: ./RUN.html.")
+    ] = None,
+    hosts: options.LookOn = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """One HTML page about a run: plan, hosts, timeline, first failure, curves, how to repeat it.
+
+    The page needs no network and holds no value of the run's environment. The curves come from the
+    trainer's metrics.jsonl, so other scripts have none.
+
+    \b
+    ddpctl report
+    ddpctl report 20261121 -o overnight.html
+    """
+    from launcher.report.making import make
+    from launcher.runs import find
+
+    folder = find(run, hosts)
+    return make(folder, out or Path(f"{folder.run_id}.html"), options.console(quiet, verbose))

@@ -148,7 +148,7 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         failed = _failed_at(attempt)
         if failed is not None:
             at = LABEL + (min(max(failed, first), last) - first) * scale
-            drawn.append(f'<path d="M{at:.1f} {y}v24" stroke="#b3261e" stroke-width="3"/>')
+            drawn.append(f'<path d="M{at:.1f} {y}v24" stroke="#f2a03d" stroke-width="3"/>')
         took = f"{end - begin:.1f} s" if attempt.ended else ""
         rows.append(
             (attempt.attempt, attempt.state, attempt.started or "", attempt.ended or "", took)

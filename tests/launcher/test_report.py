@@ -232,5 +232,6 @@ def test_a_real_browser_shows_the_page(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "<title>20261121-050000-abcd: SUCCEEDED</title>" in done.stdout  # no script changed it
+    assert "<img" not in done.stdout and "<script" not in done.stdout
     assert done.stdout.count("<polyline") == 4
     assert "Refused to" not in done.stderr and "net::ERR" not in done.stderr

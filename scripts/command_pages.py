@@ -1,0 +1,73 @@
+"""docs/commands/: a page for each command, from the command line's own definitions.
+
+python scripts/command_pages.py: rewrites them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "commands"
+sys.path.insert(0, str(ROOT))
+
+import typer.main  # noqa: E402
+
+from launcher.cli import COMMANDS, app  # noqa: E402
+
+MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
+
+
+def pages() -> dict[str, str]:
+    """File name -> text, of every page."""
+    group = typer.main.get_command(app)
+    commands: dict[str, Any] = vars(group)["commands"]
+    made = {f"{name}.md": page(name, commands[name]) for name in COMMANDS}
+    return {"README.md": index(commands), **made}
+
+
+def index(commands: dict[str, Any]) -> str:
+    rows = [
+        f"| [`ddpctl {name}`]({name}.md) | {cell(first_line(commands[name]))} |"
+        for name in COMMANDS
+    ]
+    return "\n".join([MADE, "# Commands", "", "| command | does |", "|---|---|", *rows, ""])
+
+
+def page(name: str, command: Any) -> str:
+    context = command.context_class(command, info_name=f"ddpctl {name}")
+    usage = " ".join(command.collect_usage_pieces(context)).replace("[[", "[").replace("]]", "]")
+    prose, examples = told(command)
+    parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose, ""]
+    if examples:
+        parts += ["## Examples", "", "```", examples, "```", ""]
+    parts += ["## Arguments and flags", "", "| | |", "|---|---|"]
+    parts += [row(parameter, context) for parameter in command.params]
+    return "\n".join([*parts, ""])
+
+
+def told(command: Any) -> tuple[str, str]:
+    """The help's prose and the examples after its \\b mark."""
+    prose, _, examples = (command.help or "").partition("\b")
+    return prose.strip(), examples.strip("\n")
+
+
+def first_line(command: Any) -> str:
+    return told(command)[0].split("\n")[0]
+
+
+def row(parameter: Any, context: Any) -> str:
+    names, meaning = parameter.get_help_record(context) or (parameter.name, "")
+    return f"| `{cell(names)}` | {cell(meaning)} |"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for file, text in pages().items():
+        (FOLDER / file).write_text(text)

@@ -25,3 +25,12 @@ def test_links_lead_to_files_and_commands_exist(page: Path) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     linked = {(ROOT / link).resolve() for link in LINK.findall((ROOT / "README.md").read_text())}
     assert set((ROOT / "docs").glob("*.md")) <= linked
+
+
+def test_messages_that_are_explained_exist() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"(?m)^\| `([^`]+)` \|", page)
+    source = "\n".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
+    said = re.sub(r'"\s*\n\s*f?"', "", source)  # a text that is written on several lines
+    assert len(messages) > 10
+    assert [message for message in messages if message not in said] == []

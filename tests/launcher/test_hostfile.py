@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launcher.hosts.hostfile import is_hostfile, is_hosts_flag, parse_hostfile, parse_hosts_flag
 
 from launcher.errors import HostsFileError
 from launcher.hosts import Cluster, Host, Job, load
+from launcher.hosts.hostfile import is_hostfile, is_hosts_flag, parse_hostfile, parse_hosts_flag
 
 
 def test_a_deepspeed_hostfile(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher.hosts.hostfile import parse_hostfile, parse_hosts_flag
 
 from launcher.errors import HostsFileError
 from launcher.hosts import Cluster, Host, Job, dump, load, parse
+from launcher.hosts.hostfile import parse_hostfile, parse_hosts_flag
 from launcher.hosts.job_values import SET_BY_DDPCTL
 from launcher.hosts.schema import HOST, JOB, SECTIONS
 

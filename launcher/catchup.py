@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from launcher.errors import DdpctlError, NodesFailed
-from launcher.follow import READ_SIZE, Line
+from launcher.follow import Line
 from launcher.following import Party
 from launcher.journal import Reader
 from launcher.logstore import LogStore, offset_in
 from launcher.plan import Place
 from launcher.remote.node import Node, each_node
+from launcher.watching import READ_SIZE
 
 
 def catch_up(party: Party, store: LogStore) -> dict[str, DdpctlError]:

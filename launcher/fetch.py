@@ -11,12 +11,12 @@ from launcher.attach import party_of
 from launcher.catchup import catch_up
 from launcher.console import Console
 from launcher.errors import CommandFailed, DdpctlError, NodesFailed
-from launcher.follow import READ_SIZE
 from launcher.following import Party
 from launcher.logstore import LogStore
 from launcher.plan import Place
 from launcher.record import RunFolder
 from launcher.remote.node import Node, each_node
+from launcher.watching import READ_SIZE
 
 # NUL-separated: sha256, two spaces, path relative to the run's folder, of every file that is whole.
 LIST = r"""

@@ -14,41 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.engine import Engine, NodeStatus
-from launcher.errors import DdpctlError, HostUnreachable
-from launcher.journal import Reader, Record
+from launcher.engine import NodeStatus
 from launcher.logstore import LogStore
-from launcher.plan import Place
-from launcher.remote.node import Node, Stream
+from launcher.watching import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watch, Watcher
 
-READ_SIZE = 1 << 18  # bytes
 QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
-BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to see a host again
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said its last word
 UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
 LAST_WORDS = 1.5  # seconds for the rest to end once a node has failed; then they are looked for
-LOOK_TIMEOUT = 3.0  # seconds for a host to answer when it is looked for
-
-
-# From byte $1 of the journal $2 on. Where tail must poll (an overlay, BusyBox) a second is long, and
-# not every tail takes a fraction of one.
-TAIL = (
-    'tail -s 0.1 -c 0 /dev/null 2>/dev/null && exec tail -s 0.1 -c "+$1" -F "$2"; '
-    'exec tail -c "+$1" -F "$2"'
-)
-# The events in the first $2 bytes of the journal; $3 is what only they have.
-EVENTS = 'head -c "$2" "$1" | grep -a "^[0-9.]*$3"; true'
-
-
-@dataclass(frozen=True)
-class Watch:
-    """One node to follow."""
-
-    node: Node
-    engine: Engine
-    place: Place
-    offset: int = 0  # bytes of the journal that are already known
+TAIL_LINES = 400  # a rank's last lines are looked for among these
 
 
 @dataclass(frozen=True)
@@ -106,28 +81,6 @@ class NodeOutcome:
 TAIL_LINES = 400  # a rank's last lines are looked for among these
 
 
-@dataclass(frozen=True)
-class _Batch:
-    node_rank: int
-    records: list[Record]
-    offset: int
-    consumed: int  # with the partial record at the end
-
-
-@dataclass(frozen=True)
-class _Exited:
-    node_rank: int
-    status: NodeStatus
-    size: int  # of the journal, bytes
-
-
-@dataclass(frozen=True)
-class _Sight:
-    node_rank: int
-    lost: str | None  # why, or None: in sight again
-    gone: bool = False
-
-
 class Follow:
     """One pass over a run, from its offsets to its end. `events()` is the loop."""
 
@@ -137,17 +90,18 @@ class Follow:
         self.outcomes = {
             w.place.node_rank: NodeOutcome(w.place.node_rank, w.node.name) for w in watches
         }
-        self._queue: queue.Queue[_Batch | _Exited | _Sight] = queue.Queue(QUEUE_SIZE)
+        self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
         self._offsets = {w.place.node_rank: w.offset for w in watches}
         self._consumed = dict(self._offsets)
         self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
         self._over = threading.Event()
-        self._streams: dict[int, Stream] = {}
+        self._watchers = [Watcher(watch, self._put, self._over) for watch in watches]
         self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
 
     def events(self) -> Iterator[Line | NodeOutcome | str | None]:
         """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s."""
-        self._start_threads()
+        for watcher in self._watchers:
+            watcher.start()
         try:
             while not all(outcome.done for outcome in self.outcomes.values()):
                 yield from self._next()
@@ -157,13 +111,8 @@ class Follow:
 
     def close(self) -> None:
         self._over.set()
-        for stream in list(self._streams.values()):
-            stream.close()
-
-    def _start_threads(self) -> None:
-        for watch in self.watches:
-            for work in (self._read_journal, self._wait_for_exit):
-                threading.Thread(target=work, args=(watch,), daemon=True).start()
+        for watcher in self._watchers:
+            watcher.close()
 
     # --- the loop's two halves: take one item; see who is done -------------------------------
 
@@ -173,15 +122,15 @@ class Follow:
         except queue.Empty:
             yield None
             return
-        if isinstance(item, _Batch):
+        if isinstance(item, Batch):
             yield from self._take_batch(item)
-        elif isinstance(item, _Exited):
+        elif isinstance(item, Exited):
             self.outcomes[item.node_rank].status = item.status
             self._sizes[item.node_rank] = (item.size, time.monotonic())
         else:
             yield from self._take_sight(item)
 
-    def _take_batch(self, batch: _Batch) -> Iterator[Line]:
+    def _take_batch(self, batch: Batch) -> Iterator[Line]:
         outcome = self.outcomes[batch.node_rank]
         attempt = self.watches[batch.node_rank].place.attempt
         lines = []
@@ -206,7 +155,7 @@ class Follow:
             )
         yield from lines
 
-    def _take_sight(self, item: _Sight) -> Iterator[str]:
+    def _take_sight(self, item: Sight) -> Iterator[str]:
         outcome = self.outcomes[item.node_rank]
         if item.lost is None:
             if outcome.unseen_since is not None:
@@ -257,22 +206,13 @@ class Follow:
         heard = [o.end_heard for o in self.outcomes.values() if o.failed]
         if not heard or now - max(heard) < LAST_WORDS:
             return
-        for watch in self.watches:
-            rank = watch.place.node_rank
+        for watcher in self._watchers:
+            rank = watcher.watch.place.node_rank
             outcome = self.outcomes[rank]
             if outcome.done or outcome.gone or now - self._looked_at.get(rank, 0.0) < LOOK_TIMEOUT:
                 continue
             self._looked_at[rank] = now
-            threading.Thread(target=self._look_for, args=(watch,), daemon=True).start()
-
-    def _look_for(self, watch: Watch) -> None:
-        node = Node(watch.node.host, connect_timeout=LOOK_TIMEOUT)
-        try:
-            node.connect()
-        except HostUnreachable as error:
-            self._put(_Sight(watch.place.node_rank, str(error), gone=True))
-        finally:
-            node.close()
+            watcher.look()
 
     def _has_ended(self, rank: int, outcome: NodeOutcome, now: float) -> bool:
         if outcome.gone:
@@ -284,63 +224,7 @@ class Follow:
         size, since = self._sizes[rank]
         return self._consumed[rank] >= size or now - since > DRAIN_TIMEOUT
 
-    # --- one thread each a node ----------------------------------------------------------------
-
-    def _read_journal(self, watch: Watch) -> None:
-        rank = watch.place.node_rank
-        reader = Reader()
-        offset, tries = watch.offset, 0
-        recalled = offset == 0
-        while not self._over.is_set():
-            try:
-                if not recalled:
-                    self._put(_Batch(rank, self._recall(watch), offset, offset))
-                    recalled = True
-                argv = ["sh", "-c", TAIL, "sh", str(offset + 1), watch.place.journal]
-                stream = self._streams[rank] = watch.node.open(argv, stdin=False)
-                self._put(_Sight(rank, None))
-                while data := stream.read(READ_SIZE):
-                    tries = 0
-                    offset += len(data)
-                    records = reader.feed(data)
-                    self._put(_Batch(rank, records, offset - reader.pending, offset))
-                    if records and (records[-1].event or {}).get("kind") == "end":
-                        return
-                stream.close()
-                reason = f"{watch.node.name} (its log stream ended)"
-            except DdpctlError as error:
-                reason = str(error)
-            if not self._over.is_set():
-                if tries:
-                    self._put(_Sight(rank, reason))
-                self._over.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
-                tries += 1
-
-    def _recall(self, watch: Watch) -> list[Record]:
-        """The events among what is known already: the lines were shown, but the cause needs these."""
-        argv = ["sh", "-c", EVENTS, "sh", watch.place.journal, str(watch.offset), "\t!\t"]
-        return Reader().feed(watch.node.run(argv).stdout)
-
-    def _wait_for_exit(self, watch: Watch) -> None:
-        rank, tries = watch.place.node_rank, 0
-        while not self._over.is_set():
-            try:
-                status = watch.engine.wait(watch.place)
-                self._put(_Exited(rank, status, self._journal_size(watch)))
-                return
-            except DdpctlError as error:
-                if self._over.is_set():
-                    return
-                if tries:
-                    self._put(_Sight(rank, str(error)))
-                self._over.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
-                tries += 1
-
-    def _journal_size(self, watch: Watch) -> int:
-        done = watch.node.run(["sh", "-c", 'wc -c < "$1"', "sh", watch.place.journal])
-        return int(done.stdout.split()[0]) if done.code == 0 and done.stdout.strip() else 0
-
-    def _put(self, item: _Batch | _Exited | _Sight) -> None:
+    def _put(self, item: Item) -> None:
         while not self._over.is_set():
             try:
                 self._queue.put(item, timeout=0.5)

@@ -17,7 +17,7 @@ from launcher.console import Console
 from launcher.engine import Engine
 from launcher.errors import DdpctlError
 from launcher.evidence import Evidence, NodeEvidence
-from launcher.follow import Follow, Line, NodeOutcome, Watch
+from launcher.follow import Follow, Line, NodeOutcome
 from launcher.gauges import Asking
 from launcher.interrupts import Interrupts
 from launcher.live import Live, panel_lines, wanted
@@ -28,6 +28,7 @@ from launcher.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
 from launcher.recorder import spawn
 from launcher.remote.node import Node
 from launcher.stop import stop_run
+from launcher.watching import Watch
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6

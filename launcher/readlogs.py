@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from launcher.attach import party_of
 from launcher.catchup import catch_up
 from launcher.console import Console
-from launcher.follow import Follow, Line, Watch
+from launcher.follow import Follow, Line
 from launcher.following import Party
 from launcher.interrupts import Interrupts
 from launcher.logstore import LogStore, Mark, known_marks, offset_in
 from launcher.logview import Wanted, merged
 from launcher.record import RunFolder
+from launcher.watching import Watch
 
 
 def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:

@@ -1,0 +1,64 @@
+"""Runs belong to no launching machine: started on A, whose state is then lost, all else is done on B."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Home, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import os, pathlib, time
+rank = os.environ["RANK"]
+for i in range(50):
+    print("line", i, flush=True)
+pathlib.Path(os.environ["DDPCTL_OUTPUT_DIR"], f"result-{rank}.txt").write_text("done " + rank)
+if os.environ["DDPCTL_RESUME"] == "0":
+    while True:
+        time.sleep(0.2)
+"""
+
+
+def test_launched_on_a_machine_that_is_lost_and_lived_with_on_another(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(SCRIPT)
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], workdir=str(code))
+    launched = home.ddpctl("launch", hosts, "--detach", "--", "train.py")
+    assert launched.returncode == 0, launched.stderr
+    run_id = launched.stdout.strip()
+    shutil.rmtree(home.state)
+
+    other = cluster.home_at(tmp_path / "machine B")
+    seen = other.ddpctl("ps", hosts, "--json")
+    assert seen.returncode == 0, seen.stderr
+    [run] = json.loads(seen.stdout)["runs"]
+    assert (run["run_id"], run["state"]) == (run_id, "RUNNING")
+
+    written = "ls /home/ddp/.ddpctl/runs/*/output/result-* 2>/dev/null || true"
+    for node in ("node0", "node1"):
+        until(lambda node=node: cluster.exec(node, "sh", "-c", written), 60, f"{node} has worked")
+    killed = other.ddpctl("kill", run_id, "--hosts", hosts, "-y")
+    assert killed.returncode == 0, killed.stderr
+    assert cluster.idle()
+    attached = other.ddpctl("attach", run_id, "--hosts", hosts)
+    assert attached.returncode == 7, attached.stderr
+
+    said = other.ddpctl("logs", run_id, "--hosts", hosts)
+    assert said.returncode == 0, said.stderr
+    for rank, node in enumerate(["node0", "node1"]):
+        mine = [line for line in said.stdout.splitlines() if line.startswith(f"[{node}:{rank}] ")]
+        assert mine == [f"[{node}:{rank}] line {i}" for i in range(50)]
+
+    resumed = other.ddpctl("resume", run_id)
+    assert resumed.returncode == 0, resumed.stderr
+    fetched = other.ddpctl("fetch", run_id, "--to", tmp_path / "results")
+    assert fetched.returncode == 0, fetched.stderr
+    found = {path.name: path.read_text() for path in (tmp_path / "results").rglob("result-*")}
+    assert found == {"result-0.txt": "done 0", "result-1.txt": "done 1"}

@@ -61,7 +61,8 @@ def build(config: Config, plan: Plan, ranks: Ranks, data: Images) -> Training:
     model = build_model(
         config.model, num_classes=classes(config, data), stem=config.stem, width=config.width
     ).to(ranks.device)
-    if config.channels_last:
+    # On a CPU the pictures' layout decides; the fused optimizer is twice as fast on plain weights.
+    if config.channels_last and ranks.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.bn == "sync" and ranks.world_size > 1:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)

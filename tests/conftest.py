@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 # A busy machine is no failure: what is tested is what comes out, not how fast.
 settings.register_profile("ddpctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ddpctl")
+
+# A shell's background job ignores Ctrl-C, and so would every process that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOREIGN = ("DDPCTL_", "PET_", "TORCHELASTIC_", "TRAINER_", "NCCL_", "GLOO_")
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

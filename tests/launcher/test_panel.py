@@ -119,7 +119,9 @@ class Terminal:
     def __init__(self, machine: Machine, *argv: str) -> None:
         self.leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
-        env = {k: v for k, v in machine.env.items() if k not in ("CI", "NO_COLOR")}
+        env = {
+            k: v for k, v in machine.env.items() if k not in ("CI", "NO_COLOR", "COLUMNS", "LINES")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *argv],
             stdin=follower,

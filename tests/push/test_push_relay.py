@@ -240,8 +240,6 @@ def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
         [*argv, "--dataset"],
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background job ignores Ctrl-C, and so would what it starts
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     until(lambda: any((hosts[2].home / ".ddpctl").rglob("*")), 60)  # it has begun there
     process.send_signal(signal.SIGINT)

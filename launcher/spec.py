@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.plan import CONTROL_DIR, NodePlan, Plan
+
+OUR_TRAINER = ("-m", "trainer")
+HANG_TIMEOUT = 1800.0  # seconds; our trainer writes progress each minute, but not as it evaluates
+
+
+def hang_timeout_of(command: Sequence[str], asked: float | None) -> float | None:
+    """Seconds without progress that end a run. A foreign script may be silent for as long as it
+    likes, unless the user says otherwise; 0 is never, for ours too."""
+    if asked is not None:
+        return asked or None
+    return HANG_TIMEOUT if tuple(command[:2]) == OUR_TRAINER else None
 
 
 def supervisor_spec(
@@ -31,7 +43,7 @@ def supervisor_spec(
         "master_port": plan.master_port,
         "control_port": plan.control_port,
         "token": token,
-        "hang_timeout": hang_timeout,
+        "hang_timeout": hang_timeout_of(plan.command, hang_timeout),
         "checkpoint_dir": env["DDPCTL_CHECKPOINT_DIR"],
         "output_dir": env["DDPCTL_OUTPUT_DIR"],
         "interface": node.interface,

@@ -12,6 +12,8 @@ import torch
 from trainer.schedule import lr_at
 from trainer.state import Training
 
+LONGEST_SILENCE = 60.0  # seconds between lines where steps are slow: whoever watches sees it move
+
 
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")  # one write: print's two may be torn apart by another rank's
@@ -32,7 +34,8 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        return self.t.step - self.step >= self.t.config.print_every
+        slow = time.perf_counter() - self.since >= LONGEST_SILENCE
+        return slow or self.t.step - self.step >= self.t.config.print_every
 
     def fields(self) -> dict[str, Any]:
         """A `train` line of metrics.jsonl, and begin the next interval."""

@@ -50,7 +50,11 @@ def launch(
     ] = None,
     hang_timeout: Annotated[
         float | None,
-        typer.Option("--hang-timeout", help="Seconds without progress that end the run as hung."),
+        typer.Option(
+            "--hang-timeout",
+            help="Seconds without progress that end the run as hung; 0 for never. Default: 1800 for "
+            "`-m trainer`, never for other scripts.",
+        ),
     ] = None,
     as_json: options.Json = False,
     on_exit: options.OnExit = None,

@@ -78,9 +78,6 @@ class NodeOutcome:
         return self.done and not self.succeeded
 
 
-TAIL_LINES = 400  # a rank's last lines are looked for among these
-
-
 class Follow:
     """One pass over a run, from its offsets to its end. `events()` is the loop."""
 

@@ -19,6 +19,12 @@ READ_RECORD = r"""
 newest=$(ls -td "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-* 2>/dev/null | head -n 1)
 cat "$newest/run.json"
 """
+# The runs that this host keeps the record of, with or without containers.
+KEPT = r"""
+for folder in "$HOME"/.ddpctl/runs/*/nodes; do
+  if [ -d "$folder" ]; then basename "${folder%/nodes}"; fi
+done
+"""
 
 
 def names_hosts(text: str | None) -> bool:
@@ -45,22 +51,40 @@ def find(target: str | None, hosts: str | None) -> RunFolder:
 
 
 def find_on(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> RunFolder:
+    """The newest run there that matches, those alive first; one that was killed has no containers
+    any more, but its folders."""
     statuses, failures = look(nodes, cluster)
-    matching = {s.run_id: s for s in statuses if s.run_id.startswith(prefix or "")}
+    alive = {status.run_id for status in statuses if status.alive}
+    known = {status.run_id for status in statuses} | kept(nodes)
+    matching = {run_id for run_id in known if run_id.startswith(prefix or "")}
     if prefix in matching:
-        matching = {prefix: matching[prefix]}
+        matching = {prefix}
     if not matching:
         unseen = f" (not seen: {', '.join(failures)})" if failures else ""
         raise UsageError(
             f"{cluster.source}: no run{f' {prefix!r}' if prefix else ''} there{unseen}"
         )
     if prefix and len(matching) > 1:
-        raise UsageError(f"{prefix!r} is the beginning of {', '.join(matching)}: give more of it")
-    newest = max(matching.values(), key=lambda s: (s.alive, s.started or 0.0, s.run_id))
-    folder = RunFolder(state_home() / "runs" / newest.run_id)
+        listed = ", ".join(sorted(matching))
+        raise UsageError(f"{prefix!r} is the beginning of {listed}: give more of it")
+    newest = max(matching, key=lambda run_id: (run_id in alive, run_id))  # ids begin with the time
+    folder = RunFolder(state_home() / "runs" / newest)
     if not (folder.path / "run.json").exists():
         adopt(folder, nodes, cluster)
     return folder
+
+
+def kept(nodes: Sequence[Node]) -> set[str]:
+    """The run ids that the hosts in sight have folders of."""
+
+    def ask(node: Node) -> list[str]:
+        return node.run(["sh", "-c", KEPT]).stdout.decode(errors="replace").split()
+
+    try:
+        found = each_node(nodes, ask)
+    except NodesFailed as error:
+        return {run_id for host in error.results.values() for run_id in host}
+    return {run_id for run_ids in found.values() for run_id in run_ids}
 
 
 def look(

@@ -96,13 +96,15 @@ class Follow:
         self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
 
     def events(self) -> Iterator[Line | NodeOutcome | str | None]:
-        """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s."""
+        """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s, however
+        much the ranks say: it is then that a Ctrl-C is looked at."""
         for watcher in self._watchers:
             watcher.start()
         try:
             while not all(outcome.done for outcome in self.outcomes.values()):
                 yield from self._next()
                 yield from self._conclude()
+                yield None
         finally:
             self.close()
 
@@ -113,11 +115,10 @@ class Follow:
 
     # --- the loop's two halves: take one item; see who is done -------------------------------
 
-    def _next(self) -> Iterator[Line | NodeOutcome | str | None]:
+    def _next(self) -> Iterator[Line | NodeOutcome | str]:
         try:
             item = self._queue.get(timeout=0.2)
         except queue.Empty:
-            yield None
             return
         if isinstance(item, Batch):
             yield from self._take_batch(item)

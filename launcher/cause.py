@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher import signs
 from launcher.evidence import Evidence, NodeEvidence, full_disks, on_one_clock, oom_kills
+from launcher.hang import hang
 
 STOPPED_BY_US = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
@@ -217,7 +218,8 @@ REASONS = {  # supervisor's reason -> (kind, weight, remedy)
     "hung": (
         "hung",
         Weight.BYSTANDER,
-        "look for a rank that waits for data or a lock; py-spy dump shows where each one is",
+        "see what that rank waits for: data, a lock, a disk; `ddpctl stacks` shows where the ranks of "
+        "a living run stand",
     ),
     "never-joined": (
         "never-joined",
@@ -245,17 +247,25 @@ def _reason(
     if reason["kind"] == "peer-lost" and about.end is not None and _blames(about, node):
         kind = "network-cut"
         remedy = "both hosts went on without hearing each other: look at the network between them"
+    message, lines = str(reason.get("message", "")), reason.get("last_lines") or ()
+    rank, local_rank = reason.get("rank"), reason.get("local_rank")
+    if kind == "hung" and (found := hang(evidence, message.partition(";")[0])):
+        lines = found.lines
+        if found.rank and found.node:
+            about, rank, local_rank = found.node, found.rank.rank, found.rank.local_rank
+        if found.rank or rank is None:
+            message = found.message
     yield Suspect(
         weight,
         seen - node.clock_skew,
         about,
         kind,
-        str(reason.get("message", "")),
-        rank=reason.get("rank"),
-        local_rank=reason.get("local_rank"),
+        message,
+        rank=rank,
+        local_rank=local_rank,
         exit_code=reason.get("exit_code"),
         signal=reason.get("signal"),
-        lines=reason.get("last_lines") or (),
+        lines=lines,
         remedy=remedy,
     )
 

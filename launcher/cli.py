@@ -29,6 +29,7 @@ from launcher.commands import (
     report,
     resume,
     sanity,
+    stacks,
 )
 from launcher.errors import DdpctlError
 
@@ -53,6 +54,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "attach": attach.attach,
     "fetch": fetch.fetch,
     "sanity": sanity.sanity,
+    "stacks": stacks.stacks,
     "report": report.report,
     "init": init.init,
     "clean": clean.clean,

@@ -72,8 +72,8 @@ SIGNS = (
         "collective-timeout",
         r"watchdog caught collective operation timeout|timed out waiting \d+\s?ms for (recv|send)"
         r"|monitoredBarrier|collective.*timed out|Wait timeout",
-        "some rank did not arrive at a collective: `py-spy dump` in the next run's containers shows "
-        "where each one stands; --hang-timeout ends such a run sooner",
+        "some rank did not arrive at a collective: `ddpctl stacks` shows where each one stands as long "
+        "as the run lives; --hang-timeout ends such a run sooner, and names that rank",
     ),
     _sign(
         "port-in-use",

@@ -26,7 +26,7 @@ PURE = (
         "hosts/values",
     ),
     *("report/curves", "report/numbers", "report/page"),
-    *("plan", "show", "signs", "spec", "topology"),
+    *("hang", "plan", "show", "signs", "spec", "standing", "topology"),
     *("checks/details", "checks/engines", "checks/findings", "checks/gpus", "checks/images"),
     *("checks/machine", "checks/nvidia", "checks/probe", "checks/resources", "checks/routes"),
     *("checks/runs", "checks/trials"),

@@ -29,6 +29,9 @@ class Gang:
         self.silence: float = spec.get("peer_timeout", SILENCE)
         self.verdict: Reason | None = None  # why all must stop
         self.over = False  # all nodes are done, or have stopped
+        self.stacks_wanted = (
+            False  # all seem to hang: each node is to write down where its ranks are
+        )
         self.offset = 0.0  # seconds to add to this node's clock to have node 0's
         self._beat_at = 0.0
         self._told: tuple[Any, ...] | None = None  # the last status sent, less its numbers
@@ -39,7 +42,7 @@ class Gang:
         if now - self.turned > 2 * BEAT:  # this process slept, not the peers
             self.forgive(now)
         self.turned = now
-        told = (status["phase"], status["reason"] is not None, status["alive"])
+        told = (status["phase"], status["reason"] is not None, status["alive"], status["stacks"])
         if told != self._told or now >= self._beat_at:
             self._told, self._beat_at = told, now + BEAT
             self.beat(status, now)
@@ -146,6 +149,7 @@ class Member(Gang):
             self._set_clock(message)
             self.verdict = message["stop"] or self.verdict
             self.over = message["over"]
+            self.stacks_wanted = message["stacks"]
 
     def close(self) -> None:
         if self._link:

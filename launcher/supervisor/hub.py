@@ -14,6 +14,7 @@ from .link import Link, Refused
 from .reasons import Reason, earliest, reason
 
 SILENT_START = 600.0  # seconds that ranks may import, load and compile before their first word
+STACKS_PATIENCE = 5.0  # seconds for all nodes to write down where their ranks stand
 JOIN_GRACE = 10.0  # seconds from the start that node 0 stays to tell late nodes why all is over
 
 
@@ -30,6 +31,7 @@ class Hub(Gang):
         self._server: socket.socket | None = None
         self._bind_again_at = 0.0
         self._first_exit_at: float | None = None
+        self._stacks_asked_at: float | None = None
 
     @property
     def others(self) -> list[int]:
@@ -44,7 +46,7 @@ class Hub(Gang):
         self._status[self.me] = status
         self._open_door(now)
         self._forget_strangers(now)
-        before = (self.verdict, self.over)
+        before = (self.verdict, self.over, self.stacks_wanted)
         if self.verdict is None:
             self.verdict = self._find_verdict(now)
         gone = [n for n in self.others if n in self._lost_at or n not in self._status]
@@ -54,7 +56,7 @@ class Hub(Gang):
         everybody = len(present) == self.spec["nnodes"]
         if set(ended) | (set(gone) if self.verdict else set()) >= set(range(self.spec["nnodes"])):
             self.over = everybody or not waiting_for_late
-        if before != (self.verdict, self.over):
+        if before != (self.verdict, self.over, self.stacks_wanted):
             self.beat(status, now)
 
     def forgive(self, now: float) -> None:
@@ -96,7 +98,10 @@ class Hub(Gang):
         if reasons:
             return earliest(reasons)
         return (
-            self._missing(now) or self._out_of_sight(now) or self._early_exit(now) or self._hung()
+            self._missing(now)
+            or self._out_of_sight(now)
+            or self._early_exit(now)
+            or self._hung(now)
         )
 
     def _missing(self, now: float) -> Reason | None:
@@ -137,7 +142,7 @@ class Hub(Gang):
             return None
         return earliest(exits)
 
-    def _hung(self) -> Reason | None:
+    def _hung(self, now: float) -> Reason | None:
         patience = self.spec.get("hang_timeout")
         told = list(self._status.values())
         if not patience or not any(t["alive"] for t in told):
@@ -146,7 +151,13 @@ class Hub(Gang):
         age = min(ages or [t["log_age"] for t in told])
         if not ages and not any(t["begun"] for t in told):
             patience = max(patience, SILENT_START)
-        if age < patience:
+        self.stacks_wanted = age >= patience
+        if not self.stacks_wanted:
+            self._stacks_asked_at = None
+            return None
+        self._stacks_asked_at = self._stacks_asked_at or now
+        untold = any(t["alive"] and not t["stacks"] for t in told)
+        if untold and now - self._stacks_asked_at < STACKS_PATIENCE:
             return None
         message = "no progress for %d s" % age
         why = reason("hung", message, self.me, self.spec["host"], time.time())
@@ -202,7 +213,8 @@ class Hub(Gang):
         link = self._links[node_rank]
         echo = self._status[node_rank]["sent"]
         try:
-            link.send({"echo": echo, "now": time.time(), "stop": self.verdict, "over": self.over})
+            said = {"stop": self.verdict, "over": self.over, "stacks": self.stacks_wanted}
+            link.send(dict(said, echo=echo, now=time.time()))
         except OSError:
             self._broke(link)
 

@@ -25,6 +25,7 @@ from .ranks import Rank, Ranks
 from .reasons import Reason, how_it_ended, reason, signal_name
 from .resources import Resources
 from .signals import SIGNALS, listen_for_signals
+from .stacks import Stacks
 from .torchrun import Torchrun, patience
 
 TICK = 0.02  # seconds between looks at the logs while they grow
@@ -40,7 +41,8 @@ class Supervisor:
         first = spec["node_rank"] * spec["nproc_per_node"]
         ranks_folder = os.path.join(spec["dir"], "ranks")
         self.logs = RankLogs(ranks_folder, first, spec["nproc_per_node"], self.journal)
-        self.torchrun = Torchrun(spec, self.journal)
+        self.stacks = Stacks(spec)
+        self.torchrun = Torchrun(spec, self.journal, self.stacks)
         self.ranks = Ranks(spec["nproc_per_node"])
         self.selector = selectors.DefaultSelector()
         self.signals = listen_for_signals()
@@ -81,6 +83,7 @@ class Supervisor:
         self.see_ranks()
         self.see_torchrun()
         self.gang.turn(self.status())
+        self.show_stacks()
         self.heed_gang()
         self.press_on()
 
@@ -190,10 +193,17 @@ class Supervisor:
             "early": self.early,
             "stuck": self.activity.stuck,
             "begun": self.activity.begun,
+            "stacks": self.stacks.told,
             "log_age": self.activity.log_age(),
             "progress_age": self.activity.progress_age() if watched else None,
             "doing": {str(rank.rank): doing(rank.pid) for rank in alive} if watched else {},
         }
+
+    def show_stacks(self) -> None:
+        ranks = self.ranks.by_local_rank.values()
+        found = self.stacks.turn(ranks, self.phase, self.gang.stacks_wanted)
+        if found is not None:
+            self.journal.event("stacks", ranks=found)
 
     def heed_gang(self) -> None:
         if self.gang.verdict is None:

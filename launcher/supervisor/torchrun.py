@@ -11,6 +11,7 @@ from typing import Any
 
 from .journal import Journal
 from .proc import die_with_parent
+from .stacks import Stacks
 
 READ_SIZE = 1 << 20  # bytes
 LAST_BYTES = 32768  # of what it said, kept as evidence
@@ -19,8 +20,8 @@ LAST_BYTES = 32768  # of what it said, kept as evidence
 class Torchrun:
     """The child process. Its own output goes into the journal as lines of nobody's."""
 
-    def __init__(self, spec: dict[str, Any], journal: Journal) -> None:
-        self._spec, self._journal = spec, journal
+    def __init__(self, spec: dict[str, Any], journal: Journal, stacks: Stacks) -> None:
+        self._spec, self._journal, self._stacks = spec, journal, stacks
         self._process: subprocess.Popen[bytes] | None = None
         self._partial: dict[int, bytes] = {}
         self.last = b""  # the end of what it said
@@ -34,7 +35,7 @@ class Torchrun:
         self._process = subprocess.Popen(
             executable(spec["argv"]),
             cwd=spec.get("cwd"),
-            env=env,
+            env=self._stacks.environment(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -23,6 +23,7 @@ ORDER = [
     "attach",
     "fetch",
     "sanity",
+    "stacks",
     "report",
     "init",
     "clean",

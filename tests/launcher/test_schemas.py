@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ COMMANDS = {  # schema: what prints such a document, after a run that failed; it
     "clean": ("clean hosts.yaml --json", 0),
     "kill": ("kill hosts.yaml --json -y", 0),
 }
+NAMES = ("run", *COMMANDS, "stacks")
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -93,7 +96,24 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run("launch hosts.yaml --no-check", 1)
     (record,) = state.glob("ddpctl/runs/*/run.json")
     made = {"run": json.loads(record.read_text())}
-    return {**made, **{n: json.loads(run(line, code)) for n, (line, code) in COMMANDS.items()}}
+    made |= {n: json.loads(run(line, code)) for n, (line, code) in COMMANDS.items()}
+    return {**made, **living(folder, run)}
+
+
+def living(folder: Path, run: Callable[[str, int], str]) -> dict[str, Any]:
+    """What is told of a run that is alive, and of none that has ended."""
+    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=[300]).start()\n"
+    (folder / "code" / "train.py").write_text(threads + "time.sleep(300)\n")
+    run("launch hosts.yaml --no-check --detach", 0)
+    end = time.monotonic() + 120
+    try:
+        while True:
+            told = json.loads(run("stacks --json --all-threads", 0))
+            if told["groups"] and told["nodes"][0]["ranks"][0]["threads"]:
+                return {"stacks": told}
+            assert time.monotonic() < end, told
+    finally:
+        run("kill -y", 0)
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -101,7 +121,7 @@ def schema(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["run", *COMMANDS])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_document_is_as_its_schema_says(documents: dict[str, Any], name: str) -> None:
     assert violations(documents[name], schema(name)) == []
 
@@ -109,11 +129,12 @@ def test_a_document_is_as_its_schema_says(documents: dict[str, Any], name: str) 
 def test_the_documents_hold_what_they_are_about(documents: dict[str, Any]) -> None:
     assert documents["run"]["attempts"][0]["first_failure"]["kind"]
     assert documents["ps"]["runs"][0]["nodes"] and documents["kill"]["runs"][0]["hosts"]
+    assert documents["stacks"]["nodes"][0]["ranks"][0]["frames"][-1]["text"] == "time.sleep(300)"
     assert documents["clean"]["hosts"][0]["parts"] and documents["plan"]["nodes"]
 
 
 def test_every_schema_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == {"run", *COMMANDS}
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(NAMES)
 
 
 def test_violations_are_seen() -> None:

@@ -1,0 +1,247 @@
+"""Where the ranks stand, asked of real supervisors while real ranks go on undisturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangs import Gang, Node, gang, until
+
+from launcher.supervisor.proc import proc_stat
+from launcher.supervisor.stacks import parse
+
+WAIT = """
+import os, sys, time
+def arrive():
+    time.sleep(120)
+def lag():
+    time.sleep(120)
+print("working", flush=True)
+(lag if os.environ["RANK"] == sys.argv[1] else arrive)()
+"""
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def running(made: Gang, code: Path, *args: str) -> dict[int, int]:
+    """Starts the gang with another script than ranks.py; rank -> pid once all say `working`."""
+    for node in made.nodes:
+        at = node.spec["argv"].index("--")
+        node.spec["argv"] = [*node.spec["argv"][: at + 1], str(code), *args]
+    made.start()
+    return made.ranks_running()
+
+
+def ask(node: Node, kind: str = "main") -> dict[int, dict[str, Any]]:
+    """rank -> what it told."""
+    word = f"w{os.urandom(4).hex()}"
+    (node.folder / f"ask-{kind}-{word}").touch()
+    answer = node.folder / f"stacks-{word}.json"
+    until(answer.exists, 30)
+    document = json.loads(answer.read_text())
+    assert document["node_rank"] == node.node_rank
+    return {rank["rank"]: rank for rank in document["ranks"]}
+
+
+def innermost(told: Mapping[str, Any]) -> tuple[str, str]:
+    frame = told["frames"][-1]
+    return frame["function"], frame["text"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Any:
+    gang = Gang(tmp_path / "gang")
+    gang.add(1, [])
+    yield gang
+    gang.close()
+
+
+def test_every_rank_tells_its_stack_and_goes_on(made: Gang, tmp_path: Path) -> None:
+    pids = running(made, script(tmp_path, WAIT), "1")
+    [node] = made.nodes
+    for _ in range(3):  # one answer leaves the rank as ready for the next
+        told = ask(node)
+        assert innermost(told[0]) == ("arrive", "time.sleep(120)")
+        assert innermost(told[1]) == ("lag", "time.sleep(120)")
+        assert told[1]["frames"][0]["function"] == "<module>"
+        assert Path(told[1]["frames"][0]["file"]).name == "train.py"
+        assert [told[0]["note"], told[0]["threads"]] == [None, []]
+    assert {rank: told[rank]["pid"] for rank in told} == pids
+    assert node.events("rank_exit") == [] and node.events("stopping") == []
+
+
+def test_a_stopped_rank_is_not_waited_for(made: Gang, tmp_path: Path) -> None:
+    pids = running(made, script(tmp_path, WAIT), "1")
+    os.kill(pids[1], signal.SIGSTOP)
+    until(lambda: proc_stat(pids[1])[0] == "T", 10)
+    told = ask(made.nodes[0])
+    assert (told[1]["note"], told[1]["frames"]) == ("stopped", [])
+    assert innermost(told[0])[0] == "arrive"
+    os.kill(pids[1], signal.SIGCONT)
+    until(lambda: proc_stat(pids[1])[0] == "S", 10)
+    assert innermost(ask(made.nodes[0])[1])[0] == "lag"
+
+
+def test_all_threads_are_told_when_they_are_asked_for(made: Gang, tmp_path: Path) -> None:
+    threaded = "import threading, time\ndef pump(): time.sleep(120)\n"
+    threaded += "threading.Thread(target=pump, daemon=True).start()\n" + WAIT
+    running(made, script(tmp_path, threaded), "1")
+    told = ask(made.nodes[0], "all")
+    for rank in (0, 1):
+        [thread] = told[rank]["threads"]
+        assert "pump" in [frame["function"] for frame in thread["frames"]]
+        assert innermost(told[rank])[0] == ("lag" if rank else "arrive")
+
+
+DAMAGE = {  # what a script may do, and what is said then; none of them may die of being asked
+    "closes-all": ("import os; os.closerange(3, 1000); kept = open(__file__)", "unprepared"),
+    "blocks": (
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+        "blocked",
+    ),
+    "takes-back": ("import signal; signal.signal(58, signal.SIG_DFL)", "unprepared"),
+    "execs": (
+        "import os, sys\nif 'again' not in sys.argv:\n"
+        "    os.execv(sys.executable, [sys.executable, *sys.argv, 'again'])",
+        "unprepared",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_rank_that_cannot_tell_is_left_alone(made: Gang, tmp_path: Path, damage: str) -> None:
+    code, note = DAMAGE[damage]
+    pids = running(made, script(tmp_path, code + WAIT), "1")
+    told = ask(made.nodes[0])
+    assert [told[rank]["note"] for rank in (0, 1)] == [note, note]
+    assert all(proc_stat(pid)[0] == "S" for pid in pids.values())
+
+
+OWN_HANDLERS = """
+import os, signal, sys, time
+caught = []
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM):
+    signal.signal(number, lambda number, _: caught.append(number))
+print("working", flush=True)
+os.kill(os.getpid(), signal.SIGUSR1)
+while signal.SIGALRM not in caught:
+    time.sleep(0.05)
+print("caught", *map(int, caught), flush=True)
+"""
+
+
+def test_the_script_s_own_signal_handlers_stay_its_own(made: Gang, tmp_path: Path) -> None:
+    pids = running(made, script(tmp_path, OWN_HANDLERS))
+    told = ask(made.nodes[0])
+    assert [told[rank]["note"] for rank in (0, 1)] == [None, None]
+    for pid in pids.values():
+        os.kill(pid, signal.SIGALRM)
+    assert made.wait() == [0]
+    caught = b"caught %d %d" % (signal.SIGUSR1, signal.SIGALRM)
+    assert [made.nodes[0].lines(rank)[-1] for rank in (0, 1)] == [caught, caught]
+
+
+def test_the_user_s_sitecustomize_and_python_path_are_what_they_were(
+    made: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins; builtins.from_the_user = 'yes'\n")
+    (own / "beside.py").write_text("said = 'found'\n")
+    path = f"{own}{os.pathsep}/nowhere"
+    monkeypatch.setenv("PYTHONPATH", path)
+    code = """
+import os, subprocess, sys, beside, sitecustomize
+print("working", flush=True)
+show = "import os, builtins; print(os.environ['PYTHONPATH'], builtins.from_the_user, end=' ')"
+child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True).stdout
+mine = [os.environ["PYTHONPATH"], from_the_user, beside.said, sitecustomize.__file__]
+print(child, *mine, any("stacks" in p for p in sys.path), flush=True)
+sys.stdin.close()
+__import__("time").sleep(120)
+"""
+    running(made, script(tmp_path, code))
+    [node] = made.nodes
+    until(lambda: all(len(node.lines(rank)) == 2 for rank in (0, 1)), 60)
+    wanted = f"{path} yes  {path} yes found {own}/sitecustomize.py False"
+    assert [node.lines(rank)[1].decode() for rank in (0, 1)] == [wanted, wanted]
+    assert ask(node)[0]["note"] is None
+
+
+def test_a_python_path_that_nobody_set_is_set_for_nobody(
+    made: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    code = "import os, sys\nprint('working', flush=True)\nprint(os.environ.get('PYTHONPATH'))\n"
+    running(made, script(tmp_path, code + "sys.exit('sitecustomize' not in sys.modules)\n"))
+    assert made.wait() == [0]
+    assert [made.nodes[0].lines(rank)[1] for rank in (0, 1)] == [b"None", b"None"]
+
+
+def test_the_python_below_a_shell_script_tells(made: Gang, tmp_path: Path) -> None:
+    code = script(tmp_path, WAIT)
+    shell = tmp_path / "run.sh"
+    shell.write_text(f'#!/bin/sh\npython3 -u {code} "$@"\necho after\n')
+    shell.chmod(0o755)
+    [node] = made.nodes
+    at = node.spec["argv"].index("--")
+    node.spec["argv"] = [*node.spec["argv"][:at], "--no-python", "--", str(shell), "1"]
+    made.start()
+    pids = made.ranks_running()
+    told = ask(node)
+    assert innermost(told[1]) == ("lag", "time.sleep(120)")
+    assert told[1]["pid"] != pids[1]
+
+
+def test_before_a_run_ends_as_hung_its_stacks_are_written_and_name_the_rank(
+    tmp_path: Path,
+) -> None:
+    with gang(tmp_path, 2, ["elsewhere", "3"], hang_timeout=3.0) as made:
+        made.wait()
+        cause = made.cause()
+    functions = {}
+    for node in made.nodes:
+        [(taken, event)] = node.events("stacks")
+        [(stopping, _), *_] = node.events("stopping")
+        assert taken < stopping
+        functions |= {rank["rank"]: innermost(rank)[0] for rank in event["ranks"]}
+    assert functions == {0: "main", 1: "main", 2: "main", 3: "misbehave"}
+    assert cause is not None and (cause.kind, cause.rank, cause.host) == ("hung", 3, "gpu2")
+    assert "stands elsewhere than the others" in cause.message
+    assert "in misbehave: select.select([], [], [], 120)" in cause.message
+    assert "ranks 0-2 of gpu1, gpu2:" in cause.excerpt
+
+
+def test_a_control_folder_that_is_gone_harms_nobody(made: Gang, tmp_path: Path) -> None:
+    pids = running(made, script(tmp_path, WAIT), "1")
+    [node] = made.nodes
+    shutil.rmtree(node.folder)
+    time.sleep(1.0)  # ten looks for somebody who asks
+    assert node.process is not None and node.process.poll() is None
+    assert all(proc_stat(pid)[0] == "S" for pid in pids.values())
+
+
+def test_what_faulthandler_writes_is_understood() -> None:
+    text = (
+        'Stack (most recent call first):\n  File "/a b/x.py", line 7 in f\n'
+        '  File "x.py", line 9 in <module>\n'
+        'Thread 0x00007f12 [pool-1] (most recent call first):\n  File "t.py", line 1 in run\n\n'
+        'Current thread 0x00007f00 (most recent call first):\n  File "/a b/x.py", line 7 in f\n'
+    )
+    main, thread = parse(text)
+    assert [(f["file"], f["line"], f["function"]) for f in main["frames"]] == [
+        ("x.py", 9, "<module>"),
+        ("/a b/x.py", 7, "f"),
+    ]
+    assert (thread["thread"], len(thread["frames"])) == ("0x00007f12 [pool-1]", 1)

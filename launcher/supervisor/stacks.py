@@ -130,6 +130,8 @@ class Stacks:
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
         """`env` so that the ranks will answer; as it is when that cannot be had."""
+        if os.pathsep in self._folder:
+            return env
         try:
             source = pkgutil.get_data(__package__, "sitecustomize.py")
             os.makedirs(self._folder, exist_ok=True)
@@ -141,9 +143,18 @@ class Stacks:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> Told | None:
-        """One look. Returns the stacks, once, when the gang wants them."""
-        now = time.monotonic()
+        """One look. Returns the stacks, once, when the gang wants them. Whatever goes wrong here must
+        not end a run that somebody only looks at."""
         self.told = self.told and wanted
+        try:
+            return self._turn(ranks, phase, wanted)
+        except Exception:
+            self._asked, self._dumps, self._sources = [], None, None
+            self.told = wanted  # there is no more to wait for
+            return None
+
+    def _turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> Told | None:
+        now = time.monotonic()
         if now - self._looked_at > LOOK:
             self._looked_at = now
             self._asked += self._questions()

@@ -15,7 +15,7 @@ import pytest
 from gangs import Gang, Node, gang, until
 
 from launcher.supervisor.proc import proc_stat
-from launcher.supervisor.stacks import parse
+from launcher.supervisor.stacks import Stacks, parse
 
 WAIT = """
 import os, sys, time
@@ -230,6 +230,23 @@ def test_a_control_folder_that_is_gone_harms_nobody(made: Gang, tmp_path: Path) 
     time.sleep(1.0)  # ten looks for somebody who asks
     assert node.process is not None and node.process.poll() is None
     assert all(proc_stat(pid)[0] == "S" for pid in pids.values())
+
+
+def test_a_fault_of_ours_is_no_end_of_the_run(tmp_path: Path) -> None:
+    broken: Any = [object()]  # no rank at all
+    asked = tmp_path / "ask-main-x"
+    asked.touch()
+    stacks = Stacks({"dir": str(tmp_path)})
+    assert stacks.turn(broken, "running", True) is None
+    assert stacks.told and not asked.exists()  # nobody waits for what will not come
+    assert stacks.turn([], "running", False) is None
+
+
+def test_a_folder_that_no_search_path_can_hold_is_not_put_there(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": "/mine"}
+    assert Stacks({"dir": f"{tmp_path}/a:b"}).environment(env) == env
+    plain = Stacks({"dir": str(tmp_path)}).environment(env)["PYTHONPATH"]
+    assert plain == f"{tmp_path}/stacks:/mine"
 
 
 def test_what_faulthandler_writes_is_understood() -> None:

@@ -171,12 +171,39 @@ def test_two_nodes_that_lost_each_other_were_cut_off() -> None:
     assert failure.kind == "network-cut"
 
 
+@pytest.mark.parametrize("out", [0, 1, 2])
+def test_the_node_that_most_others_lost_was_the_one_cut_off(out: int) -> None:
+    """Whoever says so first: the one that hears nobody thinks that the others are gone."""
+    others = [rank for rank in range(3) if rank != out]
+    told = [node(rank, stopping(9.1, "peer-lost", out)) for rank in others]
+    told.insert(out, node(out, stopping(9.0, "peer-lost", others[0])))
+    failure = first(*told)
+    assert (failure.kind, failure.node_rank) == ("network-cut", out)
+    assert "did not hear it" in failure.message and "network" in failure.remedy
+
+
+def test_a_node_that_all_lost_and_that_says_nothing_is_lost_itself() -> None:
+    dead = NodeEvidence(1, "gpu2", events=[(0.5, {"kind": "start"})], unseen="no route to host")
+    failure = first(
+        node(0, stopping(9.0, "peer-lost", 1)), dead, node(2, stopping(9.0, "peer-lost", 1))
+    )
+    assert (failure.kind, failure.host) == ("host-lost", "gpu2")
+
+
 def test_torchruns_own_failure_has_no_rank() -> None:
     reason = {"kind": "torchrun", "last_lines": said("port"), "time": 1.0}
     end = (2.0, {"kind": "end", "state": "failed", "exit_code": 1, "reason": reason})
     failure = first(NodeEvidence(0, "gpu1", events=[end]), node(1, stopping(2.0, "torchrun", 0)))
     assert (failure.kind, failure.rank, failure.host) == ("port-in-use", None, "gpu1")
     assert "EADDRINUSE" in failure.message
+
+
+def test_a_rank_that_was_gone_before_anybody_saw_it_is_in_torchruns_summary() -> None:
+    reason = {"kind": "torchrun", "last_lines": said("torchrun-killed"), "time": 1.0}
+    end = (2.0, {"kind": "end", "state": "failed", "exit_code": 1, "reason": reason})
+    failure = first(node(0), NodeEvidence(1, "gpu2", events=[end]))
+    assert (failure.kind, failure.signal, failure.exit_code) == ("killed", "SIGKILL", -9)
+    assert headline(failure) == "rank 3 (gpu2, local_rank 1) was killed by SIGKILL"
 
 
 def test_a_collective_timeout_gives_way_to_the_stopped_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import getpass
 import re
@@ -16,10 +17,11 @@ from launcher.console import Console
 from launcher.errors import HostUnreachable, PreflightError, UsageError
 from launcher.facts import Facts
 from launcher.following import Party, follow
-from launcher.hosts import Cluster, dump
+from launcher.handover import hand_over
+from launcher.hosts import Cluster, Host, dump
 from launcher.interrupts import Interrupts
 from launcher.pending import finish_pending
-from launcher.plan import Found, Plan, make_plan
+from launcher.plan import Found, Plan, make_plan, writes_as_another
 from launcher.record import (
     RunFolder,
     RunRecord,
@@ -46,6 +48,7 @@ class Wishes:
     hang_timeout: float | None = None
     node_env: tuple[Mapping[str, str], ...] = ()  # by node rank, beside what the job says
     on_exit: str | None = None  # for `sh -c` when the run has ended
+    by: str = "launch"  # what begins this attempt: launch, resume or restart
 
 
 def checked_name(name: str) -> str:
@@ -92,8 +95,10 @@ def with_restarts(
     """The exit code of the last attempt, after as many as the job allows and make sense."""
     folder = RunFolder(state_home() / "runs" / run_id)
 
-    def again(others: Cluster, record: RunRecord) -> int:
-        return run_attempt(others, wishes, console, run_id, earlier=record)
+    once_more = dataclasses.replace(wishes, by="restart", detach=False)
+
+    def again(others: Cluster, record: RunRecord, former: Sequence[Host]) -> int:
+        return run_attempt(others, once_more, console, run_id, record, former)
 
     return until_done(cluster, folder, code, again, console)
 
@@ -104,13 +109,21 @@ def run_attempt(
     console: Console,
     run_id: str,
     earlier: RunRecord | None = None,
+    former: Sequence[Host] = (),
 ) -> int:
-    """One attempt of a run, from the first question to the exit code. `earlier`: what is resumed."""
+    """One attempt of a run, from the first question to the exit code.
+
+    earlier: what is resumed. former: hosts that take no part now and may have its checkpoints.
+    """
     nodes = connect(cluster)
+    leaving = [Node(host) for host in former]
     try:
         with Interrupts() as interrupts:
             facts, plan = prepare_plan(cluster, wishes, console, nodes, run_id, earlier)
-            folder, record = remember(plan, cluster, earlier)
+            if earlier:
+                foreign = any(writes_as_another(plan, f) for f in facts)
+                hand_over(nodes, leaving, earlier, console, open_to_all=foreign)
+            folder, record = remember(plan, cluster, wishes, earlier)
             if wishes.on_exit is not None:
                 onexit.keep(folder, wishes.on_exit)
             with interrupts.held():
@@ -120,7 +133,7 @@ def run_attempt(
                 skews = [f.clock_skew for f in facts]
                 return follow(party, folder, record, skews, console, interrupts)
     finally:
-        for node in nodes:
+        for node in [*nodes, *leaving]:
             node.close()
 
 
@@ -226,14 +239,14 @@ def preflight(
 
 
 def remember(
-    plan: Plan, cluster: Cluster, earlier: RunRecord | None
+    plan: Plan, cluster: Cluster, wishes: Wishes, earlier: RunRecord | None
 ) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with hosts.yaml as used and a PENDING attempt."""
     folder = RunFolder(state_home() / "runs" / plan.run_id)
     folder.logs.mkdir(parents=True, exist_ok=True)
     write_atomically(folder.hosts_file, dump(cluster))
-    record = new_record(plan)
-    record.attempts = [*(earlier.attempts if earlier else ()), new_attempt(plan)]
+    record = new_record(plan, wishes.hang_timeout)
+    record.attempts = [*(earlier.attempts if earlier else ()), new_attempt(plan, wishes.by)]
     folder.save(record)
     return folder, record
 

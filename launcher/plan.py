@@ -257,6 +257,12 @@ def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
 
 
+def writes_as_another(plan: Plan, facts: Facts) -> bool:
+    """Whether the containers' user is neither root nor the one that logs in to the host."""
+    users = {node.container.user.split(":")[0] for node in plan.nodes}
+    return plan.engine == "docker" and not users <= {str(facts.uid), "0"}
+
+
 def _user(job: Job, facts: Facts | None) -> str:
     if job.user == "host":
         return f"{facts.uid}:{facts.gid}" if facts else "host"

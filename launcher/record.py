@@ -64,6 +64,7 @@ class AttemptRecord:
     ended: str | None = None
     first_failure: dict[str, Any] | None = None
     progress: bool | None = None  # whether it saved a checkpoint; known once a restart is weighed
+    by: str = "launch"  # launch, resume, or restart: by itself after a failure
 
 
 @dataclass
@@ -81,6 +82,7 @@ class RunRecord:
     stop_timeout: int
     attempts: list[AttemptRecord] = field(default_factory=list)
     pending_stop: list[str] = field(default_factory=list)  # hosts where a stop was not seen
+    hang_timeout: float | None = None  # seconds, as asked for; None: the command's own default
     version: int = VERSION
 
     @property
@@ -149,7 +151,7 @@ def _record(document: dict[str, Any]) -> RunRecord:
     return RunRecord(attempts=attempts, **known)
 
 
-def new_record(plan: Plan) -> RunRecord:
+def new_record(plan: Plan, hang_timeout: float | None = None) -> RunRecord:
     return RunRecord(
         run_id=plan.run_id,
         name=plan.name,
@@ -162,10 +164,11 @@ def new_record(plan: Plan) -> RunRecord:
         workdir_digest=plan.workdir_digest,
         command=list(plan.command),
         stop_timeout=plan.stop_timeout,
+        hang_timeout=hang_timeout,
     )
 
 
-def new_attempt(plan: Plan) -> AttemptRecord:
+def new_attempt(plan: Plan, by: str = "launch") -> AttemptRecord:
     return AttemptRecord(
         attempt=plan.attempt,
         state="PENDING",
@@ -176,6 +179,7 @@ def new_attempt(plan: Plan) -> AttemptRecord:
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr,
         master_port=int(plan.master_port),
+        by=by,
     )
 
 

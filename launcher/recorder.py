@@ -42,7 +42,8 @@ def main() -> int:
         with onexit.at_the_end(folder, console, onexit.HANDED_OVER) as ending:
             ending.code = attach(folder, console)
             cluster = load(folder.hosts_file, job_files=False)
-            ending.code = with_restarts(cluster, Wishes(), console, folder.run_id, ending.code)
+            wishes = Wishes(hang_timeout=folder.load().hang_timeout)
+            ending.code = with_restarts(cluster, wishes, console, folder.run_id, ending.code)
         return ending.code
     except DdpctlError as error:
         console.error(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from launcher.hosts import Cluster, Host
 from launcher.plan import place_in
 from launcher.record import AttemptRecord, RunFolder, RunRecord
 from launcher.remote.node import Node, each_node
-from launcher.start import connect
+from launcher.start import connect, engine_of
 
 # What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
 # memory, a loss that diverged) would only fail the same way once more.
@@ -39,7 +40,7 @@ def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Verdict:
     """After a failure: another attempt, or the reason why not."""
     failure = attempts[-1].first_failure or {}
     kind = failure.get("kind", "unknown")
-    restarts = len(attempts) - 1
+    restarts = since_asked_for(attempts)
     if kind not in MENDABLE:
         return Verdict(False, f"a restart does not mend `{kind}`")
     if restarts >= max_restarts:
@@ -55,16 +56,23 @@ def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Verdict:
     return Verdict(True, f"restart {restarts + 1} of {max_restarts}", wait)
 
 
+def since_asked_for(attempts: Sequence[AttemptRecord]) -> int:
+    """How often in a row the run was started again without anybody's asking."""
+    by_itself = itertools.takewhile(lambda a: a.by == "restart", reversed(attempts))
+    return sum(1 for _ in by_itself)
+
+
 def until_done(
     cluster: Cluster,
     folder: RunFolder,
     code: int,
-    again: Callable[[Cluster, RunRecord], int],
+    again: Callable[[Cluster, RunRecord, Sequence[Host]], int],
     console: Console,
 ) -> int:
     """Restarts a failed run as often as the job allows; returns the last attempt's exit code.
 
-    code: of the attempt that has ended. again: starts the next one and follows it to its end.
+    code: of the attempt that has ended. again: starts the next one, on these hosts, and follows it
+    to its end; it is also given the hosts that have left and can still be asked.
     """
     while code == 1 and cluster.job.max_restarts > 0:
         record = folder.load()
@@ -76,8 +84,18 @@ def until_done(
             break
         console.say(f"{verdict.why} in {verdict.wait:g} s")
         time.sleep(verdict.wait)
-        cluster = with_spares(cluster, console)
-        code = again(cluster, record)
+        standing = with_spares(cluster, console)
+        for wait in BACKOFF[1:]:  # a host that was switched on again takes its time
+            if not standing.missing:
+                break
+            console.say(f"{'; '.join(standing.missing)}; looking again in {wait:g} s")
+            time.sleep(wait)
+            standing = with_spares(cluster, console)
+        if standing.missing:
+            console.say(f"no restart: no spare is left, and {'; '.join(standing.missing)}")
+            break
+        cluster = standing.cluster
+        code = again(cluster, record, standing.left)
     return code
 
 
@@ -102,14 +120,30 @@ def has_saved(cluster: Cluster, record: RunRecord) -> bool:
             node.close()
 
 
-def with_spares(cluster: Cluster, console: Console) -> Cluster:
-    """The cluster with a spare in the place, and with the rank, of each host that is lost."""
+@dataclass(frozen=True)
+class Standing:
+    """Hosts for the next attempt."""
+
+    cluster: Cluster
+    left: tuple[Host, ...] = ()  # lost their places, but answer: they may have checkpoints
+    missing: tuple[str, ...] = ()  # why hosts cannot take part, where there is no spare for them
+
+
+def with_spares(cluster: Cluster, console: Console) -> Standing:
+    """A spare in the place, and with the rank, of each host that is lost or whose engine is."""
+    answering: set[str] = set()
+
+    def look(node: Node) -> None:
+        node.connect()
+        answering.add(node.name)
+        engine_of(node, cluster.job.engine).list("none")
+
     nodes = connect(cluster)
     try:
-        each_node(nodes, lambda node: node.connect())
-        return cluster
+        each_node(nodes, look)
+        return Standing(cluster)
     except NodesFailed as error:
-        lost = set(error.failures)
+        lost = error.failures
     finally:
         for node in nodes:
             node.close()
@@ -118,8 +152,13 @@ def with_spares(cluster: Cluster, console: Console) -> Cluster:
     for host in cluster.hosts:
         if host.name in lost and spares:
             spare = spares.pop(0)
-            console.say(f"{spare.name} takes the place of {host.name}, which cannot be reached")
+            console.say(f"{spare.name} takes the place of {host.name}: {lost[host.name]}")
             hosts.append(spare)
         else:
             hosts.append(host)
-    return dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares))
+    gone = [host for host in cluster.hosts if host not in hosts]
+    return Standing(
+        dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)),
+        tuple(host for host in gone if host.name in answering),
+        tuple(str(lost[host.name]) for host in hosts if host.name in lost),
+    )

@@ -16,7 +16,8 @@ TRAINER = sorted((REPOSITORY / "trainer").rglob("*.py"))
 
 EFFECTS = {"subprocess", "socket", "paramiko", "docker", "launcher.remote"}
 PURE = (
-    *("cause", "evidence", "facts", "journal"),
+    *("accusations", "cause", "checkpoints", "evidence", "facts", "journal"),
+    *("rankend", "stopping", "summary", "suspect"),
     *(
         "hosts/cluster",
         "hosts/hostfile",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.console import Console
+from launcher.hosts import Cluster, Host, Job
 from launcher.record import AttemptRecord
-from launcher.restarts import BACKOFF, decide
+from launcher.restarts import BACKOFF, decide, with_spares
+from launcher.resume import on_other_hosts
 
 
-def attempt(kind: str, progress: bool | None = True) -> AttemptRecord:
+def attempt(kind: str, progress: bool | None = True, by: str = "restart") -> AttemptRecord:
     return AttemptRecord(
         attempt=1,
         state="FAILED",
@@ -19,12 +22,16 @@ def attempt(kind: str, progress: bool | None = True) -> AttemptRecord:
         master_port=1,
         first_failure={"kind": kind},
         progress=progress,
+        by=by,
     )
+
+
+FIRST = attempt("killed", by="launch")
 
 
 @pytest.mark.parametrize("kind", ["host-lost", "killed", "hung", "collective-timeout"])
 def test_what_chance_did_is_tried_again(kind: str) -> None:
-    verdict = decide([attempt(kind)], max_restarts=3)
+    verdict = decide([attempt(kind, by="launch")], max_restarts=3)
     assert verdict.again
     assert verdict.wait == BACKOFF[0]
 
@@ -37,8 +44,8 @@ def test_what_would_fail_again_is_not(kind: str) -> None:
 
 
 def test_restarts_are_counted_and_wait_longer_each_time() -> None:
-    assert decide([attempt("killed")] * 2, max_restarts=3).wait == BACKOFF[1]
-    used_up = decide([attempt("killed")] * 4, max_restarts=3)
+    assert decide([FIRST, attempt("killed")], max_restarts=3).wait == BACKOFF[1]
+    used_up = decide([FIRST, *[attempt("killed")] * 3], max_restarts=3)
     assert not used_up.again
     assert "3 of 3" in used_up.why
 
@@ -49,3 +56,35 @@ def test_three_attempts_without_progress_are_enough() -> None:
     assert not verdict.again
     assert "3 attempts" in verdict.why
     assert decide([*stuck, attempt("killed")], max_restarts=10).again
+
+
+def test_a_resume_by_hand_begins_the_count_anew() -> None:
+    resumed = [FIRST, *[attempt("killed")] * 3, attempt("killed", by="resume")]
+    verdict = decide(resumed, max_restarts=3)
+    assert verdict.again and verdict.wait == BACKOFF[0]
+
+
+NOWHERE = Host("127.0.0.1", port=1)  # nothing listens there
+HERE = Host("local", gpus=0)
+
+
+def test_a_spare_takes_the_rank_of_a_lost_host_and_is_used_once() -> None:
+    cluster = Cluster((HERE, NOWHERE), Job(engine="process"), spares=(HERE,))
+    standing = with_spares(cluster, Console())
+    assert standing.cluster.hosts == (HERE, HERE)
+    assert (standing.cluster.spares, standing.missing, standing.left) == ((), (), ())
+
+
+def test_a_lost_host_without_a_spare_is_missing() -> None:
+    standing = with_spares(Cluster((NOWHERE, HERE), Job(engine="process")), Console())
+    assert standing.cluster.hosts == (NOWHERE, HERE)
+    [why] = standing.missing
+    assert "127.0.0.1" in why
+
+
+def test_on_other_hosts_the_job_is_the_runs_own_but_for_what_the_file_says() -> None:
+    run = Job(command=("train.py", "--lr", "1"), image="mine:1", env={"A": "1"}, max_restarts=2)
+    other = Job(image="other:2", nproc_per_node=4, command=("else.py",))
+    job = on_other_hosts(Cluster((HERE,), run), Cluster((HERE, HERE), other)).job
+    assert (job.image, job.nproc_per_node, job.max_restarts) == ("other:2", 4, 2)
+    assert (job.command, dict(job.env)) == (("train.py", "--lr", "1"), {"A": "1"})

@@ -246,7 +246,11 @@ def remember(
     folder.logs.mkdir(parents=True, exist_ok=True)
     write_atomically(folder.hosts_file, dump(cluster))
     record = new_record(plan, wishes.hang_timeout)
-    record.attempts = [*(earlier.attempts if earlier else ()), new_attempt(plan, wishes.by)]
+    record.attempts = [new_attempt(plan, wishes.by)]
+    if earlier:
+        record.attempts = [*earlier.attempts, *record.attempts]
+        # a lost host that takes no part any more may still have to be seen to have stopped
+        record.pending_stop = [h for h in earlier.pending_stop if h not in record.hosts]
     folder.save(record)
     return folder, record
 

@@ -1,96 +1,273 @@
-"""What breaks, how soon all nodes have stopped, and whether the right one was named.
+"""Sixteen faults: how soon all nodes have stopped, and whether the right one was named.
 
-`python -m benchmarks.faults [NUMBER ...] [--write]` on the simulated cluster: three hosts with two ranks
-each that all-reduce in a loop. Beside ddpctl stands plain torchrun, started by hand with `docker run`
-on every host, with the same script and the same faults; it is waited for CAP seconds. It names no
-cause across hosts, so only its time to a stop of all ranks is shown.
+    python -m benchmarks.faults [--only 1,2,16] [--write]
+
+On the simulated cluster: three hosts with two ranks each that all-reduce in a loop. Beside ddpctl
+stands plain torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and
+the same faults; it is waited for CAP seconds. `--write` puts the rows measured now among those that
+RESULTS.md has already, so that the table can be measured in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.results import write_section
+from benchmarks import hand
+from benchmarks.results import PATH, write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import TRAINER_IMAGE, Cluster, Home, until
-from faults import FAULTS, LOOP, PORT, VICTIM, Fault, Run, launch, small_disk, suffer, verdict
+from cluster import USER, Cluster, Home, until
+from faults import (
+    BY_HAND,
+    FAULTS,
+    LOOP,
+    PORT,
+    SLOW_DEEDS,
+    VICTIM,
+    Fault,
+    Run,
+    cut_ssh,
+    kill_container,
+    kill_launcher_then_container,
+    launch,
+    let_go_of_port,
+    lines_are_whole,
+    small_disk,
+    steps,
+    suffer,
+    take_port,
+    verdict,
+    write_job,
+)
 
-CAP = 60.0  # seconds
-HEAD = "| fault | ddpctl: all ended | bar | named first | plain torchrun |\n|---|---|---|---|---|\n"
+CAP = 40.0  # seconds
+TITLE = "Faults"
+HEAD = """\
+Three simulated hosts x 2 ranks. Seconds from the fault until the launcher has said why and has gone
+(15: until nothing runs on the hosts that are left), on two cores that serve all hosts and other work
+too. torchrun by hand: until no rank runs on the hosts that are left, waited for {cap:.0f} s; without that
+cap a stopped rank left the others hanging for more than 560 s, and a host cut off silently for 962 s.
+It names no cause across hosts.
+
+**{right} of {all} named right.**
+
+| fault | bar | ddpctl: all stopped | named right? | torchrun by hand: all stopped |
+|---|---|---|---|---|
+"""
+ROW = re.compile(r"^\| (\d+)\. .*\|$", re.MULTILINE)
 
 
-def with_ddpctl(cluster: Cluster, fault: Fault, folder: Path) -> tuple[float, str]:
-    """(seconds from the fault to the launcher's exit, what was wrong with its verdict)."""
-    home = cluster.home_at(folder / "state")
+@dataclass(frozen=True)
+class Outcome:
+    took: str
+    wrong: str  # "" when the right thing was named
+    named: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", metavar="1,2", help="faults by number")
+    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    args = parser.parse_args()
+    only = [int(number) for number in args.only.split(",") if number] or list(range(1, 17))
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")))
+    try:
+        cluster.up()
+        for number in only:
+            row = measure(cluster, number)
+            print(row, flush=True)
+            if args.write:
+                write_row(number, row)
+    finally:
+        cluster.down()
+
+
+def measure(cluster: Cluster, number: int) -> str:
+    """One row of the table: ddpctl first, then by hand."""
+    trial = TRIALS[number]
+    cluster.reset()
+    ours = trial.ours(cluster, Path(tempfile.mkdtemp()))
+    cluster.reset()
+    theirs = trial.by_hand(cluster, Path(tempfile.mkdtemp()))
+    named = f"NO: {ours.wrong}" if ours.wrong else f"yes: {ours.named}"
+    return f"| {number}. {trial.name} | {trial.bar} | {ours.took} | {named} | {theirs} |"
+
+
+def write_row(number: int, row: str) -> None:
+    text = PATH.read_text() if PATH.exists() else ""
+    section = text.partition(f"## {TITLE}\n")[2].partition("\n## ")[0]
+    rows = {int(found[1]): found[0] for found in ROW.finditer(section)} | {number: row}
+    right = sum("| yes: " in each for each in rows.values())
+    head = HEAD.format(cap=CAP, right=right, all=len(rows))
+    table = "\n".join(rows[key] for key in sorted(rows))
+    write_section(TITLE, "python -m benchmarks.faults --write", head + table)
+
+
+# --- with ddpctl ----------------------------------------------------------------------------------
+
+
+def suffered(cluster: Cluster, fault: Fault, folder: Path) -> Outcome:
     with small_disk(cluster, fault):
-        run = launch(cluster, home, folder, fault)
+        run = launch(cluster, cluster.home_at(folder / "state"), folder, fault)
         seconds = suffer(run, fault)
-        return seconds, verdict(run, fault)
+        return Outcome(f"{seconds:.1f} s", verdict(run, fault), str(run.failure.get("kind")))
 
 
-def by_hand(cluster: Cluster, fault: Fault, folder: Path) -> float | None:
-    """Seconds from the fault until no rank runs on a host that can be seen; None beyond CAP."""
+def port_taken(cluster: Cluster, folder: Path) -> Outcome:
+    home = cluster.home_at(folder / "state")
+    file = write_job(cluster, folder, "wait", None)
+    with let_go_of_port(cluster):
+        launcher = home.start("launch", file, "--no-check")
+        taken = take_port(cluster)
+        _, err = launcher.communicate(timeout=120)
+        seconds = time.time() - taken
+    told = err.decode()
+    right = str(PORT) in told and "node0" in told and launcher.returncode in (1, 3)
+    return Outcome(f"{seconds:.1f} s", "" if right else told[-300:], "port-in-use")
+
+
+def launcher_killed(cluster: Cluster, folder: Path) -> Outcome:
+    home = cluster.home_at(folder / "state")
+    fault = FAULT[5]
+    run = launch(cluster, home, folder, fault)
+    kill_launcher_then_container(run)
+    seconds = stopped_after(run, others(cluster))
+    told = home.ddpctl("attach", timeout=60)
+    wrong = verdict(run, fault) or ("" if VICTIM in told.stderr else told.stderr)
+    took = f"{seconds:.1f} s" if seconds is not None else f"> {CAP:.0f} s"
+    return Outcome(took, wrong, f"{run.failure.get('kind')}, by attach")
+
+
+def ssh_was_cut(cluster: Cluster, folder: Path) -> Outcome:
+    run = launch(cluster, cluster.home_at(folder / "state"), folder, TALK)
+    cut_ssh(run, 20)
+    mark = max(steps(run, 0)) + 60
+    until(lambda: max(steps(run, 3)) > mark, 90, "lines come again")
+    running = run.process.poll() is None
+    run.process.terminate()
+    run.wait()
+    wrong = "" if running and lines_are_whole(run) else "lines lost or doubled, or the run stopped"
+    if f"cannot see {VICTIM}" not in run.err.read_text():
+        wrong = wrong or "no notice"
+    return Outcome("no effect", wrong, "a notice, no line lost or doubled")
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def plain(cluster: Cluster, fault: Fault, folder: Path) -> Iterator[Run]:
     out = folder / "out"
-    master = cluster.addresses[cluster.nodes[0]]
-    followers = []
-    with out.open("wb") as stdout:
-        for rank, node in enumerate(cluster.nodes):
-            where = ["--nnodes", "3", "--node-rank", str(rank), "--nproc-per-node", "2"]
-            where += ["--master-addr", master, "--master-port", str(PORT), "/tmp/loop.py"]
-            cluster.exec(node, "sh", "-c", "cat > /tmp/loop.py", stdin=LOOP.encode())
-            argv = ["docker", "run", "--network=host", "--init", "-v/tmp/loop.py:/tmp/loop.py"]
-            argv += ["-v/tmp:/checkpoints", "--entrypoint", "torchrun", TRAINER_IMAGE, *where]
-            command = [*argv, fault.deed, str(3 if fault.rank is None else fault.rank)]
-            start = ["docker", "exec", cluster.container(node), *command]
-            followers.append(subprocess.Popen(start, stdout=stdout, stderr=subprocess.STDOUT))
-        run = Run(cluster, Home(folder, folder), followers[0], out, out)
+    for node in cluster.nodes:
+        put = "cat > /tmp/loop.py; mkdir -p ~/.ddpctl/runs"
+        cluster.exec(node, "sh", "-c", put, user=USER, stdin=LOOP.encode())
+    docker = ["-v/tmp/loop.py:/tmp/loop.py", "-v/home/ddp/.ddpctl/runs:/checkpoints"]
+    script = ["/tmp/loop.py", fault.deed, str(3 if fault.rank is None else fault.rank)]
+    with small_disk(cluster, fault), out.open("wb") as stdout:
+        logins = hand.start_all(cluster, 2, PORT, docker, script, stdout)
+        try:
+            yield Run(cluster, Home(folder, folder), logins[0], out, out, others=logins[1:])
+        finally:
+            for login in logins:
+                login.kill()
+
+
+def suffered_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
+    with plain(cluster, fault, folder) as run:
         run.working()
         if fault.before:
             fault.before(run)
         (fault.act or Run.done_by_script)(run)
-        ended = [node for node in cluster.nodes if fault.act is None or node != VICTIM]
-        try:
-            until(lambda: not any(cluster.ranks(node) for node in ended), CAP, "all have ended")
-        except AssertionError:
-            return None
-        return time.time() - run.fault_at
+        if fault.deed in SLOW_DEEDS:  # it begins when the rank has died of it
+            until(lambda: rank_died(cluster), 90, "the rank ends")
+            run.now()
+        left = cluster.nodes if fault.act is None else others(cluster)
+        return shown(stopped_after(run, left))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("numbers", nargs="*", type=int, help="faults by number; all by default")
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
-    chosen = parser.parse_args()
-    cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")))
-    rows = []
+def rank_died(cluster: Cluster) -> bool:
+    ranks = [line for line in cluster.processes(VICTIM) if "loop.py" in line]
+    return sum("torchrun" not in line and "docker" not in line for line in ranks) < 2
+
+
+def port_taken_by_hand(cluster: Cluster, folder: Path) -> str:
+    with let_go_of_port(cluster), plain(cluster, TALK, folder) as run:
+        run.fault_at = take_port(cluster, BY_HAND)
+        until(lambda: cluster.ranks("node2"), 60, "it starts")
+        return shown(stopped_after(run, cluster.nodes))
+
+
+def launcher_killed_by_hand(cluster: Cluster, folder: Path) -> str:
+    with plain(cluster, FAULT[5], folder) as run:
+        run.working()
+        for login in (run.process, *run.others):
+            login.kill()
+        kill_container(run)
+        return shown(stopped_after(run, others(cluster)))
+
+
+def ssh_was_cut_by_hand(cluster: Cluster, folder: Path) -> str:
+    with plain(cluster, TALK, folder) as run:
+        run.working()
+        cut_ssh(run, 20)
+        missing = max(steps(run, 0)) - max(steps(run, 3))
+        lost = f"{missing} lines of a rank of that host are missing by then and more follow"
+        return f"runs on; {lost}" if missing > 100 else "no effect"
+
+
+def stopped_after(run: Run, nodes: list[str]) -> float | None:
+    """Seconds from the fault until no rank is left on `nodes`; None beyond CAP."""
     try:
-        cluster.up()
-        for fault in FAULTS:
-            if chosen.numbers and fault.number not in chosen.numbers:
-                continue
-            cluster.reset()
-            seconds, wrong = with_ddpctl(cluster, fault, Path(tempfile.mkdtemp()))
-            cluster.reset()
-            plain = None
-            if fault.deed != "disk":  # by hand there is no small disk to fill
-                plain = by_hand(cluster, fault, Path(tempfile.mkdtemp()))
-            named = f"no: {wrong}" if wrong else f"yes, {fault.kinds[0]}"
-            other = f"{plain:.1f} s" if plain is not None else f"> {CAP:.0f} s"
-            other = "not tried" if fault.deed == "disk" else other
-            row = f"| {fault.number}. {fault.name} | {seconds:.1f} s | {fault.within:g} s |"
-            rows.append(f"{row} {named} | {other} |")
-            print(rows[-1], flush=True)
-    finally:
-        cluster.down()
-    if chosen.write:
-        write_section("Faults", "python -m benchmarks.faults", HEAD + "\n".join(rows))
+        until(lambda: not any(run.cluster.ranks(node) for node in nodes), CAP, "all have ended")
+    except AssertionError:
+        return None
+    return time.time() - run.fault_at
+
+
+def shown(seconds: float | None) -> str:
+    return f"> {CAP:.0f} s" if seconds is None else f"{seconds:.1f} s"
+
+
+def others(cluster: Cluster) -> list[str]:
+    return [node for node in cluster.nodes if node != VICTIM]
+
+
+# --- the sixteen ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    name: str
+    bar: str
+    ours: Callable[[Cluster, Path], Outcome]
+    by_hand: Callable[[Cluster, Path], str]
+
+
+def ordinary(fault: Fault) -> Trial:
+    return Trial(
+        fault.name,
+        f"{fault.within:g} s",
+        lambda cluster, folder: suffered(cluster, fault, folder),
+        lambda cluster, folder: suffered_by_hand(cluster, fault, folder),
+    )
+
+
+FAULT = {fault.number: fault for fault in FAULTS}
+TALK = Fault(16, "SSH cut for 20 s", (), 0, deed="talk", rank=None)
+TRIALS = {number: ordinary(fault) for number, fault in FAULT.items()} | {
+    12: Trial("master port taken after the check", "20 s", port_taken, port_taken_by_hand),
+    15: Trial("launcher killed, then a container", "5 s", launcher_killed, launcher_killed_by_hand),
+    16: Trial(TALK.name, "no effect", ssh_was_cut, ssh_was_cut_by_hand),
+}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 On the simulated cluster, with image, dataset and code on every host already: from the command to the
 first line of every rank, against the same containers started by hand with `ssh HOST docker run`, all
-hosts at once, the two in turns. Then what the end, the memory and `--help` cost.
+hosts at once, the two in turns. The script imports torch and says a line, as training does; a second
+pair of rows has one that imports nothing. Then what the end, the memory and `--help` cost.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -19,18 +19,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from benchmarks import hand
 from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import TRAINER_IMAGE, USER, Cluster, Home, docker
+from cluster import USER, Cluster, Home, docker
 
 # One write: by hand both ranks of a node share a pipe, and print's pieces would mix in it.
-SCRIPT = "import os\nos.write(1, f\"first line of {os.environ['RANK']}\\n\".encode())\n"
+SAY = "import os\nos.write(1, f\"first line of {os.environ['RANK']}\\n\".encode())\n"
+SCRIPTS = {"torch.py": "import torch\n" + SAY, "bare.py": SAY}
 FIRST = re.compile(rb"first line of (\d+)")
 NPROC = 2
 
@@ -41,18 +44,26 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=3, metavar="N")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
+    ours: dict[str, list[Launched]] = {script: [] for script in SCRIPTS}
+    theirs: dict[str, list[float]] = {script: [] for script in SCRIPTS}
     with running(args.hosts) as (cluster, home, hosts):
-        ours, ends, peaks, hand = [], [], [], []
-        for _ in range(args.rounds):
-            first, end, peak = by_ddpctl(cluster, home, hosts)
-            ours.append(first)
-            ends.append(end)
-            peaks.append(peak)
-            hand.append(by_hand(cluster))
-    text = report(args.hosts, ours, hand, ends, peaks, [help_time() for _ in range(5)])
+        for script in SCRIPTS:
+            for _ in range(args.rounds):
+                ours[script].append(by_ddpctl(cluster, home, hosts, script))
+                theirs[script].append(by_hand(cluster, script))
+    text = report(args.hosts, ours, theirs, [help_time() for _ in range(5)])
     print(text)
     if args.write:
         write_section("Launch", "python -m benchmarks.launch", text)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What one launch with ddpctl took."""
+
+    first: float  # seconds from the command to the first line of the last rank
+    end: float  # seconds from the end of the last container to our exit
+    peak: int  # KiB
 
 
 @contextmanager
@@ -64,24 +75,25 @@ def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
             cluster.up()
             code = Path(folder, "code")
             code.mkdir()
-            (code / "first.py").write_text(SCRIPT)
-            job = {"workdir": str(code), "nproc_per_node": NPROC, "command": ["first.py"]}
+            for name, text in SCRIPTS.items():
+                (code / name).write_text(text)
+            job = {"workdir": str(code), "nproc_per_node": NPROC, "command": ["none given"]}
             hosts = cluster.hosts_yaml(Path(folder, "hosts.yaml"), **job)
             home = cluster.home_at(Path(folder, "state"))
             done = home.ddpctl("push", hosts, timeout=300)
             assert done.returncode == 0, done.stderr
             for node in cluster.nodes:
-                put = ["sh", "-c", "mkdir -p ~/code && cat > ~/code/first.py"]
-                cluster.exec(node, *put, user=USER, stdin=SCRIPT.encode())
+                for name, text in SCRIPTS.items():
+                    put = ["sh", "-c", f"mkdir -p ~/code && cat > ~/code/{name}"]
+                    cluster.exec(node, *put, user=USER, stdin=text.encode())
             yield cluster, home, hosts
         finally:
             cluster.down()
 
 
-def by_ddpctl(cluster: Cluster, home: Home, hosts: Path) -> tuple[float, float, int]:
-    """Seconds to the last rank's first line, from the last container's end to our exit; peak in KiB."""
+def by_ddpctl(cluster: Cluster, home: Home, hosts: Path, script: str) -> Launched:
     began = time.monotonic()
-    process = home.start("launch", hosts, stderr=subprocess.DEVNULL)
+    process = home.start("launch", hosts, "--", script, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     first = seconds_to_all([process.stdout], len(cluster.nodes) * NPROC, began)
     _, status, usage = os.wait4(process.pid, 0)
@@ -90,7 +102,7 @@ def by_ddpctl(cluster: Cluster, home: Home, hosts: Path) -> tuple[float, float, 
     last = max(finished(cluster, node) for node in cluster.nodes)
     for node in cluster.nodes:
         cluster.exec(node, "sh", "-c", "docker rm -f $(docker ps -aq)")
-    return first, ended - last, usage.ru_maxrss
+    return Launched(first, ended - last, usage.ru_maxrss)
 
 
 def finished(cluster: Cluster, node: str) -> float:
@@ -99,22 +111,15 @@ def finished(cluster: Cluster, node: str) -> float:
     return datetime.fromisoformat(container["State"]["FinishedAt"]).timestamp()
 
 
-def by_hand(cluster: Cluster) -> float:
+def by_hand(cluster: Cluster, script: str) -> float:
     """The same torchrun in the same image, `ssh HOST docker run` on all hosts at once."""
-    master = cluster.addresses[cluster.nodes[0]]
-    options = ["-F", str(cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
-    options += ["-o", f"UserKnownHostsFile={cluster.home}/.ssh/known_hosts"]
-    options += ["-i", str(cluster.home / ".ssh" / "id_ed25519"), "-l", USER]
+    options = ["--user=1000:1000", "--env=HOME=/tmp"]
+    options += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace"]
     began = time.monotonic()
     logins = []
     for rank, node in enumerate(cluster.nodes):
-        run = ["docker", "run", "--rm", "--network=host", "--init", "--shm-size=16g"]
-        run += ["--user=1000:1000", "--env=HOME=/tmp", "--env=PYTHONUNBUFFERED=1"]
-        run += ["--env=OMP_NUM_THREADS=1", "--env=GLOO_SOCKET_IFNAME=eth0"]
-        run += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace", TRAINER_IMAGE]
-        run += ["torchrun", f"--nnodes={len(cluster.nodes)}", f"--node-rank={rank}"]
-        run += [f"--nproc-per-node={NPROC}", f"--master-addr={master}", "--master-port=29500"]
-        login = ["ssh", *options, cluster.addresses[node], shlex.join([*run, "first.py"])]
+        torchrun = hand.torchrun(cluster, rank, NPROC, 29500, options, [script])
+        login = hand.ssh(cluster, node, torchrun)
         logins.append(subprocess.Popen(login, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
     streams = [login.stdout for login in logins if login.stdout is not None]
     seconds = seconds_to_all(streams, len(cluster.nodes) * NPROC, began)
@@ -148,28 +153,41 @@ def help_time() -> float:
 
 def report(
     hosts: int,
-    ours: list[float],
-    hand: list[float],
-    ends: list[float],
-    peaks: list[int],
+    ours: dict[str, list[Launched]],
+    theirs: dict[str, list[float]],
     helps: list[float],
 ) -> str:
-    ratio = statistics.median(ours) / statistics.median(hand)
     engine = docker("version", "--format={{.Server.Version}}")
-    load = os.getloadavg()[0]
-    rows = [
-        f"{hosts} simulated hosts x {NPROC} ranks, {len(ours)} rounds in turns, medians; Docker {engine},",
-        f"load {load:.1f} at the end. All rounds: ddpctl {seconds(ours)}; by hand {seconds(hand)}.",
+    every = [launched for launches in ours.values() for launched in launches]
+    text = [
+        f"{hosts} simulated hosts x {NPROC} ranks on one machine of {os.cpu_count()} cores, "
+        f"{len(every) // len(ours)} rounds in turns,",
+        f"medians; Docker {engine}, load {os.getloadavg()[0]:.1f} at the end.",
         "",
         "| what | ddpctl | by hand | bar |",
         "|---|---|---|---|",
-        f"| command to the first line of every rank | {statistics.median(ours):.2f} s "
-        f"| {statistics.median(hand):.2f} s | ratio {ratio:.2f} (<= 1.10) |",
-        f"| last container's end to the exit | {statistics.median(ends):.2f} s | | <= 1 s |",
-        f"| peak memory of the launcher | {max(peaks) / 1024:.0f} MB | | < 100 MB |",
-        f"| `ddpctl --help` | {statistics.median(helps) * 1000:.0f} ms | | < 300 ms |",
     ]
-    return "\n".join(rows)
+    for script, bar in (("torch.py", " (<= 1.10)"), ("bare.py", "")):
+        first = statistics.median(launched.first for launched in ours[script])
+        hand = statistics.median(theirs[script])
+        does = "which imports torch" if script == "torch.py" else "which imports nothing"
+        text.append(
+            f"| command to the first line of every rank, {does} | {first:.2f} s | {hand:.2f} s "
+            f"| ratio {first / hand:.2f}{bar} |"
+        )
+    end = statistics.median(launched.end for launched in every)
+    text += [
+        f"| last container's end to the exit | {end:.2f} s | | <= 1 s |",
+        f"| peak memory of the launcher | {max(each.peak for each in every) / 1024:.0f} MB | | < 100 MB |",
+        f"| `ddpctl --help` | {statistics.median(helps) * 1000:.0f} ms | | < 300 ms |",
+        "",
+    ]
+    for script in SCRIPTS:
+        rounds = seconds([launched.first for launched in ours[script]])
+        text.append(
+            f"All rounds of {script}: ddpctl {rounds}; by hand {seconds(theirs[script])}.  "
+        )
+    return "\n".join(text)
 
 
 def seconds(values: list[float]) -> str:

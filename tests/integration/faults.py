@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,16 @@ value = torch.ones(1000)
 metrics = os.path.join(os.environ.get("DDPCTL_OUTPUT_DIR", "/tmp"), "metrics.jsonl")
 
 
+def say(text):  # in one piece: by hand all ranks of a host share a pipe
+    os.write(1, (text + "\\n").encode())
+
+
 def misbehave():
-    print("FAULT %.3f" % time.time(), flush=True)
+    say("FAULT %.3f" % time.time())
     if deed == "raise":
         raise ValueError("boom")
     if deed == "exit":
-        sys.exit(7)
+        os._exit(7)  # past gloo, whose threads may abort a process that ends by itself
     if deed == "zero":
         os._exit(0)
     if deed in ("kill", "segv", "stop"):
@@ -61,12 +65,12 @@ while True:
     value.fill_(1)
     step += 1
     if step == 5:
-        print("WORKING", flush=True)
+        say("WORKING")
     if deed == "sleep" and rank == 0:
         with open(metrics, "a") as file:
             file.write('{"kind": "train", "step": %d}\\n' % step)
     if deed == "talk":
-        print("line %d of rank %d" % (step, rank), flush=True)
+        say("line %d of rank %d" % (step, rank))
     if rank == who and step == 40:
         misbehave()
     time.sleep(0.05)
@@ -84,6 +88,7 @@ class Run:
     err: Path
     fault_at: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+    others: Sequence[subprocess.Popen[bytes]] = ()  # of a start by hand: the other hosts' logins
 
     def lines(self) -> list[str]:
         return self.out.read_text(errors="replace").splitlines()
@@ -183,6 +188,64 @@ def kill_launcher_then_container(run: Run) -> None:
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait(10)
     kill_container(run)
+
+
+TAKE = """
+until {come}; do :; done
+touch /tmp/go
+"""
+STRANGER = f"""
+import os, socket, time
+while not os.path.exists('/flag/go'):
+    time.sleep(0.01)
+held = socket.create_server(('', {PORT}))
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def let_go_of_port(cluster: Cluster) -> Iterator[None]:
+    """A stranger's container on node0, ready to bind the master port when `take_port` says so."""
+    stranger = ["docker", "run", "-d", "--network=host", "-v/tmp:/flag", "--entrypoint=python3"]
+    cluster.exec("node0", "rm", "-f", "/tmp/go")
+    name = cluster.exec("node0", *stranger, "--name=stranger", TRAINER_IMAGE, "-c", STRANGER)
+    try:
+        yield
+    finally:
+        cluster.exec("node0", "sh", "-c", f"rm -f /tmp/go; docker rm -f {name} || true")
+
+
+OURS = "docker ps -aq --filter label=io.ddpctl.run-id | grep -q ."
+BY_HAND = "[ $(docker ps -q | wc -l) -gt 1 ]"  # the stranger's is there already
+
+
+def take_port(cluster: Cluster, come: str = OURS) -> float:
+    """Binds the master port the moment that the run's container exists. Returns when."""
+    cluster.exec("node0", "sh", "-c", TAKE.format(come=come), timeout=120)
+    return time.time()
+
+
+def cut_ssh(run: Run, seconds: float) -> None:
+    """Every SSH connection to the victim ends, and for so long there are no others."""
+    rule = "INPUT -p tcp --dport 22 -j DROP"
+    hang_up = "kill -9 $(pgrep -f '^sshd(-session)?: ddp')"
+    run.cluster.exec(VICTIM, "sh", "-c", f"iptables -I {rule}; {hang_up}")
+    try:
+        time.sleep(seconds)  # what the bar says
+    finally:
+        run.cluster.exec(VICTIM, "sh", "-c", f"iptables -D {rule}")
+
+
+def steps(run: Run, rank: int) -> list[int]:
+    """What the ranks of the deed `talk` said, in the order of the lines."""
+    ending = f"of rank {rank}"
+    return [int(line.split()[-4]) for line in run.lines() if line.endswith(ending)]
+
+
+def lines_are_whole(run: Run) -> bool:
+    """Each line of each rank once, and in order."""
+    said = [steps(run, rank) for rank in range(6)]
+    return all(seen and seen == list(range(1, len(seen) + 1)) for seen in said)
 
 
 FAULTS = (

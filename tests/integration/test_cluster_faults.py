@@ -7,17 +7,21 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import TRAINER_IMAGE, Cluster, Home, until
+from cluster import Cluster, Home, until
 from faults import (
     FAULTS,
     PORT,
     VICTIM,
     Fault,
-    Run,
+    cut_ssh,
     kill_launcher_then_container,
     launch,
+    let_go_of_port,
+    lines_are_whole,
     small_disk,
+    steps,
     suffer,
+    take_port,
     verdict,
     write_job,
 )
@@ -45,17 +49,11 @@ def test_12_a_master_port_that_is_taken_after_the_check_is_named(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
     """A stranger binds it the moment that the run's container exists."""
-    bind = "import os,socket,time\nwhile not os.path.exists('/flag/go'): time.sleep(0.01)\n"
-    bind += f"held = socket.create_server(('', {PORT}))\ntime.sleep(600)"
-    stranger = ["docker", "run", "-d", "--network=host", "-v/tmp:/flag", "--entrypoint=python3"]
-    cluster.exec("node0", "sh", "-c", "rm -f /tmp/go")
-    cluster.exec("node0", *stranger, TRAINER_IMAGE, "-c", bind)
     file = write_job(cluster, tmp_path, "wait", None)
-    launcher = home.start("launch", file, "--no-check")
-    created = "until docker ps -aq --filter label=io.ddpctl.run-id | grep -q .; do :; done"
-    cluster.exec("node0", "sh", "-c", f"{created}; touch /tmp/go")
-    _, err = launcher.communicate(timeout=120)
-    cluster.exec("node0", "rm", "-f", "/tmp/go")
+    with let_go_of_port(cluster):
+        launcher = home.start("launch", file, "--no-check")
+        take_port(cluster)
+        _, err = launcher.communicate(timeout=120)
     assert launcher.returncode in (1, 3), err.decode()
     assert str(PORT) in err.decode() and "node0" in err.decode()
     assert not any(cluster.ranks(node) for node in cluster.nodes[1:])
@@ -87,12 +85,41 @@ def test_16_a_stalled_ssh_connection_loses_no_line_and_stops_nothing(
     until(lambda: max(steps(run, 3)) > mark, 60, "lines come again")
     run.process.send_signal(signal.SIGTERM)
     run.wait()
-    for rank in range(6):
-        seen = steps(run, rank)
-        assert len(seen) > 100
-        assert seen == list(range(1, len(seen) + 1)), "each line once, in order"
+    assert len(steps(run, 3)) > 100
+    assert lines_are_whole(run), "each line once, in order"
 
 
-def steps(run: Run, rank: int) -> list[int]:
-    ending = f"of rank {rank}"
-    return [int(line.split()[-4]) for line in run.lines() if line.endswith(ending)]
+def test_16_ssh_that_is_cut_for_20_s_loses_no_line_either(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    """Connections end, which a stall alone may not do, and there are none to be had."""
+    run = launch(cluster, home, tmp_path, Fault(16, "SSH cut", (), 0, deed="talk", rank=None))
+    cut_ssh(run, 20)
+    mark = max(steps(run, 0)) + 60
+    until(lambda: max(steps(run, 3)) > mark, 90, "lines come again")
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert f"cannot see {VICTIM}" in run.err.read_text()
+    assert lines_are_whole(run), "each line once, in order"
+
+
+def test_a_host_that_only_its_peers_cannot_reach_is_named(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    """All three say that another one is gone; SSH is alive, so the launcher hears all of them."""
+    peers = [cluster.addresses[node] for node in cluster.nodes if node != VICTIM]
+    rules = [f"INPUT -s {peer} -j DROP" for peer in peers]
+    rules += [f"OUTPUT -d {peer} -j DROP" for peer in peers]
+
+    def all_rules(how: str) -> None:
+        command = "; ".join(f"iptables {how} {rule}" for rule in rules)
+        cluster.exec(VICTIM, "sh", "-c", command)
+
+    run = launch(cluster, home, tmp_path, Fault(17, "peers only", (), 20, rank=None))
+    all_rules("-I")
+    try:
+        assert run.wait() == 1, run.err.read_text()
+    finally:
+        all_rules("-D")
+    assert (run.failure["host"], run.failure["kind"]) == (VICTIM, "network-cut"), run.failure

@@ -84,13 +84,15 @@ def until_done(
             break
         console.say(f"{verdict.why} in {verdict.wait:g} s")
         time.sleep(verdict.wait)
-        standing = with_spares(cluster, console)
+        failure = record.attempt.first_failure or {}
+        cut_off = failure["host"] if failure.get("kind") == "network-cut" else None
+        standing = with_spares(cluster, console, cut_off)
         for wait in BACKOFF[1:]:  # a host that was switched on again takes its time
             if not standing.missing:
                 break
             console.say(f"{'; '.join(standing.missing)}; looking again in {wait:g} s")
             time.sleep(wait)
-            standing = with_spares(cluster, console)
+            standing = with_spares(cluster, console, cut_off)
         if standing.missing:
             console.say(f"no restart: no spare is left, and {'; '.join(standing.missing)}")
             break
@@ -129,8 +131,11 @@ class Standing:
     missing: tuple[str, ...] = ()  # why hosts cannot take part, where there is no spare for them
 
 
-def with_spares(cluster: Cluster, console: Console) -> Standing:
-    """A spare in the place, and with the rank, of each host that is lost or whose engine is."""
+def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Standing:
+    """A spare in the place, and with the rank, of each host that is lost or whose engine is.
+
+    cut_off: a host that its peers lost. It may well answer us, so it goes on only without a spare.
+    """
     answering: set[str] = set()
 
     def look(node: Node) -> None:
@@ -139,20 +144,23 @@ def with_spares(cluster: Cluster, console: Console) -> Standing:
         engine_of(node, cluster.job.engine).list("none")
 
     nodes = connect(cluster)
+    lost: dict[str, str] = {}
     try:
         each_node(nodes, look)
-        return Standing(cluster)
     except NodesFailed as error:
-        lost = error.failures
+        lost = {name: str(failure) for name, failure in error.failures.items()}
     finally:
         for node in nodes:
             node.close()
+    unwanted = dict(lost)
+    if cut_off:
+        unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost it")
     hosts: list[Host] = []
     spares = list(cluster.spares)
     for host in cluster.hosts:
-        if host.name in lost and spares:
+        if host.name in unwanted and spares:
             spare = spares.pop(0)
-            console.say(f"{spare.name} takes the place of {host.name}: {lost[host.name]}")
+            console.say(f"{spare.name} takes the place of {host.name}: {unwanted[host.name]}")
             hosts.append(spare)
         else:
             hosts.append(host)
@@ -160,5 +168,5 @@ def with_spares(cluster: Cluster, console: Console) -> Standing:
     return Standing(
         dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)),
         tuple(host for host in gone if host.name in answering),
-        tuple(str(lost[host.name]) for host in hosts if host.name in lost),
+        tuple(lost[host.name] for host in hosts if host.name in lost),
     )

@@ -82,6 +82,16 @@ def test_a_lost_host_without_a_spare_is_missing() -> None:
     assert "127.0.0.1" in why
 
 
+def test_a_host_that_its_peers_lost_gives_way_only_to_a_spare() -> None:
+    """It answers the launching machine, so what it has of the checkpoints can still be had."""
+    spare = Host("spare.lab")
+    job = Job(engine="process")
+    replaced = with_spares(Cluster((HERE,), job, spares=(spare,)), Console(), "local")
+    assert (replaced.cluster.hosts, replaced.left, replaced.missing) == ((spare,), (HERE,), ())
+    kept = with_spares(Cluster((HERE,), job), Console(), "local")
+    assert (kept.cluster.hosts, kept.missing) == ((HERE,), ())
+
+
 def test_on_other_hosts_the_job_is_the_runs_own_but_for_what_the_file_says() -> None:
     run = Job(command=("train.py", "--lr", "1"), image="mine:1", env={"A": "1"}, max_restarts=2)
     other = Job(image="other:2", nproc_per_node=4, command=("else.py",))

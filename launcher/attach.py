@@ -26,8 +26,8 @@ def attach(folder: RunFolder, console: Console) -> int:
                 console.say(f"cannot see {host} now: {error}")
             store.close()
         known = known_marks(folder.logs)
-        for line in merged(folder.logs, Wanted(), known):
-            console.line(line)
+        for lines in merged(folder.logs, Wanted(), known):
+            console.lines(lines)
         console.flush()
         if record.state in FINAL:
             console.settle()

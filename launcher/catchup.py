@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from launcher.errors import DdpctlError, NodesFailed
-from launcher.follow import Line
 from launcher.following import Party
 from launcher.journal import Reader
 from launcher.logstore import LogStore, offset_in
@@ -38,15 +37,10 @@ def _fetch(node: Node, place: Place, store: LogStore) -> None:
         while data := stream.read(READ_SIZE):
             consumed += len(data)
             records = reader.feed(data)
-            lines = [
-                Line(node.name, place.node_rank, r.rank, r.text, r.time)
-                for r in records
-                if r.event is None
-            ]
             if records:
-                log.write(
-                    (line.render() for line in lines),
-                    time=records[-1].time,
+                log.record(
+                    records,
+                    host=node.name,
                     attempt=place.attempt,
                     offset=consumed - reader.pending,
                 )

@@ -30,13 +30,15 @@ class Console:
         self._live: Live | None = None
         self._lock = threading.RLock()
 
-    def line(self, text: bytes) -> None:
-        """One whole line of a result. A reader that has gone away is noticed once."""
+    def lines(self, text: bytes) -> None:
+        """Whole lines of a result. A reader that has gone away is noticed once."""
         if self.fold is None:
             self._write(text)
             return
-        for folded in self.fold.feed(text, time.monotonic()):
-            self._write(folded)
+        now = time.monotonic()
+        for line in text.split(b"\n")[:-1]:
+            for folded in self.fold.feed(line + b"\n", now):
+                self._write(folded)
 
     def settle(self) -> None:
         """All that still waits to be folded, out."""
@@ -88,11 +90,11 @@ class Console:
                 display.close()
 
     def json(self, document: dict[str, Any]) -> None:
-        self.line(json.dumps(document, indent=2).encode() + b"\n")
+        self.lines(json.dumps(document, indent=2).encode() + b"\n")
         self.flush()
 
     def print(self, text: str) -> None:
-        self.line(text.encode(errors="surrogateescape") + b"\n")
+        self.lines(text.encode(errors="surrogateescape") + b"\n")
         self.flush()
 
     def say(self, text: str) -> None:

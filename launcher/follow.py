@@ -10,11 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.engine import NodeStatus
+from launcher.journal import Record
 from launcher.logstore import LogStore
 from launcher.watching import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watch, Watcher
 
@@ -27,17 +29,19 @@ TAIL_LINES = 400  # a rank's last lines are looked for among these
 
 
 @dataclass(frozen=True)
+class Lines:
+    """What a node has said, as CONTRACT section 4 has it: whole lines, each with its newline."""
+
+    node_rank: int
+    text: bytes
+
+
+@dataclass(frozen=True)
 class Line:
     host: str
-    node_rank: int
     rank: int | None
     text: bytes
     time: float  # unix seconds, the host's clock
-
-    def render(self) -> bytes:
-        """As CONTRACT section 4 has it."""
-        who = self.host if self.rank is None else f"{self.host}:{self.rank}"
-        return b"[%b] %b\n" % (who.encode(), self.text)
 
 
 @dataclass
@@ -47,7 +51,8 @@ class NodeOutcome:
     node_rank: int
     host: str
     events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    tail: list[Line] = field(default_factory=list)  # the newest lines, for the failure's excerpt
+    # the newest lines, for the failure's excerpt
+    tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     end: dict[str, Any] | None = None  # the supervisor's last word
     end_heard: float = 0.0  # time.monotonic() of it
     status: NodeStatus | None = None  # the engine's, once it has exited
@@ -55,6 +60,10 @@ class NodeOutcome:
     unseen_reason: str = ""
     gone: bool = False  # looked for after the others' failure, and not there
     done: bool = False
+
+    def remember(self, said: Record) -> None:
+        newest = said.lines[-TAIL_LINES:]
+        self.tail.extend(Line(self.host, said.rank, text, said.time) for text in newest)
 
     @property
     def exit_code(self) -> int | None:
@@ -95,7 +104,7 @@ class Follow:
         self._watchers = [Watcher(watch, self._put, self._over) for watch in watches]
         self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
 
-    def events(self) -> Iterator[Line | NodeOutcome | str | None]:
+    def events(self) -> Iterator[Lines | NodeOutcome | str | None]:
         """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s, however
         much the ranks say: it is then that a Ctrl-C is looked at."""
         for watcher in self._watchers:
@@ -115,10 +124,11 @@ class Follow:
 
     # --- the loop's two halves: take one item; see who is done -------------------------------
 
-    def _next(self) -> Iterator[Line | NodeOutcome | str]:
+    def _next(self) -> Iterator[Lines | NodeOutcome | str | None]:
         try:
             item = self._queue.get(timeout=0.2)
         except queue.Empty:
+            yield None
             return
         if isinstance(item, Batch):
             yield from self._take_batch(item)
@@ -128,30 +138,26 @@ class Follow:
         else:
             yield from self._take_sight(item)
 
-    def _take_batch(self, batch: Batch) -> Iterator[Line]:
+    def _take_batch(self, batch: Batch) -> Iterator[Lines]:
         outcome = self.outcomes[batch.node_rank]
         attempt = self.watches[batch.node_rank].place.attempt
-        lines = []
         for record in batch.records:
-            if record.event is not None:
-                outcome.events.append((record.time, record.event))
-                if record.event.get("kind") == "end":
-                    outcome.end, outcome.end_heard = record.event, time.monotonic()
-            else:
-                lines.append(
-                    Line(outcome.host, batch.node_rank, record.rank, record.text, record.time)
-                )
-        outcome.tail = (outcome.tail + lines)[-TAIL_LINES:]
+            if record.event is None:
+                outcome.remember(record)
+                continue
+            outcome.events.append((record.time, record.event))
+            if record.event.get("kind") == "end":
+                outcome.end, outcome.end_heard = record.event, time.monotonic()
         self._offsets[batch.node_rank] = batch.offset
         self._consumed[batch.node_rank] = batch.consumed
         if self.store and batch.records:
-            self.store.node(batch.node_rank).write(
-                (line.render() for line in lines),
-                time=batch.records[-1].time,
-                attempt=attempt,
-                offset=batch.offset,
+            text = self.store.node(batch.node_rank).record(
+                batch.records, host=outcome.host, attempt=attempt, offset=batch.offset
             )
-        yield from lines
+        else:
+            text = b"".join(r.render(outcome.host) for r in batch.records if r.event is None)
+        if text:
+            yield Lines(batch.node_rank, text)
 
     def _take_sight(self, item: Sight) -> Iterator[str]:
         outcome = self.outcomes[item.node_rank]

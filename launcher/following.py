@@ -17,7 +17,7 @@ from launcher.console import Console
 from launcher.engine import Engine
 from launcher.errors import DdpctlError
 from launcher.evidence import Evidence, NodeEvidence
-from launcher.follow import Follow, Line, NodeOutcome
+from launcher.follow import Follow, Lines, NodeOutcome
 from launcher.gauges import Asking
 from launcher.interrupts import Interrupts
 from launcher.live import Live, panel_lines, wanted
@@ -124,8 +124,8 @@ class Following:
 
     def to_the_end(self, skews: Sequence[float]) -> int:
         for event in self.follow.events():
-            if isinstance(event, Line):
-                self.console.line(event.render())
+            if isinstance(event, Lines):
+                self.console.lines(event.text)
                 continue
             self.console.flush()
             if isinstance(event, NodeOutcome):

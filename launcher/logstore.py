@@ -1,19 +1,21 @@
 """The launching machine's own copy of a run's logs: one file a node, each line once.
 
 `node-<K>.log` holds the lines as they were shown. Beside it `.node-<K>.index` gets one line for each
-batch: time, attempt, offset in the host's journal, size of the log. Its last line says where to go on;
-whatever the log holds beyond that size was half-written by a killed process and is cut off.
+batch, or second of one: time, attempt, offset in the host's journal, size of the log. Its last line says
+where to go on; whatever the log holds beyond that size was half-written by a killed process and is cut
+off.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.journal import Record, by_time
 from launcher.plan import Place
 
 
@@ -45,8 +47,24 @@ class NodeLog:
         _cut_partial_line(self.index)
         self._index = self.index.open("a")
 
-    def write(self, lines: Iterable[bytes], *, time: float, attempt: int, offset: int) -> None:
-        text = b"".join(lines)
+    def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
+        """Writes down what the records say, and returns it. `offset`: where they end in the journal.
+
+        What was read at once may be hours of a quiet run: a mark for each second that somebody said
+        something lets nodes be merged, and lines be found, by time.
+        """
+        at = offset - sum(record.size for record in records)
+        texts = []
+        for together in by_time(records):
+            at += sum(record.size for record in together)
+            text = b"".join(r.render(host) for r in together if r.event is None)
+            if text or at == offset:  # events alone may have been recorded before
+                self.write(text, time=together[-1].time, attempt=attempt, offset=at)
+                texts.append(text)
+        return b"".join(texts)
+
+    def write(self, text: bytes, *, time: float, attempt: int, offset: int) -> None:
+        """`text`: whole lines."""
         self._log.write(text)
         self._log.flush()
         self.mark = Mark(time, attempt, offset, self.mark.size + len(text))

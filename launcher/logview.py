@@ -23,9 +23,17 @@ class Wanted:
     since: float | None = None
     tail: int | None = None
 
-    def takes(self, node_rank: int, line: bytes) -> bool:
+    def choose(self, node_rank: int, text: bytes) -> bytes:
+        """Of whole lines of a node those that are wanted."""
         if self.node is not None and node_rank != self.node:
-            return False
+            return b""
+        if self.rank is None and self.grep is None:
+            return text
+        # not splitlines, which would tear a line at a carriage return
+        lines = (line + b"\n" for line in text.split(b"\n")[:-1])
+        return b"".join(line for line in lines if self._takes(line))
+
+    def _takes(self, line: bytes) -> bool:
         if self.rank is not None and rank_of(line) != self.rank:
             return False
         return self.grep is None or self.grep.search(line) is not None
@@ -41,20 +49,21 @@ def merged(
 ) -> Iterator[bytes]:
     """The recorded lines, batches of all nodes in the order of time; only as far as `known` goes."""
     marks = known_marks(folder) if known is None else known
-    lines = _chosen(folder, wanted, marks)
-    return iter(deque(lines, wanted.tail)) if wanted.tail is not None else lines
+    batches = _batches(folder, wanted.since, marks)
+    chosen = (text for rank, batch in batches if (text := wanted.choose(rank, batch)))
+    return chosen if wanted.tail is None else _last(wanted.tail, chosen)
 
 
-def _chosen(folder: Path, wanted: Wanted, known: Mapping[int, Mark]) -> Iterator[bytes]:
-    for node_rank, batch in _batches(folder, wanted.since, known):
-        for line in batch:
-            if wanted.takes(node_rank, line):
-                yield line
+def _last(count: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+    lines: deque[bytes] = deque(maxlen=count)
+    for text in texts:
+        lines.extend(text.split(b"\n")[:-1])
+    return (line + b"\n" for line in lines)
 
 
 def _batches(
     folder: Path, since: float | None, known: Mapping[int, Mark]
-) -> Iterator[tuple[int, Iterable[bytes]]]:
+) -> Iterator[tuple[int, bytes]]:
     spans = []
     for node_rank, last in known.items():
         start = 0
@@ -69,9 +78,7 @@ def _batches(
             if node_rank not in files:
                 files[node_rank] = (folder / f"node-{node_rank}.log").open("rb")
             files[node_rank].seek(start)
-            text = files[node_rank].read(end - start)
-            # not splitlines, which would tear a line at a carriage return
-            yield node_rank, [line + b"\n" for line in text.split(b"\n")[:-1]]
+            yield node_rank, files[node_rank].read(end - start)
     finally:
         for file in files.values():
             file.close()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from launcher.attach import party_of
 from launcher.catchup import catch_up
 from launcher.console import Console
-from launcher.follow import Follow, Line
+from launcher.follow import Follow, Lines
 from launcher.following import Party
 from launcher.interrupts import Interrupts
 from launcher.logstore import LogStore, Mark, known_marks, offset_in
@@ -23,8 +23,8 @@ def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -
         store = LogStore.acquire(folder.logs)
         failures = catch_up(party, store) if store else {}
         known = known_marks(folder.logs)
-        for line in merged(folder.logs, wanted, known):
-            console.line(line)
+        for lines in merged(folder.logs, wanted, known):
+            console.lines(lines)
         if follow:
             console.flush()
         else:
@@ -52,10 +52,9 @@ def _go_on(
     follow = Follow(watches, store)
     with Interrupts() as interrupts, interrupts.held():
         for event in follow.events():
-            if isinstance(event, Line):
-                line = event.render()
-                if wanted.takes(event.node_rank, line):
-                    console.line(line)
+            if isinstance(event, Lines):
+                if chosen := wanted.choose(event.node_rank, event.text):
+                    console.lines(chosen)
                 continue
             console.flush()
             if isinstance(event, str):

@@ -14,6 +14,7 @@ from launcher.errors import CommandFailed, DockerUnavailable
 from launcher.plan import CONTROL_DIR, LABEL, Container, NodePlan, Place
 from launcher.remote.node import Node
 
+ENGINE_LOG = {"max-size": "10m", "max-file": "3"}  # for people: what is followed is the journal
 STACK_BYTES = 67108864  # what NVIDIA's own images ask for
 SUPERVISOR = ("python3", f"{CONTROL_DIR}/supervisor.pyz", f"{CONTROL_DIR}/spec.json")
 
@@ -166,7 +167,7 @@ def _create_arguments(
             "NetworkMode": "host",
             "Init": True,
             "ShmSize": container.shm_size,
-            "LogConfig": LogConfig(type="json-file", config={"max-size": "10m", "max-file": "3"}),
+            "LogConfig": LogConfig(type="json-file", config=ENGINE_LOG),
             "Ulimits": [
                 Ulimit(name="memlock", soft=-1, hard=-1),
                 Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES),

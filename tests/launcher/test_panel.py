@@ -53,8 +53,8 @@ def test_gpus_of_a_host_are_told_together() -> None:
 
 def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cursor() -> None:
     outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
-    outcomes[0].tail.append(Line("h0", 0, 0, b"older", 1.0))
-    outcomes[1].tail.append(Line("h1", 1, 3, b"10%\r20% \x1b[2Jdone", 2.0))
+    outcomes[0].tail.append(Line("h0", 0, b"older", 1.0))
+    outcomes[1].tail.append(Line("h1", 3, b"10%\r20% \x1b[2Jdone", 2.0))
     outcomes[0].unseen_since = 5.0
     shown = view("r", 1, outcomes, Gauges(), 3600)
     assert (shown.head, shown.below) == ("r  up 1:00:00", "[h1:3] 20%  [2Jdone")

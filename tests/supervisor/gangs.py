@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,11 @@ class Node:
         return self.process.pid
 
     def records(self) -> list[Record]:
+        """Each line as a record of its own."""
         with contextlib.suppress(FileNotFoundError):
-            return Reader().feed((self.folder / "journal").read_bytes())
+            found = Reader().feed((self.folder / "journal").read_bytes())
+            alone = ([replace(r, lines=[line]) for line in r.lines] or [r] for r in found)
+            return [record for records in alone for record in records]
         return []
 
     def events(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
@@ -71,7 +74,7 @@ class Node:
         return event
 
     def lines(self, rank: int | None) -> list[bytes]:
-        return [r.text for r in self.records() if r.event is None and r.rank == rank]
+        return [r.lines[0] for r in self.records() if r.event is None and r.rank == rank]
 
     def wait(self, timeout: float = 60.0) -> int:
         assert self.process is not None
@@ -174,7 +177,7 @@ def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
         node.node_rank,
         node.spec["host"],
         events=[(r.time, r.event) for r in records if r.event],
-        tail=[(r.time, r.rank, r.text) for r in records if r.event is None][-400:],
+        tail=[(r.time, r.rank, r.lines[0]) for r in records if r.event is None][-400:],
         **facts.get(f"node_{node.node_rank}", {}),
     )
 

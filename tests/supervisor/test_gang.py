@@ -25,7 +25,7 @@ BAR = 5.0  # seconds from a fault to the end of every node
 def told_at(made: Gang, rank: int) -> float:
     """When the rank said that it would now misbehave."""
     node = made.nodes[rank // 2]
-    return next(r.time for r in node.records() if r.rank == rank and r.text == b"now")
+    return next(r.time for r in node.records() if r.rank == rank and r.lines == [b"now"])
 
 
 def end_times(made: Gang) -> list[float]:

@@ -87,7 +87,7 @@ def test_a_line_is_in_the_journal_within_a_fifth_of_a_second(tmp_path: Path) -> 
     with gang(tmp_path, 1, ["raise", "0"]) as made:
         made.wait()
         [node] = made.nodes
-        told = next(record.time for record in node.records() if record.text == b"now")
+        told = next(record.time for record in node.records() if record.lines == [b"now"])
         died = next(e["time"] for _, e in node.events("rank_exit") if e["exit_code"] == 1)
         assert told - died < 0.2
 
@@ -218,7 +218,7 @@ def test_a_full_disk_costs_lines_but_no_event(small_disk: Path) -> None:
     journal.event("end", state="failed")
     journal.close()
     before, end = Reader().feed((small_disk / "journal").read_bytes())
-    assert before.text == b"before"
+    assert before.lines == [b"before"]
     assert end.event is not None and end.event["kind"] == "end"
 
 

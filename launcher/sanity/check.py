@@ -46,12 +46,13 @@ class Listening(Console):
         super().__init__(quiet=quiet, verbose=verbose)
         self.report = report
 
-    def line(self, text: bytes) -> None:
-        _, _, said = text.rstrip(b"\n").partition(b"] ")
-        if said.startswith(MARK):
-            self.report.take(said)
-        else:
-            self.detail(text.decode(errors="replace").rstrip("\n"))
+    def lines(self, text: bytes) -> None:
+        for line in text.split(b"\n")[:-1]:
+            _, _, said = line.partition(b"] ")
+            if said.startswith(MARK):
+                self.report.take(said)
+            else:
+                self.detail(line.decode(errors="replace"))
 
     def flush(self) -> None:
         pass

@@ -33,7 +33,7 @@ from cluster import USER, Cluster, Home, docker
 
 # One write: by hand both ranks of a node share a pipe, and print's pieces would mix in it.
 SAY = "import os\nos.write(1, f\"first line of {os.environ['RANK']}\\n\".encode())\n"
-SCRIPTS = {"torch.py": "import torch\n" + SAY, "bare.py": SAY}
+SCRIPTS = {"with_torch.py": "import torch\n" + SAY, "bare.py": SAY}
 FIRST = re.compile(rb"first line of (\d+)")
 NPROC = 2
 
@@ -167,10 +167,10 @@ def report(
         "| what | ddpctl | by hand | bar |",
         "|---|---|---|---|",
     ]
-    for script, bar in (("torch.py", " (<= 1.10)"), ("bare.py", "")):
+    for script, bar in (("with_torch.py", " (<= 1.10)"), ("bare.py", "")):
         first = statistics.median(launched.first for launched in ours[script])
         hand = statistics.median(theirs[script])
-        does = "which imports torch" if script == "torch.py" else "which imports nothing"
+        does = "which imports torch" if script == "with_torch.py" else "which imports nothing"
         text.append(
             f"| command to the first line of every rank, {does} | {first:.2f} s | {hand:.2f} s "
             f"| ratio {first / hand:.2f}{bar} |"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import getpass
-import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from launcher import onexit, push
 from launcher.checks.survey import survey_hosts
 from launcher.console import Console
-from launcher.errors import HostUnreachable, PreflightError, UsageError
+from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts import Facts
 from launcher.following import Party, follow
 from launcher.handover import hand_over
@@ -49,14 +48,6 @@ class Wishes:
     node_env: tuple[Mapping[str, str], ...] = ()  # by node rank, beside what the job says
     on_exit: str | None = None  # for `sh -c` when the run has ended
     by: str = "launch"  # what begins this attempt: launch, resume or restart
-
-
-def checked_name(name: str) -> str:
-    if name and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,40}", name):
-        raise UsageError(
-            f"--name {name!r}: only a-z, 0-9, `_`, `.`, `-`, at most 41 of them, a letter or digit first"
-        )
-    return name
 
 
 def new_run_id(name: str, now: datetime.datetime, suffix: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,6 +197,15 @@ def _created(path: Path) -> float:
         return (path / "hosts.yaml").stat().st_mtime
     except OSError:
         return (path / "run.json").stat().st_mtime
+
+
+def checked_name(name: str) -> str:
+    """A run's name becomes part of a container's. UsageError where that cannot be."""
+    if name and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,40}", name):
+        raise UsageError(
+            f"--name {name!r}: only a-z, 0-9, `_`, `.`, `-`, at most 41 of them, a letter or digit first"
+        )
+    return name
 
 
 def find_run(text: str | None) -> RunFolder:

@@ -79,9 +79,9 @@ def launch(
     import datetime
     import os
 
-    from launcher import launch as launching
-    from launcher import show
     from launcher.hosts import load
+    from launcher.record import checked_name
+    from launcher.remote.ahead import dial_ahead
 
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
@@ -102,8 +102,14 @@ def launch(
         max_restarts=max_restarts,
         command=given or None,
     )
+    name = checked_name(name)
+    if not dry_run:
+        dial_ahead(cluster.hosts)
+    from launcher import launch as launching
+    from launcher import show
+
     wishes = launching.Wishes(
-        name=launching.checked_name(name),
+        name=name,
         detach=detach,
         push=not no_push,
         check=not no_check,

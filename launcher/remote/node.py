@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -22,6 +21,7 @@ from launcher.errors import CommandTimeout, DdpctlError, NodesFailed
 from launcher.hosts import Host
 
 from .local import LocalMachine
+from .quiet import quietly
 from .shell import with_environment
 from .stream import CHUNK, STDERR_TAIL, Completed, Deadline, Stream
 
@@ -112,7 +112,7 @@ class Node:
         remedy, when the machine is there and its engine is not."""
         with self._docker_lock:
             if self._docker is None:
-                with _quietly():
+                with quietly():
                     from . import docker_api
 
                 if isinstance(self._machine, LocalMachine):
@@ -197,18 +197,10 @@ def _unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
 def _machine(host: Host, connect_timeout: float) -> Machine:
     if host.is_local:
         return LocalMachine()
-    with _quietly():
+    with quietly():
         from .ssh import SshMachine  # paramiko takes its time: a local run does without
 
     return SshMachine(host, connect_timeout=connect_timeout)
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Older paramiko names ciphers that newer cryptography is about to drop, and says so."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _feed(stream: Stream, data: bytes) -> None:

@@ -12,6 +12,7 @@ import paramiko
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 
+from .ahead import dialled
 from .dial import Connection, dial
 from .shell import command_line, watched
 from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
@@ -86,7 +87,7 @@ class SshMachine:
             for link in self._live():
                 if link not in seen:
                     return link
-            link = _Link(dial(self.host, timeout=self._timeout))
+            link = _Link(dialled(self.host) or dial(self.host, timeout=self._timeout))
             with self._lock:
                 self._links.append(link)
             return link

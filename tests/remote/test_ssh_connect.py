@@ -17,6 +17,7 @@ from sshd_server import USER, Sshd, add_to_agent, free_port, keygen, ssh_agent
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
+from launcher.remote.ahead import dial_ahead
 from launcher.remote.node import Node
 
 NodeMaker = Callable[..., Node]
@@ -397,3 +398,23 @@ def _python_relay() -> str:
         "f(lambda:s.recv(65536),lambda d:os.write(1,d))"
     )
     return f'python3 -c "{code}" %p'
+
+
+# -- hosts that are dialled while the program loads
+
+
+def test_a_host_that_is_dialled_ahead_is_dialled_once(sshd: Server, node: NodeMaker) -> None:
+    server = sshd()
+    dial_ahead([server.host(), Host("local")])
+    there = node(server.host())
+    assert there.run(["echo", "hello"]).stdout == b"hello\n"
+    assert there.run(["sh", "-c", "echo $PPID"]).code == 0
+    assert server.log.read_text().count("Accepted publickey") == 1
+
+
+def test_what_went_wrong_ahead_is_told_to_the_first_who_asks(node: NodeMaker) -> None:
+    host = Host("127.0.0.1", port=free_port())
+    dial_ahead([host])
+    there = node(host)
+    assert "connection refused" in why_not(there)
+    assert "connection refused" in why_not(there)  # by a new attempt

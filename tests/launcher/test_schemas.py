@@ -24,6 +24,7 @@ COMMANDS = {  # schema: what prints such a document, after a run that failed; it
     "strays": ("kill hosts.yaml --strays --json", 0),
     "clean": ("clean hosts.yaml --json", 0),
     "kill": ("kill hosts.yaml --json -y", 0),
+    "sanity": ("sanity two.yaml --json --max-size 1k --pairwise", 0),
 }
 NAMES = ("run", *COMMANDS, "stacks")
 TYPES: dict[str, tuple[type, ...]] = {
@@ -81,6 +82,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     job = {"engine": "process", "nproc_per_node": 1, "master_port": "auto", "workdir": "code"}
     hosts = {"hosts": [{"host": "local", "gpus": 0}], "job": {**job, "command": ["train.py"]}}
     (folder / "hosts.yaml").write_text(json.dumps(hosts))
+    two = {"hosts": [*hosts["hosts"], *hosts["hosts"]], "job": job}
+    (folder / "two.yaml").write_text(json.dumps(two))
     state = folder / "state"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPCTL_", "PET_"))}
     env |= {"HOME": str(folder / "home"), "XDG_STATE_HOME": str(state), "PYTHONPATH": str(ROOT)}
@@ -130,6 +133,7 @@ def test_the_documents_hold_what_they_are_about(documents: dict[str, Any]) -> No
     assert documents["run"]["attempts"][0]["first_failure"]["kind"]
     assert documents["ps"]["runs"][0]["nodes"] and documents["kill"]["runs"][0]["hosts"]
     assert documents["stacks"]["nodes"][0]["ranks"][0]["frames"][-1]["text"] == "time.sleep(300)"
+    assert documents["sanity"]["sizes"] and documents["sanity"]["pairs"]
     assert documents["clean"]["hosts"][0]["parts"] and documents["plan"]["nodes"]
 
 

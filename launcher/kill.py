@@ -58,10 +58,12 @@ def chosen(target: str | None, hosts: str | None, *, everything: bool) -> tuple[
 
 
 def alive_runs(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> list[str]:
-    """The runs of this user on the hosts; more than one only when all are meant."""
+    """The runs of this user on the hosts that are alive, or, where none is, what is left of them;
+    more than one only when all are meant."""
     statuses, failures = look(nodes, cluster)
-    me = getpass.getuser()
-    run_ids = sorted({s.run_id for s in statuses if s.owner.split("@")[0] == me})
+    mine = [s for s in statuses if s.owner.split("@")[0] == getpass.getuser()]
+    alive = [s for s in mine if s.alive]
+    run_ids = sorted({s.run_id for s in (mine if everything else alive or mine)})
     if failures and not run_ids:
         raise next(iter(failures.values()))
     if len(run_ids) > 1 and not everything:

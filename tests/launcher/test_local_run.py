@@ -134,6 +134,16 @@ def test_detached_seen_attached_and_killed(machine: Machine) -> None:
     assert machine.record()["state"] == "CANCELLED"
 
 
+def test_a_hosts_file_means_the_run_that_is_alive_there(machine: Machine) -> None:
+    machine.ddpctl("launch", "hosts.yaml", "--no-check")
+    machine.ddpctl("launch", "hosts.yaml", "--no-check")
+    machine.env["SLEEP"] = "600"
+    launched = machine.ddpctl("launch", "hosts.yaml", "--no-check", "-d", "--env", "SLEEP")
+    [killed] = json.loads(machine.ddpctl("kill", "hosts.yaml", "-y", "--json").stdout)["runs"]
+    assert killed["run_id"] == launched.stdout.strip()
+    assert killed["confirmed"] and killed["hosts"][0]["stopped"] == 2
+
+
 def test_an_interrupted_launch_stops_its_run(machine: Machine) -> None:
     process = machine.start("launch", "hosts.yaml", "--env", "SLEEP=100")
     assert process.stdout is not None

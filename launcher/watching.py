@@ -22,7 +22,7 @@ LOOK_TIMEOUT = 3.0  # seconds for a host to answer when it is looked for
 # From byte $1 of the journal $2 on. Where tail must poll (an overlay, BusyBox) a second is long, and
 # not every tail takes a fraction of one.
 TAIL = (
-    'tail -s 0.1 -c 0 /dev/null 2>/dev/null && exec tail -s 0.1 -c "+$1" -F "$2"; '
+    'tail -s 0.03 -c 0 /dev/null 2>/dev/null && exec tail -s 0.03 -c "+$1" -F "$2"; '
     'exec tail -c "+$1" -F "$2"'
 )
 # The events in the first $2 bytes of the journal; $3 is what only they have.

@@ -1,0 +1,119 @@
+"""The five-minute tour of README.md: its commands run for real, their output put in.
+
+python scripts/tour.py        (takes a minute; tests/test_tour.py runs the same and compares)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from launcher.console import table  # noqa: E402
+
+README = ROOT / "README.md"
+HOSTS = """\
+hosts:
+  - {host: local, gpus: 0}    # this machine, twice: two nodes
+  - {host: local, gpus: 0}
+job:
+  engine: process             # torchrun itself, no containers
+  master_port: auto
+  command: [-m, trainer, --data, synthetic, --model, resnet8, --epochs, "2"]
+  env: {PYTHONWARNINGS: ignore}
+"""
+SCRIPT = """\
+import os, time
+
+if os.environ["RANK"] == "1":
+    raise ValueError("no such class: 1000")
+time.sleep(600)
+"""
+FILES = {"hosts.yaml": HOSTS, "code/broken.py": SCRIPT}
+STEPS = (
+    ("A hosts file", ("cat hosts.yaml",)),
+    ("Train", ("ddpctl launch hosts.yaml --name tour",)),
+    ("See it again", ("ddpctl ps hosts.yaml --all", "ddpctl logs --rank 0 --grep test:")),
+    ("Take it home", ("ddpctl fetch tour --to results", "ls results", "ddpctl report tour")),
+    (
+        "What a failure looks like",
+        (
+            "cat code/broken.py",
+            "ddpctl launch hosts.yaml --workdir code -- broken.py >all.log; echo exit code $?",
+        ),
+    ),
+)
+BEGIN, END = "<!-- made by scripts/tour.py -->\n", "<!-- end of the tour -->\n"
+
+
+def tour(folder: Path) -> str:
+    """The tour as Markdown, from commands that were run in `folder`."""
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    home = folder / "home"
+    home.mkdir()
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    command = f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n'
+    (bin_folder / "ddpctl").write_text(command)
+    (bin_folder / "ddpctl").chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDPCTL_", "PET_"))}
+    environment = {
+        **kept,
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / ".local" / "state"),
+        "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "LOGNAME": "you",
+        "LC_ALL": "C.UTF-8",
+    }
+    parts = []
+    for title, commands in STEPS:
+        shown = []
+        for line in commands:
+            done = subprocess.run(
+                ["sh", "-c", line],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, f"$ {line}\n{done.stdout}"
+            shown.append(f"$ {line}\n{anybodys(done.stdout, home)}")
+        parts.append(f"**{title}**\n\n```console\n" + "\n".join(shown) + "```\n")
+    return "\n".join(parts)
+
+
+def anybodys(output: str, home: Path) -> str:
+    """Without what is this machine's own: folders, its name, the user's."""
+    text = output.replace(str(home), "~")
+    text = re.sub(r"\S+@\S+", "you@laptop", text)
+    text = re.sub(r"host \S+, pid", "host laptop, pid", text)
+    if text.startswith("RUN "):
+        head, *rows = (re.split(r"  +", line.rstrip()) for line in text.splitlines())
+        text = table(rows, head)
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = tour(Path(folder))
+    readme = README.read_text()
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

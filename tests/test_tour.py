@@ -1,0 +1,41 @@
+"""The README's tour is what its commands really print."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from tour import BEGIN, END, README, STEPS, tour
+
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def alike(text: str) -> list[tuple[str, list[str]]]:
+    """Each command with its lines, whatever they count, when, and in which order ranks speak."""
+    commands = [line for _, lines in STEPS for line in lines]
+    found = []
+    shown = "".join(BLOCK.findall(text))
+    for part in re.split(r"(?m)^\$ ", shown)[1:]:
+        line, _, output = part.partition("\n")
+        plain = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", output)
+        plain = re.sub(r"[\d.,:]*\d[\d.,:]*(e-?\d+)?[TZ]?", "N", plain)
+        plain = re.sub(r"\((N |\d+ )?[kM]?B/s\)|N [kM]?B", "SIZE", plain)
+        plain = re.sub(r"torch N\S*", "torch N", plain)
+        lines = {re.sub(r"\s+", " ", each).strip() for each in plain.splitlines()}
+        # a step that takes long says so, on a slow machine
+        found.append((line, sorted(each for each in lines if each and not each.endswith("..."))))
+    assert [line for line, _ in found] == commands
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_the_tour_is_what_its_commands_print(tmp_path: Path) -> None:
+    _, _, rest = README.read_text().partition(BEGIN)
+    shown, end, _ = rest.partition(END)
+    assert end, "the README has its tour between two marks"
+    assert alike(tour(tmp_path)) == alike(shown)

@@ -21,8 +21,8 @@ def report(
 ) -> int:
     """One HTML page about a run: plan, hosts, timeline, first failure, curves, how to repeat it.
 
-    The page needs no network and holds no value of the run's environment. The curves come from the
-    trainer's metrics.jsonl, so other scripts have none.
+    The page needs no network and holds no value of the run's environment. The curves come from
+    metrics.jsonl under the run's output folder, where our trainer's rank 0 writes for all ranks.
 
     \b
     ddpctl report

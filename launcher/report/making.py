@@ -1,16 +1,18 @@
-"""The `report` command's work: what the page needs from this machine and node 0, then the file."""
+"""The `report` command's work: what the page needs from this machine and the hosts, then the file."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
 from launcher.attach import party_of
 from launcher.console import Console
-from launcher.errors import DdpctlError, UsageError
+from launcher.errors import DdpctlError, NodesFailed, UsageError
 from launcher.record import RunFolder, RunRecord, timestamp, write_atomically
-from launcher.report.numbers import charts
+from launcher.remote.node import Node, each_node
+from launcher.report.numbers import charts_by_host
 from launcher.report.page import page
 
 # $1 output folder. A long run's file is large, its curves need not be: the newest part serves.
@@ -19,15 +21,16 @@ HIDDEN = "(not shown)"
 
 
 def make(folder: RunFolder, out: Path, console: Console) -> int:
-    """Returns 0, or 4 when node 0 was not seen: the page is there, without the curves."""
+    """Returns 0, or 4 when a host was not seen: the page is there, without what it may have."""
     record = folder.load()
-    notes, metrics = [], b""
-    try:
-        metrics = _metrics(folder, record, console)
-    except DdpctlError as error:
-        notes.append(f"There are no curves: cannot see {error}")
+    metrics, failures = _metrics(folder, record, console)
+    notes = []
+    for host, error in failures.items():
+        notes.append(f"Curves of {host} may be missing: cannot see {error}")
         console.error(f"cannot see {error}")
-    html = page(record, charts(metrics), without_secrets(folder.hosts_file), notes, now=timestamp())
+    html = page(
+        record, charts_by_host(metrics), without_secrets(folder.hosts_file), notes, now=timestamp()
+    )
     try:
         # whatever the locale: every other character as a reference
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
@@ -39,16 +42,28 @@ def make(folder: RunFolder, out: Path, console: Console) -> int:
     return 4 if notes else 0
 
 
-def _metrics(folder: RunFolder, record: RunRecord, console: Console) -> bytes:
-    """metrics.jsonl, which rank 0 writes on node 0."""
+def _metrics(
+    folder: RunFolder, record: RunRecord, console: Console
+) -> tuple[dict[str, bytes], Mapping[str, DdpctlError]]:
+    """Every host's metrics.jsonl, and the hosts that were not seen.
+
+    Our trainer's rank 0 writes it on node 0, which may be another host after a resume.
+    """
     if not record.attempts:
-        return b""
+        return {}, {}
     with party_of(folder, record) as party, console.step("reading the metrics of the run"):
-        for node, place in zip(party.nodes, party.places, strict=True):
-            if place.node_rank == 0:
-                argv = ["sh", "-c", READ, "sh", f"{place.run_dir}/output"]
-                return node.run(argv, timeout=60.0).stdout
-    return b""
+        places = dict(zip(party.nodes, party.places, strict=True))
+        machines = {(node.name, places[node].run_dir): node for node in reversed(party.nodes)}
+
+        def read(node: Node) -> bytes:
+            argv = ["sh", "-c", READ, "sh", f"{places[node].run_dir}/output"]
+            return node.run(argv, timeout=60.0).stdout
+
+        nodes = sorted(machines.values(), key=lambda node: places[node].node_rank)
+        try:
+            return {node.name: text for node, text in each_node(nodes, read).items()}, {}
+        except NodesFailed as error:
+            return error.results, error.failures
 
 
 def without_secrets(path: Path) -> str:

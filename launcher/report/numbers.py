@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,19 @@ def charts(text: bytes) -> tuple[Chart, ...]:
         if curves:
             made.append(Chart(title, curves))
     return tuple(made)
+
+
+def charts_by_host(texts: Mapping[str, bytes]) -> tuple[Chart, ...]:
+    """The charts of all hosts; a curve says whose it is only where several have written any."""
+    made = {host: found for host, text in texts.items() if (found := charts(text))}
+    if len(made) < 2:
+        return next(iter(made.values()), ())
+    together: dict[str, list[Curve]] = {title: [] for title, _ in CHARTS}
+    for host, found in made.items():
+        for chart in found:
+            curves = (Curve(f"{curve.name}, {host}", curve.points) for curve in chart.curves)
+            together[chart.title] += curves
+    return tuple(Chart(title, tuple(curves)) for title, curves in together.items() if curves)
 
 
 def _entries(text: bytes) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 from launcher.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 from launcher.report.curves import MOST_POINTS, chart_svg, thinned
 from launcher.report.making import without_secrets
-from launcher.report.numbers import Chart, Curve, charts
+from launcher.report.numbers import Chart, Curve, charts, charts_by_host
 from launcher.report.page import page
 
 EVIL = "<script>document.title='taken'</script><img src=\"http://evil.example/x\">&'"
@@ -89,6 +89,14 @@ def test_a_resumed_run_has_a_curve_for_each_attempt() -> None:
     )
     (loss,) = charts(text)
     assert [curve.name for curve in loss.curves] == ["train, attempt 1", "train, attempt 3"]
+
+
+def test_hosts_that_all_wrote_metrics_have_curves_of_their_own() -> None:
+    line = b'{"kind": "train", "step": 1, "loss": 1.0}\n'
+    (loss,) = charts_by_host({"gpu1": line, "gpu2": b"", "gpu3": line})
+    assert [curve.name for curve in loss.curves] == ["train, gpu1", "train, gpu3"]
+    (alone,) = charts_by_host({"gpu1": b"", "gpu2": line})
+    assert [curve.name for curve in alone.curves] == ["train"]
 
 
 def test_other_scripts_have_no_charts() -> None:
@@ -203,6 +211,24 @@ def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None
     assert "0.625 at the end" in made and "s3cret" not in made
     done = report(env, tmp_path, "-o", "no/such/folder/out.html")
     assert done.returncode == 2 and "no/such/folder/out.html: cannot be written" in done.stderr
+
+
+def test_a_host_that_is_not_seen_hides_no_other(tmp_path: Path) -> None:
+    env = local_run(tmp_path)
+    (folder,) = (tmp_path / "state" / "ddpctl" / "runs").iterdir()
+    record = RunFolder(folder).load()
+    for attempt in record.attempts:
+        attempt.nodes.insert(0, NodeRecord(0, "127.0.0.1", "/gone", attempt.state, 0))
+        attempt.nodes[1].node_rank = 1
+    RunFolder(folder).save(record)
+    there = {"host": "127.0.0.1", "port": 1, "gpus": 0}
+    hosts = {"hosts": [there, {"host": "local", "gpus": 0}], "job": {"image": "x"}}
+    (folder / "hosts.yaml").write_text(json.dumps(hosts))
+    done = report(env, tmp_path, "-o", "out.html")
+    assert (done.returncode, done.stdout) == (4, "out.html\n"), done.stderr
+    assert "cannot see 127.0.0.1: connection refused" in done.stderr
+    made = (tmp_path / "out.html").read_text()
+    assert "0.625 at the end" in made and "Curves of 127.0.0.1 may be missing" in made
 
 
 def browser() -> str:

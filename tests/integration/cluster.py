@@ -309,6 +309,11 @@ class Cluster:
             "network", "connect", "--ip", self.addresses[node], self.project, self.container(node)
         )
 
+    def hang_up(self, node: str) -> int:
+        """Ends every SSH connection to the host; new ones are let in. Returns how many processes died."""
+        find = "found=$(pgrep -f '^sshd(-session)?: ddp'); kill -9 $found; echo $found"
+        return len(self.exec(node, "sh", "-c", find).split())
+
     def kill_host(self, node: str) -> None:
         """Power off."""
         docker("kill", self.container(node))

@@ -24,7 +24,7 @@ QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said its last word
 UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
-LAST_WORDS = 1.5  # seconds for the rest to end once a node has failed; then they are looked for
+LAST_WORDS = 0.5  # seconds for the rest to end once a node has failed; then they are looked for
 TAIL_LINES = 400  # a rank's last lines are looked for among these
 
 
@@ -75,6 +75,10 @@ class NodeOutcome:
     @property
     def succeeded(self) -> bool:
         return self.end is not None and self.end.get("state") == "succeeded"
+
+    @property
+    def ended_badly(self) -> bool:
+        return self.end is not None and not self.succeeded
 
     @property
     def lost_peer(self) -> int | None:
@@ -165,6 +169,8 @@ class Follow:
             if outcome.unseen_since is not None:
                 yield f"{outcome.host}: in sight again"
             outcome.unseen_since = None
+        elif item.gone and outcome.end is not None:
+            return  # its last word came while it was looked for
         elif item.gone:
             outcome.gone, outcome.unseen_reason = True, item.lost
             outcome.unseen_since = outcome.unseen_since or time.monotonic()
@@ -207,13 +213,15 @@ class Follow:
     def _look_for_the_rest(self, now: float) -> None:
         """After a failure all nodes end in seconds. One that says nothing may be dead, and SSH
         alone takes much longer to notice."""
-        heard = [o.end_heard for o in self.outcomes.values() if o.failed]
-        if not heard or now - max(heard) < LAST_WORDS:
+        heard = [o.end_heard for o in self.outcomes.values() if o.failed or o.ended_badly]
+        if not heard or now - min(heard) < LAST_WORDS:
             return
         for watcher in self._watchers:
             rank = watcher.watch.place.node_rank
             outcome = self.outcomes[rank]
-            if outcome.done or outcome.gone or now - self._looked_at.get(rank, 0.0) < LOOK_TIMEOUT:
+            if outcome.done or outcome.end is not None or outcome.gone:
+                continue
+            if now - self._looked_at.get(rank, 0.0) < LOOK_TIMEOUT:
                 continue
             self._looked_at[rank] = now
             watcher.look()

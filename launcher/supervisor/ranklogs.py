@@ -12,6 +12,8 @@ from .journal import Journal
 
 READ_SIZE = 1 << 20  # bytes taken from one log at a time
 LONGEST_LINE = 16 << 20  # bytes; what is longer is cut, so that memory stays bounded
+FREE_SIZE = 16 << 20  # bytes that are given back to the disk at a time
+PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
 LAST_BYTES = 32768  # of a stream's end, kept as evidence
 TRACEBACK = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\)")
 
@@ -20,7 +22,8 @@ class Tail:
     """One growing file, handed on in whole lines."""
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
-        self._file = os.open(path, os.O_RDONLY)
+        self._file = open_to_free(path)
+        self._taken = self._freed = 0  # bytes from the beginning
         self._who, self._journal = who, journal
         self._partial: list[bytes] = []
         self.last = b""  # the end of what was written
@@ -28,6 +31,10 @@ class Tail:
     def read(self) -> int:
         """Takes what is there now, at most READ_SIZE. Returns the number of bytes."""
         data = os.read(self._file, READ_SIZE)
+        self._taken += len(data)
+        if self._taken - self._freed >= FREE_SIZE:
+            free(self._file, self._freed, self._taken - self._freed)
+            self._freed = self._taken
         head, newline, rest = data.rpartition(b"\n")
         if newline:
             whole = b"".join(self._partial) + head + newline
@@ -49,6 +56,26 @@ class Tail:
     def _hand_on(self, whole: bytes) -> None:
         self._journal.lines(self._who, whole)
         self.last = (self.last + whole[-LAST_BYTES:])[-LAST_BYTES:]
+
+
+def open_to_free(path: str) -> int:
+    """For reading, and for writing where we may, which giving room back needs."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError:
+        return os.open(path, os.O_RDONLY)
+
+
+def free(file: int, start: int, size: int) -> None:
+    """Gives the disk back what the journal has by now, where the file system can; the rank writes on."""
+    try:
+        import ctypes
+
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+        fallocate(file, PUNCH_HOLE, start, size)
+    except (ImportError, AttributeError, OSError):
+        pass
 
 
 class RankLogs:

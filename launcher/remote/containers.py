@@ -14,7 +14,7 @@ from launcher.errors import CommandFailed, DockerUnavailable
 from launcher.plan import CONTROL_DIR, LABEL, Container, NodePlan, Place
 from launcher.remote.node import Node
 
-ENGINE_LOG = {"max-size": "10m", "max-file": "3"}  # for people: what is followed is the journal
+ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for people: what is followed is the journal
 STACK_BYTES = 67108864  # what NVIDIA's own images ask for
 SUPERVISOR = ("python3", f"{CONTROL_DIR}/supervisor.pyz", f"{CONTROL_DIR}/spec.json")
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,18 @@ def test_an_interrupted_launch_stops_its_run(machine: Machine) -> None:
     assert process.returncode == 130
     assert machine.record()["state"] == "CANCELLED"
     assert machine.left() == []
+
+
+def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None:
+    machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "BAD=2", "--env", "SLEEP=2")
+    live = machine.ddpctl("logs", "-f", "--rank", "1", "--grep", "^.local:1. up")
+    assert live.stdout == "[local:1] up 1 ['two words', '$(x)'] attempt 1\n"
+    machine.ddpctl("attach", code=1)
+    end = time.monotonic() + 60
+    while machine.left():  # the recorder of a detached run ends after it
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    of_node = machine.ddpctl("logs", "--node", "1", "--grep", r"\] up", "--since", "1h").stdout
+    assert sorted(line[:9] for line in of_node.splitlines()) == ["[local:2]", "[local:3]"]
+    last = machine.ddpctl("logs", "--rank", "2", "--tail", "1").stdout
+    assert last == "[local:2] ValueError: boom on purpose\n"

@@ -188,11 +188,9 @@ def report(
         f"| `ddpctl --help` | {statistics.median(helps) * 1000:.0f} ms | | < 300 ms |",
         "",
     ]
-    for script in SCRIPTS:
-        rounds = seconds([launched.first for launched in ours[script]])
-        text.append(
-            f"All rounds of {script}: ddpctl {rounds}; by hand {seconds(theirs[script])}.  "
-        )
+    for case in CASES:
+        rounds = seconds([launched.first for launched in ours[case]])
+        text.append(f"All rounds, {case}: ddpctl {rounds}; by hand {seconds(theirs[case])}.  ")
     return "\n".join(text)
 
 

@@ -17,7 +17,7 @@ from launcher.remote.node import Node, Stream
 
 READ_SIZE = 1 << 18  # bytes
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to see a host again
-LOOK_TIMEOUT = 3.0  # seconds for a host to answer when it is looked for
+LOOK_TIMEOUT = 2.5  # seconds for a host to answer when it is looked for
 
 # From byte $1 of the journal $2 on. Where tail must poll (an overlay, BusyBox) a second is long, and
 # not every tail takes a fraction of one.

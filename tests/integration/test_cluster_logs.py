@@ -1,0 +1,49 @@
+"""Logs of ranks that talk a lot, over connections that break, beside an engine that forgets."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Home, until
+from talking import SCRIPT, Heard, Progress, heard, peak
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+COUNT = 20_000  # lines a rank; benchmarks/logs.py holds the same with ten times as many
+MEMORY = 150 << 10  # KiB
+
+
+def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "talk.py").write_text(SCRIPT)
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", workdir=str(code), nproc_per_node=2)
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        words = ["launch", hosts, "--no-check", "--", "talk.py", str(COUNT), "80", "0.15"]
+        process = home.start(*words, stdout=stdout, stderr=stderr)
+    progress = Progress(out)
+    for cut in range(5):
+        mark = progress.look() + COUNT // 2
+        until(lambda m=mark: progress.look() > m or process.poll() is not None, 120, "more lines")
+        assert process.poll() is None, err.read_text()
+        assert cluster.hang_up(cluster.nodes[cut % 3]) > 0
+    most = 0
+    while process.poll() is None:
+        most = max(most, peak(process.pid))
+        time.sleep(0.05)
+    progress.close()
+    assert process.returncode == 0, err.read_text()
+    assert heard(out.read_bytes(), 6, COUNT) == Heard(0, 0, 0, 0)
+    assert 0 < most < MEMORY
+    logs = home.state / "ddpctl" / "runs" / home.record()["run_id"] / "logs"
+    kept = b"".join((logs / f"node-{rank}.log").read_bytes() for rank in range(3))
+    assert heard(kept, 6, COUNT) == Heard(0, 0, 0, 0)
+
+    for node in cluster.nodes:  # the engine keeps a few megabytes, for people who look there
+        [container] = cluster.containers(node)
+        assert container["HostConfig"]["LogConfig"]["Config"]["max-size"] == "1m"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -47,3 +48,13 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
     for node in cluster.nodes:  # the engine keeps a few megabytes, for people who look there
         [container] = cluster.containers(node)
         assert container["HostConfig"]["LogConfig"]["Config"]["max-size"] == "1m"
+        words = ["sh", "-c", f"ls {container['LogPath']}*"]
+        assert len(cluster.exec(node, *words).split()) > 1, "its log was rotated"
+
+    # the same once more, from the hosts, by a machine that has seen nothing of it, after a power cut
+    cluster.kill_host("node1")
+    cluster.start_host("node1")
+    other = cluster.home_at(tmp_path / "other")
+    asked = ["logs", "--hosts", hosts, "--rank", "3"]
+    mine = other.ddpctl(*asked, home.record()["run_id"]).stdout.encode()
+    assert re.findall(rb"@(\d+)/(\d+) ", mine) == [(b"3", b"%d" % i) for i in range(COUNT)]

@@ -41,6 +41,7 @@ class Dump:
         self.began = self.grew = time.monotonic()
         self.size = 0
         self.text = ""
+        self.last = "Current thread" if kind == "all" else ""  # what the last dump holds
         self.note = self.ask(kind)
         self.done = bool(self.note)
 
@@ -74,7 +75,7 @@ class Dump:
             if late or (size and now - self.grew > QUIET):
                 with open(self.path, errors="replace") as file:
                     self.text = file.read()
-                self.done = late or self.text.endswith("\n")
+                self.done = late or (self.text.endswith("\n") and self.last in self.text)
         except OSError:
             self.done = True
         if self.done and not self.text:

@@ -10,6 +10,7 @@ the end, the memory and `--help` cost.
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import re
 import statistics
@@ -74,7 +75,8 @@ class Launched:
 
 @contextmanager
 def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
-    """Hosts with everything on them, code as both ways of starting find it."""
+    """Hosts with everything on them, code as both ways of starting find it; ddpctl as pip leaves it."""
+    compileall.compile_dir(Path(__file__).parents[1] / "launcher", quiet=1)
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder) / "cluster", count)
         try:

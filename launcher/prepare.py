@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shlex
@@ -67,9 +68,12 @@ def prepare(
         )
 
 
+_supervisor = functools.cache(bundle.supervisor_file)  # the same for all nodes
+
+
 def _control_files(documents: Mapping[str, Any]) -> bytes:
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
-    files[bundle.NAME] = bundle.supervisor_file()
+    files[bundle.NAME] = _supervisor()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():

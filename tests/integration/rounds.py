@@ -36,7 +36,8 @@ for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null); do
 done; true
 """
 STRANGER = "torchrun -m trainer of somebody else"
-BORN = f"pgrep -f '^sh -c while.*{STRANGER}' | xargs -I@ cut -d' ' -f1,22 /proc/@/stat"
+FIND = f"pgrep -f '^sh -c while.*{STRANGER}'"
+BORN = f"{FIND} | xargs -I@ cut -d' ' -f1,22 /proc/@/stat"
 
 
 @dataclass
@@ -72,13 +73,17 @@ def seen(cluster: Cluster, node: str) -> str:
 @contextlib.contextmanager
 def strangers(cluster: Cluster) -> Iterator[Strangers]:
     idle = ["sh", "-c", "while sleep 1; do :; done", *STRANGER.split()]
-    for node in cluster.nodes:
-        run = ["docker", "run", "-d", "--network=host", "--name=ddpctl-stranger-0"]
-        cluster.exec(node, *run, "--entrypoint=sleep", TRAINER_IMAGE, "100000")
-        where = ["docker", "exec", "--detach", "--user", USER, cluster.container(node)]
-        subprocess.run([*where, *idle], check=True, capture_output=True)
-        until(lambda node=node: cluster.exec(node, "sh", "-c", BORN), 10, "the stranger runs")
-    yield Strangers(cluster, {node: seen(cluster, node) for node in cluster.nodes})
+    try:
+        for node in cluster.nodes:
+            run = ["docker", "run", "-d", "--network=host", "--name=ddpctl-stranger-0"]
+            cluster.exec(node, *run, "--entrypoint=sleep", TRAINER_IMAGE, "100000")
+            where = ["docker", "exec", "--detach", "--user", USER, cluster.container(node)]
+            subprocess.run([*where, *idle], check=True, capture_output=True)
+            until(lambda node=node: cluster.exec(node, "sh", "-c", BORN), 10, "the stranger runs")
+        yield Strangers(cluster, {node: seen(cluster, node) for node in cluster.nodes})
+    finally:
+        for node in cluster.nodes:
+            cluster.exec(node, "sh", "-c", f"{FIND} | xargs -r kill")
 
 
 def write_job(cluster: Cluster, folder: Path) -> Path:

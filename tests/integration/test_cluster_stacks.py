@@ -64,6 +64,5 @@ def test_the_rank_that_the_others_wait_for_is_named_and_the_run_goes_on(
     cluster.exec("node1", "touch", OUTPUT.format(run_id))
     attached = other.ddpctl("attach", run_id)
     assert attached.returncode == 0, attached.stderr
-    assert sorted(attached.stdout.splitlines()) == sorted(
-        f"[node{rank // 2}:{rank}] sum 6" for rank in range(6)
-    )
+    said = [line for line in attached.stdout.splitlines() if " sum " in line]
+    assert sorted(said) == sorted(f"[node{rank // 2}:{rank}] sum 6" for rank in range(6))

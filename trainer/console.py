@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,11 +27,14 @@ class Progress:
     def __init__(self, t: Training) -> None:
         self.t = t
         self.loss_sum = self.images = 0.0
+        self.by_rank: list[float] = []
         self._restart()
 
-    def add(self, loss_sum: float, images: float) -> None:
+    def add(self, loss_sum: float, images: float, by_rank: Sequence[float]) -> None:
+        """Sums over all ranks, and each rank's own: its loss, its images, the next rank's loss ..."""
         self.loss_sum += loss_sum
         self.images += images
+        self.by_rank = [a + b for a, b in zip(self.by_rank, by_rank, strict=True)]
 
     @property
     def due(self) -> bool:
@@ -41,7 +45,7 @@ class Progress:
         """A `train` line of metrics.jsonl, and begin the next interval."""
         t, steps = self.t, max(1, self.t.step - self.step)
         seconds = max(1e-9, time.perf_counter() - self.since - self.paused)
-        fields = {
+        fields: dict[str, Any] = {
             "step": t.step,
             "epoch": t.epoch,
             "samples": t.plan.samples_by(t.step),
@@ -53,6 +57,12 @@ class Progress:
             "mem_mb": memory_mb(t.ranks.device),
             "eta_s": round(seconds / steps * (t.plan.total_steps - t.step)),
         }
+        if t.ranks.world_size > 1:
+            own = list(zip(self.by_rank[::2], self.by_rank[1::2], strict=True))
+            fields["ranks"] = {
+                "loss": [round(loss / max(1.0, images), 6) for loss, images in own],
+                "img_s": [round(images / seconds, 1) for _, images in own],
+            }
         self._restart()
         return fields
 
@@ -62,6 +72,7 @@ class Progress:
 
     def _restart(self) -> None:
         self.loss_sum = self.images = self.paused = self.t.data_seconds = 0.0
+        self.by_rank = [0.0] * (2 * self.t.ranks.world_size)
         self.step = self.t.step
         self.since = time.perf_counter()
 

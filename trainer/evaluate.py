@@ -19,7 +19,8 @@ from trainer.state import Training
 
 
 def evaluate(t: Training, split: str, stop: Callable[[], bool]) -> dict[str, Any] | None:
-    """n, correct1, correct5, top1, top5 and loss over a split ("test" or "val"). A collective.
+    """n, correct1, correct5, top1, top5 and loss over a split ("test" or "val"); with several ranks
+    also `ranks`: top1 and loss of the images that each has seen. A collective.
 
     `stop` is asked on all ranks after each block; when it says yes the result is None.
     The network is called itself, never through DDP, whose forward talks to the other ranks.
@@ -35,7 +36,8 @@ def evaluate(t: Training, split: str, stop: Callable[[], bool]) -> dict[str, Any
                 _count(t, split, row * block, min((row + 1) * block, size), table[row])
             if stop():
                 return None
-    return _result(t.ranks.sum_(table), size, split)
+    result = _result(t.ranks.sum_(table), size, split)
+    return result | (_by_rank(table, world_size) if world_size > 1 else {})
 
 
 @contextlib.contextmanager
@@ -76,6 +78,15 @@ def _count(t: Training, split: str, start: int, end: int, row: torch.Tensor) -> 
     row[1] = best[:, 0].sum()
     row[2] = best.sum()
     row[3] = end - start
+
+
+def _by_rank(table: torch.Tensor, world_size: int) -> dict[str, Any]:
+    """A rank without a block of its own has null."""
+    sums = [table[rank::world_size].sum(0).tolist() for rank in range(world_size)]
+    top1 = [round(correct / n, 6) if n else None for _, correct, _, n in sums]
+    return {
+        "ranks": {"top1": top1, "loss": [round(s[0] / s[3], 6) if s[3] else None for s in sums]}
+    }
 
 
 def _result(table: torch.Tensor, size: int, split: str) -> dict[str, Any]:

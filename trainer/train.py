@@ -113,9 +113,12 @@ def poll(run: Run, last: bool) -> None:
     t = run.t
     t.totals[2] = float(bool(run.stop))
     t.totals[3] = float(t.ranks.first and save_is_due(run))
-    loss_sum, images, stop, due = t.ranks.sum_(t.totals.clone()).tolist()
+    by_rank = t.totals.new_zeros(t.ranks.world_size, 2)
+    by_rank[t.ranks.rank] = t.totals[:2]
+    told = t.ranks.sum_(torch.cat([t.totals, by_rank.flatten()])).tolist()
+    (loss_sum, images, stop, due), own = told[:4], told[4:]
     t.totals.zero_()
-    run.progress.add(loss_sum, images)
+    run.progress.add(loss_sum, images, own)
     if not math.isfinite(loss_sum):
         raise Diverged(
             f"step {t.step}: the loss is {loss_sum}: lower --lr or lengthen --warmup-epochs; "

@@ -1,14 +1,15 @@
-"""The trainer's metrics.jsonl as curves: points by step, a curve for each attempt."""
+"""The trainer's metrics.jsonl as curves: points by step, a curve for each attempt and each rank."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Point = tuple[float, float]
+MOST_RANKS = 16  # of more, no eye could tell the curves apart: then only what all did together
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,44 @@ CHARTS = (  # title, then (kind of line, field, what the curve is called)
 
 def charts(text: bytes) -> tuple[Chart, ...]:
     """Those charts that have a number; lines that are torn or not the trainer's are passed over."""
-    attempt, points = 0, dict[tuple[str, str, int], list[Point]]()
+    attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in _entries(text):
         kind = str(entry.get("kind"))
         if kind == "start":
             given = entry.get("attempt")
             attempt = given if isinstance(given, int) else attempt + 1
         step = _number(entry.get("step"))
-        for name, value in entry.items():
+        for name, whose, value in _values(entry):
             number = _number(value)
             if step is not None and number is not None:
-                points.setdefault((kind, name, attempt), []).append((step, number))
-    attempts = sorted({attempt for _, _, attempt in points})
+                points.setdefault((kind, name, attempt, whose), []).append((step, number))
+    attempts = sorted({attempt for _, _, attempt, _ in points})
+    everybody = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
     made = []
     for title, sources in CHARTS:
         curves = tuple(
-            Curve(f"{name}, attempt {attempt}" if len(attempts) > 1 else name, tuple(found))
+            Curve(
+                f"{name}{whose}{f', attempt {attempt}' if len(attempts) > 1 else ''}", tuple(found)
+            )
             for kind, field, name in sources
             for attempt in attempts
-            if (found := points.get((kind, field, attempt)))
+            for whose in everybody
+            if (found := points.get((kind, field, attempt, whose)))
         )
         if curves:
             made.append(Chart(title, curves))
     return tuple(made)
+
+
+def _values(entry: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(field, whose, value): of all ranks together, whose is "", then of each rank, " of rank 0"."""
+    for name, value in entry.items():
+        yield name, "", value
+    ranks = entry.get("ranks")
+    for name, values in ranks.items() if isinstance(ranks, dict) else ():
+        if isinstance(values, list) and len(values) <= MOST_RANKS:
+            for rank, value in enumerate(values):
+                yield name, f" of rank {rank}", value
 
 
 def charts_by_host(texts: Mapping[str, bytes]) -> tuple[Chart, ...]:

@@ -91,6 +91,20 @@ def test_a_resumed_run_has_a_curve_for_each_attempt() -> None:
     assert [curve.name for curve in loss.curves] == ["train, attempt 1", "train, attempt 3"]
 
 
+def test_each_rank_has_its_curves_beside_that_of_all() -> None:
+    own = {"loss": [1.5, 0.5], "img_s": [10.0, 20.0]}
+    train = {"kind": "train", "step": 5, "loss": 1.0, "img_s": 30.0, "ranks": own}
+    test = {"kind": "eval", "step": 5, "top1": 0.5, "ranks": {"top1": [0.25, None]}}
+    loss, accuracy, throughput = charts(f"{json.dumps(train)}\n{json.dumps(test)}\n".encode())
+    drawn = {curve.name: curve.points for curve in loss.curves}
+    assert list(drawn) == ["train", "train of rank 0", "train of rank 1"]
+    assert drawn["train of rank 1"] == ((5, 0.5),)
+    assert [curve.name for curve in accuracy.curves] == ["eval", "eval of rank 0"]
+    assert [curve.points[0][1] for curve in throughput.curves] == [30.0, 10.0, 20.0]
+    many = {"kind": "train", "step": 5, "loss": 1.0, "ranks": {"loss": [1.0] * 64}}
+    assert len(charts(json.dumps(many).encode())[0].curves) == 1
+
+
 def test_hosts_that_all_wrote_metrics_have_curves_of_their_own() -> None:
     line = b'{"kind": "train", "step": 1, "loss": 1.0}\n'
     (loss,) = charts_by_host({"gpu1": line, "gpu2": b"", "gpu3": line})

@@ -37,6 +37,15 @@ def test_lines_are_the_same_at_any_world_size(tmp_path: Path) -> None:
         assert list((job.out / "tb").glob("events.*"))
         assert set(job.status) >= {"state", "step", "checkpoint", "reason"}
         assert [m["samples"] for m in job.metrics("train")][6:8] == [100, 116]
+        for line in job.metrics("train"):
+            own = line.get("ranks", {"loss": [line["loss"]], "img_s": [line["img_s"]]})
+            assert len(own["loss"]) == len(own["img_s"]) == count
+            assert sum(own["img_s"]) == pytest.approx(line["img_s"], abs=count)
+            weights = [images / sum(own["img_s"]) for images in own["img_s"]]
+            mean = sum(w * loss for w, loss in zip(weights, own["loss"], strict=True))
+            assert mean == pytest.approx(line["loss"], rel=0.02)
+        for line in job.metrics("eval"):
+            assert len(line.get("ranks", {"top1": [0]})["top1"]) == count
     assert files[0] == files[1] == files[2]
     # What rank 0 prints for people: one line an event too.
     log = job.log()

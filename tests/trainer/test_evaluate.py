@@ -55,6 +55,9 @@ def test_exact_and_equal_at_any_world_size(tmp_path: Path) -> None:
         for first, second, untouched in on_ranks(
             tmp_path / "r", count, result_on, t.model.state_dict()
         ):
+            own, again = first.pop("ranks"), second.pop("ranks")  # type: ignore[attr-defined]
+            assert own == again and len(own["top1"]) == len(own["loss"]) == count
+            assert min(own["loss"]) <= loss <= max(own["loss"])
             assert first == alone, count
             assert second == first, "evaluating twice differs"
             assert untouched

@@ -19,11 +19,11 @@ test:
 	@scripts/venv test
 	@scripts/test-setup
 	@# both parts are run and told, whatever the first says; there is one cluster, so one process for it
-	$(PYTEST) -n 2 -m "not cluster" $(ARGS); fast=$$?; $(PYTEST) -m cluster $(ARGS) && exit $$fast
+	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; $(PYTEST) -m cluster $(ARGS) && exit $$fast
 
 fast:
 	@scripts/venv test
-	$(PYTEST) -n 2 -m "not cluster" $(ARGS)
+	$(PYTEST) -n 3 -m "not cluster" $(ARGS)
 
 check:
 	@scripts/venv test

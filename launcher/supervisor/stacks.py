@@ -39,9 +39,9 @@ class Dump:
         self.pid = python_of(rank.pid, folder) if rank.alive else rank.pid
         self.path = os.path.join(folder, str(self.pid))
         self.began = self.grew = time.monotonic()
-        self.size = 0
+        self.size = self.read = 0  # bytes that are there, and of the dumps that are whole
         self.text = ""
-        self.last = "Current thread" if kind == "all" else ""  # what the last dump holds
+        self.then: list[int] = []  # a signal in the middle of a dump would tear it
         self.note = self.ask(kind)
         self.done = bool(self.note)
 
@@ -60,8 +60,8 @@ class Dump:
             os.truncate(self.path, 0)
         except OSError:
             return "unprepared"
-        for number in numbers:
-            signal_main_thread(self.pid, number)
+        signal_main_thread(self.pid, numbers[0])
+        self.then = numbers[1:]
         return ""
 
     def look(self, now: float) -> None:
@@ -72,10 +72,17 @@ class Dump:
             if size != self.size:
                 self.size, self.grew = size, now
             late = now - self.began > PATIENCE
-            if late or (size and now - self.grew > QUIET):
+            if late or (size > self.read and now - self.grew > QUIET):
                 with open(self.path, errors="replace") as file:
                     self.text = file.read()
-                self.done = late or (self.text.endswith("\n") and self.last in self.text)
+                whole = self.text.endswith("\n")
+                if whole and self.then and not late:
+                    self.read, self.began = size, now
+                    number = self.then.pop(0)
+                    if handles(self.pid, number, "SigCgt"):
+                        signal_main_thread(self.pid, number)
+                else:
+                    self.done = late or whole
         except OSError:
             self.done = True
         if self.done and not self.text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 from .proc import children, pidfd, proc_environ, proc_stat
@@ -15,7 +16,8 @@ class Rank:
         self.pid, self.rank, self.local_rank = pid, rank, local_rank
         self.fd = pidfd(pid)
         self.exited: float | None = None
-        self.exit_code: int | None = None  # negative: the signal
+        self.exit_code: int | None = None  # negative: the signal; None: nobody read it
+        self.was_stopping = False  # the gang was being stopped when it exited
         self.stopped_since: float | None = None
 
     @property
@@ -74,6 +76,13 @@ class Ranks:
         return not self.by_local_rank and bool(os.listdir(log_folder))
 
     def failed(self) -> list[Rank]:
-        """The first to fail first."""
-        failed = [rank for rank in self.by_local_rank.values() if rank.exit_code]
-        return sorted(failed, key=lambda rank: rank.exited or 0.0)
+        return [rank for rank in self.by_local_rank.values() if rank.exit_code]
+
+    def first_failed(self) -> Rank | None:
+        """Several may be gone at one look. Once one has failed, torchrun reaps it, with its code, and
+        ends the others with SIGTERM: so of those whose code can be read, SIGTERM counts least."""
+        gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
+        ended = [rank for rank in gone if rank.exit_code == -signal.SIGTERM]
+        failed = [rank for rank in gone if rank.exit_code and rank not in ended]
+        unread = [rank for rank in gone if rank.exit_code is None] if ended else []
+        return next(iter([*failed, *unread, *ended]), None)

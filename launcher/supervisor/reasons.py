@@ -46,5 +46,7 @@ def signal_name(code: int | None) -> str | None:
 
 
 def how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "ended, and torchrun ends the others"
     name = signal_name(code)
     return "was killed by %s" % name if name else "exited with code %s" % code

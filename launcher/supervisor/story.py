@@ -143,25 +143,33 @@ class Supervisor:
 
     def see_ranks(self) -> None:
         now = time.monotonic()
+        for rank in self.ends():
+            if rank.exit_code is not None:
+                self.tell_exit(rank)
+            if rank.exit_code == 0 and self.early is None:
+                message = "exited with code 0 while other ranks still ran"
+                self.early = self.cause("early-exit", message, rank)
+        self.stop_for_a_rank()
         alive = self.ranks.alive()
         for rank in alive:
-            if rank.look():
-                self.rank_exited(rank)
-            elif rank.stopped_for(now) > self.gang.silence:
+            if rank.stopped_for(now) > self.gang.silence:
                 message = "has been stopped (SIGSTOP) for more than %d s" % self.gang.silence
                 self.stop(self.cause("stopped", message, rank))
         self.activity.look(alive)
 
-    def rank_exited(self, rank: Rank) -> None:
-        self.let_go(rank)
-        self.logs.drain(rank.local_rank)
-        if rank.exit_code is not None:
-            self.tell_exit(rank)
-        if rank.exit_code and self.reason is None:
-            self.stop(self.cause("rank-failed", how_it_ended(rank.exit_code), rank))
-        elif rank.exit_code == 0 and self.early is None:
-            message = "exited with code 0 while other ranks still ran"
-            self.early = self.cause("early-exit", message, rank)
+    def ends(self) -> list[Rank]:
+        """The ranks that have exited since the last look."""
+        ended = [rank for rank in self.ranks.alive() if rank.look()]
+        for rank in ended:
+            rank.was_stopping = self.reason is not None
+            self.let_go(rank)
+            self.logs.drain(rank.local_rank)
+        return ended
+
+    def stop_for_a_rank(self) -> None:
+        first = self.ranks.first_failed()
+        if first and self.reason is None:
+            self.stop(self.cause("rank-failed", how_it_ended(first.exit_code), first))
 
     def see_torchrun(self) -> None:
         """The end of torchrun is the end of everything that it started."""
@@ -172,8 +180,7 @@ class Supervisor:
         self.meet_ends()
         self.logs.finish()
         self.torchrun.finish()
-        for rank in self.ranks.failed()[:1]:
-            self.stop(self.cause("rank-failed", how_it_ended(rank.exit_code), rank))
+        self.stop_for_a_rank()
         if code and self.reason is None:
             last = self.torchrun.last.decode(errors="replace").rstrip("\n").split("\n")
             why = self.cause("torchrun", "torchrun %s" % how_it_ended(code))
@@ -234,7 +241,7 @@ class Supervisor:
             exit_code=code,
             signal=signal_name(code),
             time=rank.exited,
-            stopping=self.reason is not None,  # then it may be our own doing
+            stopping=rank.was_stopping,  # then it may be our own doing
             message=error["message"] if error else None,
             traceback=error["traceback"] if error else None,
             last_lines=self.logs.last_lines(rank.local_rank) if code else [],
@@ -300,13 +307,10 @@ class Supervisor:
 
     def meet_ends(self) -> None:
         """Exits that went by too fast to be read from the kernel: torchrun's summary has them."""
+        ended = self.ends()
         told = {failure["local_rank"]: failure for failure in self.torchrun.failures()}
         for rank in self.ranks.by_local_rank.values():
-            unread = rank.alive or rank.exit_code is None
-            if rank.alive:
-                rank.look()
-                self.let_go(rank)
-            if unread:
+            if rank in ended or rank.exit_code is None:
                 rank.exit_code = told.get(rank.local_rank, {}).get("exit_code", rank.exit_code)
                 self.tell_exit(rank)
 

@@ -18,6 +18,7 @@ from gangs import Gang, free_port, gang, until
 from launcher.cause import headline
 from launcher.supervisor.hub import odd_one_out
 from launcher.supervisor.link import Link
+from launcher.supervisor.ranks import Rank, Ranks
 
 BAR = 5.0  # seconds from a fault to the end of every node
 
@@ -55,6 +56,45 @@ def test_a_failed_rank_ends_all_nodes(tmp_path: Path, deed: str, kind: str, sent
     cause = made.cause()
     assert cause is not None
     assert (cause.kind, cause.rank, headline(cause)) == (kind, 3, sentence)
+
+
+def test_the_first_is_named_even_when_all_are_gone_before_anybody_looked(tmp_path: Path) -> None:
+    """The supervisor is held while a rank dies and torchrun ends the other one for it."""
+    with gang(tmp_path, 2, ["work"]) as made:
+        pids = made.ranks_running()
+        os.kill(made.nodes[1].pid, signal.SIGSTOP)
+        os.kill(pids[3], signal.SIGKILL)
+        until(lambda: pids[2] not in made.survivors(), 20)
+        os.kill(made.nodes[1].pid, signal.SIGCONT)
+        made.wait()
+    reason = made.nodes[0].event("end")["reason"]
+    assert (reason["rank"], reason["host"]) == (3, "gpu2")
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank) == ("killed", 3)
+
+
+@pytest.mark.parametrize(
+    ("codes", "first"),
+    [
+        ([-signal.SIGTERM, -signal.SIGSEGV], 1),
+        ([-signal.SIGTERM, None], 1),  # torchrun has reaped it
+        ([None, 7], 1),  # it may have ended well
+        ([0, -signal.SIGTERM], 1),
+        ([-signal.SIGTERM, -signal.SIGTERM], 0),
+        ([None, 0], None),
+    ],
+)
+def test_of_ranks_gone_at_one_look_the_one_that_torchrun_did_not_end_is_first(
+    codes: list[int | None], first: int | None
+) -> None:
+    ranks = Ranks(2)
+    for number, code in enumerate(codes):
+        ranks.by_local_rank[number] = rank = Rank(os.getpid(), number, number)
+        rank.exited, rank.exit_code = 1.0, code
+        if rank.fd is not None:
+            os.close(rank.fd)
+    found = ranks.first_failed()
+    assert (found and found.rank) == first
 
 
 def test_a_rank_that_ends_early_while_the_others_stand_still(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.errors import DdpctlError, NodesFailed
+from launcher.errors import DdpctlError
 from launcher.following import Party
 from launcher.journal import Reader
 from launcher.logstore import LogStore, offset_in
 from launcher.plan import Place
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each
 from launcher.watching import READ_SIZE
 
 
@@ -21,11 +21,8 @@ def catch_up(party: Party, store: LogStore) -> dict[str, DdpctlError]:
         for place in places[node]:
             _fetch(node, place, store)
 
-    try:
-        each_node(list(places), fetch)
-    except NodesFailed as error:
-        return error.failures
-    return {}
+    _, failures = ask_each(list(places), fetch)
+    return failures
 
 
 def _fetch(node: Node, place: Place, store: LogStore) -> None:

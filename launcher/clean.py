@@ -13,13 +13,13 @@ from typing import Any
 
 from launcher.console import Console
 from launcher.engine import NodeStatus
-from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable, NodesFailed
+from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.kill import kill_run
 from launcher.processes import Processes
 from launcher.push.report import in_words
 from launcher.remote.containers import Containers
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each, try_each
 from launcher.start import connect
 from launcher.strays import CARRIERS
 
@@ -109,10 +109,8 @@ def clean(
 
 
 def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict[str, DdpctlError]]:
-    try:
-        return list(each_node(machines, lambda node: _look(node, cluster)).values()), {}
-    except NodesFailed as error:
-        return list(error.results.values()), error.failures
+    found, failures = ask_each(machines, lambda node: _look(node, cluster))
+    return list(found.values()), failures
 
 
 def _look(node: Node, cluster: Cluster) -> Traces:
@@ -157,11 +155,9 @@ def end(
                 f"{node.name}: {said[-1]}; files of another user need that user (or root) to go"
             )
 
-    try:
-        each_node([node for node in machines if node.name in by_host], act)
-    except NodesFailed as error:
-        for failure in error.failures.values():
-            console.error(str(failure))
+    _, failures = try_each([node for node in machines if node.name in by_host], act)
+    for failure in failures.values():
+        console.error(str(failure))
 
 
 def listed(

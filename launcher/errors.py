@@ -18,7 +18,6 @@ A message is one line: where, what, remedy. `launcher.cli` prints it; nobody els
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 
 class DdpctlError(Exception):
@@ -68,15 +67,11 @@ class StopUnconfirmed(DdpctlError):
 
 
 class NodesFailed(DdpctlError):
-    """Some hosts failed. What the others returned is kept, so nothing that succeeded is lost.
+    """Some hosts failed. failures: host name -> its error."""
 
-    failures: host name -> its error. results: host name -> what the act returned there.
-    """
-
-    def __init__(self, failures: Mapping[str, DdpctlError], results: Mapping[str, Any]) -> None:
+    def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
         super().__init__("\n".join(str(error) for error in failures.values()))
         self.failures = dict(failures)
-        self.results = dict(results)
         # Unreachable before anything else: the user must know that a host was not seen.
         codes = [error.exit_code for error in failures.values()]
         self.exit_code = 4 if 4 in codes else max(codes, default=1)

@@ -10,12 +10,12 @@ from pathlib import Path, PurePosixPath
 from launcher.attach import party_of
 from launcher.catchup import catch_up
 from launcher.console import Console
-from launcher.errors import CommandFailed, DdpctlError, NodesFailed
+from launcher.errors import CommandFailed, DdpctlError
 from launcher.following import Party
 from launcher.logstore import LogStore
 from launcher.plan import Place
 from launcher.record import RunFolder
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each
 from launcher.watching import READ_SIZE
 
 # NUL-separated: sha256, two spaces, path relative to the run's folder, of every file that is whole.
@@ -100,11 +100,8 @@ def listed(party: Party) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
             for digest, _, path in rows
         ]
 
-    try:
-        found = each_node(list(places), ask)
-        return [file for files in found.values() for file in files], {}
-    except NodesFailed as error:
-        return [file for files in error.results.values() for file in files], error.failures
+    found, failures = ask_each(list(places), ask)
+    return [file for files in found.values() for file in files], failures
 
 
 def placed(files: Sequence[RemoteFile], to: Path) -> dict[Path, RemoteFile]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from launcher.checkpoints import Choice, File, Gift, Held, Step, choose
 from launcher.console import Console
-from launcher.errors import CommandFailed, NodesFailed
+from launcher.errors import CommandFailed
 from launcher.plan import HOME
 from launcher.record import AttemptRecord, RunRecord
-from launcher.remote.node import Completed, Node, each_node
+from launcher.remote.node import Completed, Node, ask_each
 from launcher.watching import READ_SIZE
 
 # $1 run folder. NUL-separated: the newest whole step, damaged ones above it, then every file.
@@ -77,13 +77,9 @@ def hand_over(
     """
     keepers = keepers_of(nodes, former, record)
     by_node = {keeper.node: keeper for keeper in keepers}
-    try:
-        held = each_node([*by_node], lambda node: look(by_node[node]))
-        seen = {node.name: value for node, value in held.items()}
-    except NodesFailed as error:
-        seen = error.results
-        for name in error.failures:
-            console.say(f"cannot see {name}: what only it has of the checkpoints is not used")
+    seen, failures = ask_each([*by_node], lambda node: look(by_node[node]))
+    for name in failures:
+        console.say(f"cannot see {name}: what only it has of the checkpoints is not used")
     choice = choose([seen[k.node.name] for k in keepers if k.node.name in seen])
     for host in seen.values():
         for path in host.damaged:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.console import Console
-from launcher.errors import NodesFailed
 from launcher.hosts import Cluster, Host
 from launcher.plan import place_in
 from launcher.record import AttemptRecord, RunFolder, RunRecord
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each, try_each
 from launcher.start import connect, engine_of
 
 # What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
@@ -114,9 +113,8 @@ def has_saved(cluster: Cluster, record: RunRecord) -> bool:
         return bool(done.stdout.strip())
 
     try:
-        return any(each_node(nodes, look).values())
-    except NodesFailed as error:
-        return any(error.results.values())
+        found, _ = try_each(nodes, look)
+        return any(found.values())
     finally:
         for node in nodes:
             node.close()
@@ -144,14 +142,12 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
         engine_of(node, cluster.job.engine).list("none")
 
     nodes = connect(cluster)
-    lost: dict[str, str] = {}
     try:
-        each_node(nodes, look)
-    except NodesFailed as error:
-        lost = {name: str(failure) for name, failure in error.failures.items()}
+        _, failures = ask_each(nodes, look)
     finally:
         for node in nodes:
             node.close()
+    lost = {name: str(failure) for name, failure in failures.items()}
     unwanted = dict(lost)
     if cut_off:
         unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost it")

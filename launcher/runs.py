@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.engine import Engine, NodeStatus
-from launcher.errors import DdpctlError, NodesFailed, UsageError
+from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump, load
 from launcher.processes import Processes
 from launcher.record import RunFolder, find_run, state_home, write_atomically
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each
 from launcher.start import connect, engine_of
 
 # The record of the newest attempt of run $1 that this host keeps.
@@ -80,10 +80,7 @@ def kept(nodes: Sequence[Node]) -> set[str]:
     def ask(node: Node) -> list[str]:
         return node.run(["sh", "-c", KEPT]).stdout.decode(errors="replace").split()
 
-    try:
-        found = each_node(nodes, ask)
-    except NodesFailed as error:
-        return {run_id for host in error.results.values() for run_id in host}
+    found, _ = ask_each(nodes, ask)
     return {run_id for run_ids in found.values() for run_id in run_ids}
 
 
@@ -96,11 +93,8 @@ def look(
     def ask(node: Node) -> list[NodeStatus]:
         return [s for engine in engines(node, cluster) for s in engine.list(run_id)]
 
-    try:
-        found, failures = list(each_node(machines, ask).values()), {}
-    except NodesFailed as error:
-        found, failures = list(error.results.values()), error.failures
-    return [status for statuses in found for status in statuses], failures
+    found, failures = ask_each(machines, ask)
+    return [status for statuses in found.values() for status in statuses], failures
 
 
 def engines(node: Node, cluster: Cluster) -> list[Engine]:

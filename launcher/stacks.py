@@ -14,12 +14,12 @@ from typing import Any
 
 from launcher.attach import party_of
 from launcher.console import Console
-from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, NodesFailed
+from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.fold import ranges
 from launcher.following import Party
 from launcher.plan import Place
 from launcher.record import RunFolder
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each
 from launcher.standing import Frame, Group, Standing, elsewhere, grouped, standing, verdict
 
 PATIENCE = 10  # seconds for a supervisor to answer
@@ -75,11 +75,8 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
 def ask(party: Party, kind: str) -> tuple[list[Answer], dict[str, DdpctlError]]:
     """Every node's answer, and the hosts that gave none."""
     places = dict(zip(party.nodes, party.places, strict=True))
-    try:
-        found = each_node(party.nodes, lambda node: _ask(node, places[node], kind))
-        return list(found.values()), {}
-    except NodesFailed as error:
-        return list(error.results.values()), error.failures
+    found, failures = ask_each(party.nodes, lambda node: _ask(node, places[node], kind))
+    return list(found.values()), failures
 
 
 def _ask(node: Node, place: Place, kind: str) -> Answer:

@@ -11,13 +11,13 @@ from typing import Any
 
 from launcher import facts as facts_module
 from launcher.engine import Engine
-from launcher.errors import CommandFailed, NodesFailed, PreflightError, UsageError
+from launcher.errors import CommandFailed, PreflightError, UsageError
 from launcher.facts import Facts
 from launcher.hosts import Cluster
 from launcher.plan import NodePlan, Plan
 from launcher.prepare import prepare
 from launcher.processes import Processes
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, each_node, try_each
 from launcher.spec import supervisor_spec
 
 
@@ -156,7 +156,5 @@ def roll_back(crew: Sequence[Member], plan: Plan) -> None:
                 member.engine.remove(status)
 
     by_node = {member.node: member for member in crew}
-    try:
-        each_node(list(by_node), lambda node: undo(by_node[node]))
-    except NodesFailed:
-        pass  # the failure that led here is the one to tell; `kill` finds the labels later
+    # the failure that led here is the one to tell; `kill` finds the labels of what is left
+    try_each(list(by_node), lambda node: undo(by_node[node]))

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from launcher.engine import Engine, NodeStatus
-from launcher.errors import CommandFailed, DdpctlError, NodesFailed
-from launcher.remote.node import Node, each_node
+from launcher.errors import CommandFailed, DdpctlError
+from launcher.remote.node import Node, ask_each
 
 # Tells every supervisor of run $1 that its end was asked for; then the SIGTERM is no failure.
 MARK_CANCELLED = r"""
@@ -62,10 +62,7 @@ def stop_run(
             mark_cancelled(node, run_id)
         return _stop_on(node, engines[node], run_id, timeout, remove=remove)
 
-    try:
-        return {node.name: stopped for node, stopped in each_node(nodes, act).items()}, {}
-    except NodesFailed as error:
-        return error.results, error.failures
+    return ask_each(nodes, act)
 
 
 def mark_cancelled(node: Node, run_id: str) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 from launcher.console import Console
 from launcher.engine import NodeStatus
-from launcher.errors import DdpctlError, NodesFailed
+from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each, try_each
 from launcher.runs import engines
 from launcher.start import connect
 
@@ -90,11 +90,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """The strays of this user's runs, and the hosts that could not be seen."""
-    try:
-        seen, failures = each_node(machines, lambda node: look(node, cluster)), {}
-        by_host = {node.name: value for node, value in seen.items()}
-    except NodesFailed as error:
-        by_host, failures = error.results, error.failures
+    by_host, failures = ask_each(machines, lambda node: look(node, cluster))
     return strays_of(by_host, getpass.getuser(), complete=not failures), failures
 
 
@@ -152,10 +148,7 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
             if stray.kind == "process":
                 node.run(["sh", "-c", END, "sh", stray.handle, stray.run_id])
 
-    try:
-        each_node(machines, act)
-    except NodesFailed:
-        pass  # what is left is found again by the look that follows
+    try_each(machines, act)  # what is left is found again by the look that follows
 
 
 def report(

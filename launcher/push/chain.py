@@ -16,8 +16,8 @@ from functools import partial
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push.certificate import one_time_pair
 from launcher.push.relay import Damaged, Relay, Stage, feed, outcome
-from launcher.push.send import END_TIMEOUT, Journey, Parcel, attempt
-from launcher.remote.node import Node
+from launcher.push.send import END_TIMEOUT, Journey, Parcel
+from launcher.remote.node import Node, try_each
 
 WINDOW = 3.0  # seconds over which a rate is measured
 BEHIND = 2.0  # seconds, at the best rate, that a slow host is behind the one that feeds it
@@ -56,7 +56,7 @@ class Chain:
         """Gives the hosts that cannot relay, and why; the row is made of the others."""
         pair = one_time_pair()
         relays = {relay.node: relay for relay in self._relays}
-        _, failed = attempt(list(relays), lambda node: relays[node].start(*pair))
+        _, failed = try_each(list(relays), lambda node: relays[node].start(*pair))
         self._relays = [relay for relay in self._relays if relay.node not in failed]
         for relay in self._relays:
             threading.Thread(target=self._hear, args=(relay,), daemon=True).start()

@@ -11,9 +11,9 @@ from launcher.hosts import Host
 from launcher.push.alias import remember, same
 from launcher.push.host import HostState, Image, docker_says, parse_image
 from launcher.push.layers import LOAD, Layers, NoLayers, partial_ids, tagged
-from launcher.push.send import Journey, Parcel, attempt
+from launcher.push.send import Journey, Parcel
 from launcher.push.sender import Sender
-from launcher.remote.node import Node
+from launcher.remote.node import Node, try_each
 
 PULL_TIMEOUT = 3600.0  # seconds
 DOCKER_TIMEOUT = 120.0
@@ -103,15 +103,15 @@ class _Sending:
         self.made = partial_ids(here)  # images without a name that layers come as
 
     def run(self, nodes: Sequence[Node]) -> tuple[dict[Node, Image], dict[Node, DdpctlError]]:
-        there, failures = attempt(nodes, self._layers_there)
+        there, failures = try_each(nodes, self._layers_there)
         if there:
             failures |= self._send(list(there), min(there.values()))
-        images, wrong = attempt([node for node in there if node not in failures], self._verify)
+        images, wrong = try_each([node for node in there if node not in failures], self._verify)
         for error in wrong.values():
             self.journey.say(f"{error}; all of its layers are sent there now")
         failures |= self._save(list(wrong))
         again = [node for node in wrong if node not in failures]
-        mended, broken = attempt(again, self._verify)
+        mended, broken = try_each(again, self._verify)
         return {**images, **mended}, {**failures, **broken}
 
     def _layers_there(self, node: Node) -> int:
@@ -190,7 +190,7 @@ def _pull(
     name: str, found: dict[Node, Image], without: Sequence[Node], journey: Journey
 ) -> tuple[dict[Node, Image], dict[Node, DdpctlError]]:
     """This machine does not have it: the hosts get it from its registry themselves."""
-    pulled, failures = attempt(without, partial(_pull_on, name=name))
+    pulled, failures = try_each(without, partial(_pull_on, name=name))
     for node in pulled:
         journey.hosts[node].image = "pulled"
     images = {**found, **pulled}

@@ -18,11 +18,11 @@ from launcher.push.layers import sweep
 from launcher.push.progress import Progress
 from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
 from launcher.push.scan import Tree, scan, shown
-from launcher.push.send import Journey, attempt
+from launcher.push.send import Journey
 from launcher.push.sender import Sender
 from launcher.push.tree import push_tree
 from launcher.push.unused import Unused, remove, unused
-from launcher.remote.node import Node
+from launcher.remote.node import Node, try_each
 
 What = Literal["image", "dataset", "workdir"]
 ALL: frozenset[What] = frozenset(("image", "dataset", "workdir"))
@@ -91,7 +91,7 @@ def push(
     )
     journey.report.hosts = list(journey.hosts.values())
     with ThreadPoolExecutor(2) as beside:  # the hosts are dialled while the disk is read
-        dialled = beside.submit(attempt, list(machines.values()), Node.connect)
+        dialled = beside.submit(try_each, list(machines.values()), Node.connect)
         if "image" in what and cluster.job.engine == "docker":
             beside.submit(sweep, Launcher().node)
         goods = _goods(cluster, what if only else ALL, journey)
@@ -152,7 +152,7 @@ def _push(
     question = partial(
         ask, image=goods.image, dataset=goods.digest("dataset"), workdir=goods.digest("workdir")
     )
-    states, failures = attempt(nodes, question)
+    states, failures = try_each(nodes, question)
     images: dict[Node, Image] = {}
     sender = Sender(states, journey)
     try:

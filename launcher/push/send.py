@@ -11,7 +11,7 @@ from typing import TypeVar
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.progress import Progress
 from launcher.push.report import HostReport, PushReport
-from launcher.remote.node import Node, Stream, each_node
+from launcher.remote.node import Node, Stream, try_each
 
 T = TypeVar("T")
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to work off what it was given
@@ -64,7 +64,7 @@ def send_directly(
     parcel: Parcel, nodes: Sequence[Node], journey: Journey
 ) -> dict[Node, DdpctlError]:
     """To all at once, each from this machine. Gives the hosts that failed and why."""
-    return attempt(nodes, lambda node: _send(parcel, node, journey))[1]
+    return try_each(nodes, lambda node: _send(parcel, node, journey))[1]
 
 
 def _send(parcel: Parcel, node: Node, journey: Journey) -> None:
@@ -96,23 +96,6 @@ def _last_words(stream: Stream) -> str:
     except (TimeoutError, DdpctlError):
         pass
     return stream.stderr_all(1.0).decode(errors="replace").strip()
-
-
-def attempt(
-    nodes: Sequence[Node], act: Callable[[Node], T]
-) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
-    """`act` on all at once: what it gave where it succeeded, and the errors of the others."""
-    failures: dict[Node, DdpctlError] = {}
-    results: dict[Node, T] = {}
-
-    def do(node: Node) -> None:
-        try:
-            results[node] = act(node)
-        except DdpctlError as error:
-            failures[node] = error
-
-    each_node(nodes, do)
-    return {node: results[node] for node in nodes if node in results}, failures
 
 
 def refused(host: str, what: str, said: str, code: int | None = None) -> PushFailed:

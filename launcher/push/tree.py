@@ -21,9 +21,9 @@ from launcher.push import manifest, tarstream
 from launcher.push.manifest import Delta, Entry, Manifest
 from launcher.push.report import in_words
 from launcher.push.scan import Tree, cache_home
-from launcher.push.send import Journey, Parcel, attempt, refused
+from launcher.push.send import Journey, Parcel, refused
 from launcher.push.sender import Sender
-from launcher.remote.node import Node
+from launcher.remote.node import Node, try_each
 
 T = TypeVar("T")
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
@@ -126,7 +126,7 @@ class _TreePush:
 
     def _each(self, nodes: Sequence[Node], act: Callable[[Node], T]) -> dict[Node, T]:
         """Results of the hosts that did it; the others are remembered as failures."""
-        results, failures = attempt(nodes, act)
+        results, failures = try_each(nodes, act)
         self.failures.update(failures)
         return results
 

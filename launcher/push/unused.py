@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import DdpctlError
-from launcher.push.send import attempt, refused
-from launcher.remote.node import Node
+from launcher.push.send import refused
+from launcher.remote.node import Node, try_each
 
 TIMEOUT = 600.0  # seconds; a large tree takes its time to measure and to remove
 
@@ -56,7 +56,7 @@ def unused(
     nodes: Sequence[Node], keep: Sequence[str]
 ) -> tuple[dict[Node, list[Unused]], dict[Node, DdpctlError]]:
     """What could be removed on each host, but for these digests; hosts that could not be asked."""
-    return attempt(nodes, lambda node: _find(node, keep))
+    return try_each(nodes, lambda node: _find(node, keep))
 
 
 def remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
@@ -68,7 +68,7 @@ def remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
         if done.code != 0:
             raise refused(node.name, "prune", done.stderr.decode(errors="replace"), done.code)
 
-    return attempt([node for node, found in trees.items() if found], act)[1]
+    return try_each([node for node, found in trees.items() if found], act)[1]
 
 
 def _find(node: Node, keep: Sequence[str]) -> list[Unused]:

@@ -1,4 +1,4 @@
-"""Node: one machine, reached by SSH or this one; each_node: many at once.
+"""Node: one machine, reached by SSH or this one; each_node, ask_each: many at once.
 
 node = Node(Host("gpu1.lab"))
 node.run(["nvidia-smi", "-L"]).stdout
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-__all__ = ["Completed", "Node", "Stream", "each_node"]
+__all__ = ["Completed", "Node", "Stream", "ask_each", "each_node", "try_each"]
 
 
 class Machine(Protocol):
@@ -136,11 +136,28 @@ class Node:
 
 
 def each_node(nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32) -> dict[Node, T]:
-    """`do` for every node at once, at most `limit` at a time, waiting for all of them.
+    """`do` for every node at once, where one failure spoils all. NodesFailed carries every error."""
+    results, failures = try_each(nodes, do, limit=limit)
+    if failures:
+        raise NodesFailed(_by(_unique_names(nodes), failures))
+    return results
 
-    NodesFailed carries every error and every result by host name; a name that stands twice in
-    `nodes` is told apart as `name (2)`.
-    """
+
+def ask_each(
+    nodes: Sequence[Node], ask: Callable[[Node], T]
+) -> tuple[dict[str, T], dict[str, DdpctlError]]:
+    """`ask` of every node at once: the answers, and the errors of those that could not be seen, both
+    by host name. A name that stands twice in `nodes` is told apart as `name (2)`."""
+    names = _unique_names(nodes)
+    answers, failures = try_each(nodes, ask)
+    return _by(names, answers), _by(names, failures)
+
+
+def try_each(
+    nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32
+) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
+    """`do` for every node at once, at most `limit` at a time, waiting for all of them: what it gave
+    where it succeeded, and the errors of the others."""
     results: dict[Node, T] = {}
     errors: dict[Node, BaseException] = {}
     todo = list(reversed(nodes))
@@ -164,13 +181,12 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32
         thread.start()
     for thread in threads:
         thread.join()
-    failures: dict[str, DdpctlError] = {}
-    names = _unique_names(nodes)
-    for node, error in errors.items():
-        failures[names[node]] = _one_line(node, error)
-    if failures:
-        raise NodesFailed(failures, {names[node]: result for node, result in results.items()})
-    return {node: results[node] for node in nodes}
+    failures = {node: _one_line(node, errors[node]) for node in nodes if node in errors}
+    return {node: results[node] for node in nodes if node in results}, failures
+
+
+def _by(names: Mapping[Node, str], found: Mapping[Node, T]) -> dict[str, T]:
+    return {names[node]: value for node, value in found.items()}
 
 
 def _one_line(node: Node, error: BaseException) -> DdpctlError:

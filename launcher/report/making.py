@@ -9,9 +9,9 @@ import yaml
 
 from launcher.attach import party_of
 from launcher.console import Console
-from launcher.errors import DdpctlError, NodesFailed, UsageError
+from launcher.errors import DdpctlError, UsageError
 from launcher.record import RunFolder, RunRecord, timestamp, write_atomically
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each
 from launcher.report.numbers import charts_by_host
 from launcher.report.page import page
 
@@ -60,10 +60,7 @@ def _metrics(
             return node.run(argv, timeout=60.0).stdout
 
         nodes = sorted(machines.values(), key=lambda node: places[node].node_rank)
-        try:
-            return {node.name: text for node, text in each_node(nodes, read).items()}, {}
-        except NodesFailed as error:
-            return error.results, error.failures
+        return ask_each(nodes, read)
 
 
 def without_secrets(path: Path) -> str:

@@ -19,7 +19,7 @@ from sshd_server import Sshd
 
 from launcher.errors import CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
-from launcher.remote.node import Node, each_node
+from launcher.remote.node import Node, ask_each, each_node
 from launcher.remote.shell import command_line
 
 MIB = 1024 * 1024
@@ -219,25 +219,27 @@ def test_many_threads_share_one_node(machine: Node) -> None:
     assert sorted(map(int, results)) == list(range(25))
 
 
-def test_each_node_reports_every_failure_and_keeps_every_result(
+def test_every_failure_is_reported_and_every_answer_kept(
     sshd: Callable[..., Sshd], node: Callable[..., Node]
 ) -> None:
     server = sshd()
     good = [node(server.host()), node(Host("local")), node(server.host())]
     refused = node(server.host(port=1))
     unnamed = node(Host("no-such-host.invalid"))
-    with pytest.raises(NodesFailed) as caught:
-        each_node([good[0], refused, good[1], unnamed, good[2]], lambda n: n.run(["echo", n.name]))
-    failed = caught.value
-    assert failed.exit_code == 4
-    assert set(failed.failures) == {"127.0.0.1 (2)", "no-such-host.invalid"}
-    assert "connection refused" in str(failed.failures["127.0.0.1 (2)"])
-    assert {name: done.stdout for name, done in failed.results.items()} == {
+    nodes = [good[0], refused, good[1], unnamed, good[2]]
+    answers, failures = ask_each(nodes, lambda n: n.run(["echo", n.name]).stdout)
+    assert answers == {
         "127.0.0.1": b"127.0.0.1\n",
         "local": b"local\n",
         "127.0.0.1 (3)": b"127.0.0.1\n",
     }
-    assert len(str(failed).splitlines()) == 2
+    assert set(failures) == {"127.0.0.1 (2)", "no-such-host.invalid"}
+    assert "connection refused" in str(failures["127.0.0.1 (2)"])
+    with pytest.raises(NodesFailed) as caught:
+        each_node(nodes, Node.connect)
+    assert caught.value.exit_code == 4
+    assert set(caught.value.failures) == set(failures)
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_each_node_works_at_once_and_returns_in_the_order_given(

@@ -36,7 +36,8 @@ def evaluate(t: Training, split: str, stop: Callable[[], bool]) -> dict[str, Any
                 _count(t, split, row * block, min((row + 1) * block, size), table[row])
             if stop():
                 return None
-    result = _result(t.ranks.sum_(table), size, split)
+    table = t.ranks.sum_(table).cpu()
+    result = _result(table, size, split)
     return result | (_by_rank(table, world_size) if world_size > 1 else {})
 
 
@@ -90,7 +91,7 @@ def _by_rank(table: torch.Tensor, world_size: int) -> dict[str, Any]:
 
 
 def _result(table: torch.Tensor, size: int, split: str) -> dict[str, Any]:
-    loss, correct1, correct5, n = table.cpu().sum(0).tolist()
+    loss, correct1, correct5, n = table.sum(0).tolist()
     if n != size:
         raise AssertionError(f"evaluated {n:.0f} of {size} images")
     return {

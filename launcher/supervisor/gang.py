@@ -29,9 +29,7 @@ class Gang:
         self.silence: float = spec.get("peer_timeout", SILENCE)
         self.verdict: Reason | None = None  # why all must stop
         self.over = False  # all nodes are done, or have stopped
-        self.stacks_wanted = (
-            False  # all seem to hang: each node is to write down where its ranks are
-        )
+        self.stacks_wanted = False  # all seem to hang: each node writes down where its ranks are
         self.offset = 0.0  # seconds to add to this node's clock to have node 0's
         self._beat_at = 0.0
         self._told: tuple[Any, ...] | None = None  # the last status sent, less its numbers

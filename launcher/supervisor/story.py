@@ -267,9 +267,7 @@ class Supervisor:
         if why["kind"] not in ("cancelled", "signal"):
             grace = min(grace, self.spec.get("failure_grace", 3.0))
         self.kill_at = time.monotonic() + grace
-        if (
-            not self.ranks.failed()
-        ):  # else torchrun is ending them, and a signal would cut its report
+        if not self.ranks.failed():  # else torchrun ends the others; a signal would cut its report
             send(self.torchrun.pid, number)
 
     def press_on(self) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "trainer.train", "trainer.cli"])
+CONTEXT.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch._dynamo", "trainer.train", "trainer.cli"]
+)
 
 TINY = (
     *(

@@ -7,6 +7,7 @@
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300
+CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
 export VENV
 
 .PHONY: demo test fast box check image clean
@@ -18,8 +19,8 @@ demo:
 test:
 	@scripts/venv test
 	@scripts/test-setup
-	@# both parts are run and told, whatever the first says; there is one cluster, so one process for it
-	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; $(PYTEST) -m cluster $(ARGS) && exit $$fast
+	@# both parts are run and told, whatever the first says; each process of the second has a cluster
+	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; $(CLUSTER) $(ARGS) && exit $$fast
 
 fast:
 	@scripts/venv test

@@ -75,7 +75,7 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
             if as_json:
                 console.json(document(report, str(error).splitlines()))
             raise
-    found = problems(report, asked.min_busbw, last_busbw(cluster))
+    found = problems(report, asked.min_busbw, last_busbw(cluster), code)
     if report.sizes:
         remember(cluster, report.busbw)
     if as_json:

@@ -60,8 +60,13 @@ class Report:
         return f"{self.hosts[node]} (node {node})"
 
 
-def problems(report: Report, min_busbw: float | None, last: float | None) -> list[str]:
-    """One line each: what is wrong, where, and what to do. Empty when all is well."""
+def problems(
+    report: Report, min_busbw: float | None, last: float | None, code: int = 0
+) -> list[str]:
+    """One line each: what is wrong, where, and what to do. Empty when all is well.
+
+    last: the bus bandwidth of the last run on these hosts, GB/s. code: the run's own exit code.
+    """
     found = [*_unreached(report), *_late(report)]
     for right in report.rights:
         if right["verdict"] == "WRONG":
@@ -83,6 +88,10 @@ def problems(report: Report, min_busbw: float | None, last: float | None) -> lis
         )
     if not report.finished and not found:
         found.append("the check did not come to its end: the run's own lines say why")
+    if code and not found:
+        found.append(
+            f"all was measured, but then the run ended with exit code {code}: `ddpctl logs`"
+        )
     return found
 
 

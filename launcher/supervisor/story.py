@@ -177,7 +177,7 @@ class Supervisor:
         if code is None or self.phase != "running":
             return
         self.left = end_everything(self.torchrun.pid)
-        self.meet_ends()
+        self.meet_ends(code)
         self.logs.finish()
         self.torchrun.finish()
         self.stop_for_a_rank()
@@ -303,13 +303,14 @@ class Supervisor:
         self.journal.close()
         return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, status(code))
 
-    def meet_ends(self) -> None:
-        """Exits that went by too fast to be read from the kernel: torchrun's summary has them."""
+    def meet_ends(self, code: int) -> None:
+        """Exits that went by too fast to be read from the kernel: torchrun's summary has them, and its
+        own code 0 is all ranks'."""
         ended = self.ends()
-        told = {failure["local_rank"]: failure for failure in self.torchrun.failures()}
+        told = {f["local_rank"]: f["exit_code"] for f in self.torchrun.failures()}
         for rank in self.ranks.by_local_rank.values():
             if rank in ended or rank.exit_code is None:
-                rank.exit_code = told.get(rank.local_rank, {}).get("exit_code", rank.exit_code)
+                rank.exit_code = told.get(rank.local_rank, 0 if code == 0 else rank.exit_code)
                 self.tell_exit(rank)
 
     def state(self, code: int | None, final: Reason | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import Gang, free_port, gang, until
+from gangs import Gang, Node, free_port, gang, until
 
 from launcher.cause import headline
 from launcher.supervisor.hub import odd_one_out
@@ -58,19 +58,41 @@ def test_a_failed_rank_ends_all_nodes(tmp_path: Path, deed: str, kind: str, sent
     assert (cause.kind, cause.rank, headline(cause)) == (kind, 3, sentence)
 
 
+@contextlib.contextmanager
+def held(node: Node, until_reaped: list[int]) -> Iterator[None]:
+    """Its supervisor sees nothing of what is done inside, until torchrun has reaped those."""
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+        until(lambda: not any(Path("/proc", str(pid)).exists() for pid in until_reaped), 20)
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
 def test_the_first_is_named_even_when_all_are_gone_before_anybody_looked(tmp_path: Path) -> None:
     """The supervisor is held while a rank dies and torchrun ends the other one for it."""
     with gang(tmp_path, 2, ["work"]) as made:
         pids = made.ranks_running()
-        os.kill(made.nodes[1].pid, signal.SIGSTOP)
-        os.kill(pids[3], signal.SIGKILL)
-        until(lambda: pids[2] not in made.survivors(), 20)
-        os.kill(made.nodes[1].pid, signal.SIGCONT)
+        with held(made.nodes[1], until_reaped=[pids[2], pids[3]]):
+            os.kill(pids[3], signal.SIGKILL)
         made.wait()
     reason = made.nodes[0].event("end")["reason"]
     assert (reason["rank"], reason["host"]) == (3, "gpu2")
     cause = made.cause()
     assert cause is not None and (cause.kind, cause.rank) == ("killed", 3)
+
+
+def test_good_ends_that_nobody_saw_are_good(tmp_path: Path) -> None:
+    """The supervisor is held until torchrun has reaped its ranks and gone."""
+    with gang(tmp_path, 2, ["gentle"]) as made:
+        pids = made.ranks_running()
+        with held(made.nodes[1], until_reaped=[pids[2], pids[3]]):
+            for pid in pids.values():
+                os.kill(pid, signal.SIGTERM)
+        assert made.wait() == [0, 0]
+    ends = [event["exit_code"] for node in made.nodes for _, event in node.events("rank_exit")]
+    assert ends == [0] * 4
+    assert made.cause() is None
 
 
 @pytest.mark.parametrize(

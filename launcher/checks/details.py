@@ -1,12 +1,13 @@
 """What the checks need to know of a host beyond `launcher.facts`: one `sh` script, one round trip.
 
-As there: a shell and coreutils are enough, and what a host cannot tell is left empty.
+As there: a shell and coreutils are enough, and what a host cannot tell is left empty. What the shell
+can do itself, it does: a process costs a host with two cores and ten interfaces more than all the rest.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network, ip_address
 
 from .nvidia import Nvidia, parse_nvidia
@@ -20,26 +21,28 @@ mkdir -p "$HOME/.ddpctl" 2>&1 && (: > "$t") 2>&1 && rm -f "$t" && echo yes
 s disk
 for d in "$HOME/.ddpctl" "$HOME" "$1" /dev/shm; do
   if [ -n "$d" ] && [ -e "$d" ]; then
-    printf 'path %s\n' "$d"; df -Pk "$d" 2>/dev/null | tail -n 1
-    printf 'inodes '; df -Pi "$d" 2>/dev/null | tail -n 1
+    printf 'path %s\n' "$d"; df -Pk "$d" 2>/dev/null
+    echo inodes; df -Pi "$d" 2>/dev/null
   fi
 done
 s memory; grep -E '^(MemTotal|MemAvailable):' /proc/meminfo
 s memlock; ulimit -l
 s interfaces
 for d in /sys/class/net/*; do
-  i=${d##*/}
-  printf '%s %s %s %s %s\n' "$i" "$(cat "$d/mtu" 2>/dev/null)" "$(cat "$d/operstate" 2>/dev/null)" \
-    "$(cat "$d/speed" 2>/dev/null || echo -1)" "$([ -d "$d/bridge" ] && echo bridge || echo plain)"
+  mtu='' state='' speed=''
+  { read -r mtu < "$d/mtu"; read -r state < "$d/operstate"; read -r speed < "$d/speed"; } 2>/dev/null
+  if [ -d "$d/bridge" ]; then kind=bridge; else kind=plain; fi
+  printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
-s network; cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/net
+s network
+read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"; readlink /proc/self/ns/net
 s routes; cat /proc/net/route 2>/dev/null
 s ibports
 for d in /sys/class/infiniband/*/ports/*; do
   [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
 done
-s ibdevices; ls /dev/infiniband 2>/dev/null
-s resolved; getent ahostsv4 "$(uname -n)" 2>/dev/null | head -n 1
+s ibdevices; [ -d /dev/infiniband ] && ls /dev/infiniband
+s resolved; getent ahostsv4 "$(uname -n)" 2>/dev/null
 s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
 s firewall; for f in ufw firewalld; do [ -e "/usr/sbin/$f" ] && echo "$f"; done
 s holder
@@ -202,18 +205,19 @@ def _sections(text: str) -> dict[str, list[str]]:
 
 def _disks(lines: list[str]) -> tuple[Disk, ...]:
     disks: list[Disk] = []
-    path, size = "", None
+    path, counting = "", False
     for line in lines:
         match = re.search(r"\s(\d+|-)\s+(\d+|-)\s+(-?\d+|-)\s+(\d+%|-)\s+(/.*)$", line)
         if line.startswith("path "):
-            path, size = line[5:], None
-        elif line.startswith("inodes ") and size is not None:
+            path, counting = line[5:], False
+        elif line == "inodes":
+            counting = True
+        elif match and counting and disks and disks[-1].path == path:
             # btrfs and NFS count no inodes: a total of 0 or `-`
-            limited = match is not None and match[1] not in ("0", "-") and match[3].isdigit()
-            free = int(match[3]) if limited and match else None
-            disks.append(Disk(path, size[5], int(size[1]), max(0, int(size[3])), free))
-        elif match and match[1].isdigit() and match[3] != "-":
-            size = match
+            limited = match[1] not in ("0", "-") and match[3].isdigit()
+            disks[-1] = replace(disks[-1], inodes_free=int(match[3]) if limited else None)
+        elif match and not counting and match[1].isdigit() and match[3] != "-":
+            disks.append(Disk(path, match[5], int(match[1]), max(0, int(match[3])), None))
     return tuple(disks)
 
 

@@ -88,7 +88,9 @@ os._exit(0)
 """.replace("TIMEOUT", str(DIAL_TIMEOUT))
 
 PERL = r"""
-use strict; use warnings; use IO::Socket::INET; use Errno qw(EADDRINUSE ECONNREFUSED ETIMEDOUT);
+BEGIN { eval { require IO::Socket::INET; require Errno;
+  Errno->import(qw(EADDRINUSE ECONNREFUSED ETIMEDOUT)); 1 } or exit 42 }
+use strict; use warnings;
 my ($name, $token, $ports) = @ARGV; my @children; my @dials;
 pipe my $ended, my $held; # ends when the last child has
 $SIG{PIPE} = 'IGNORE'; $SIG{CHLD} = 'IGNORE'; alarm 60;
@@ -130,7 +132,10 @@ kill 'TERM', @children; close $held; sysread $ended, my $b, 1; exit 0; # the por
 
 SHELL = r"""
 name=$1 token=$2 ports=$3 image=$4
-if perl -MIO::Socket::INET -e 1 2>/dev/null; then exec perl -e "$6" "$name" "$token" "$ports"; fi
+if command -v perl >/dev/null; then
+  perl -e "$6" "$name" "$token" "$ports"
+  [ $? -eq 42 ] || exit # a perl without its modules says 42 before anything else
+fi
 for p in python3 /usr/libexec/platform-python; do
   if "$p" -c 'import socket, threading' 2>/dev/null; then
     exec "$p" -c "$5" "$name" "$token" "$ports"

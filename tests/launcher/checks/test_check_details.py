@@ -22,11 +22,17 @@ yes
 
 @@disk
 path /home/u/.ddpctl
+Filesystem     1024-blocks      Used Available Capacity Mounted on
 /dev/sda1   1000000 400000 600000      40% /home
-inodes /dev/sda1   65536 1000 64536    2% /home
+inodes
+Filesystem        Inodes    IUsed    IFree IUse% Mounted on
+/dev/sda1   65536 1000 64536    2% /home
 path /var/lib/docker
+Filesystem     1024-blocks      Used Available Capacity Mounted on
 /dev/sdb with space  2000000 400000 1600000      20% /var/lib/docker data
-inodes -   0 0 0    - /var/lib/docker data
+inodes
+Filesystem        Inodes    IUsed    IFree IUse% Mounted on
+-   0 0 0    - /var/lib/docker data
 
 @@memory
 MemTotal:       24684084 kB

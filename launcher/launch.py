@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import onexit, push
-from launcher.checks.survey import survey_hosts
+from launcher.checks.machine import Image
+from launcher.checks.survey import Survey, survey_hosts
 from launcher.console import Console
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts import Facts
@@ -138,13 +139,17 @@ def prepare_plan(
 ) -> tuple[tuple[Facts, ...], Plan]:
     """Asks the hosts, checks and pushes; nothing is started yet, so a Ctrl-C may come any time."""
     finish_pending(nodes, cluster, console)
+    inspected = None
     if wishes.check:
-        facts, cluster = preflight(cluster, nodes, console)
+        survey = preflight(cluster, nodes, console)
+        facts, cluster = facts_of(survey), survey.cluster
+        inspected = image_of(survey, nodes) if cluster.job.engine == "docker" else None
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = ask(nodes)
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
-    pushed = push.push(nodes, cluster, what=what, progress=push.progress_for(console))
+    progress = push.progress_for(console)
+    pushed = push.push(nodes, cluster, what=what, progress=progress, inspected=inspected)
     found = Found(
         facts=facts,
         images=pushed.images,
@@ -206,10 +211,8 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
     return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port.isdigit())
 
 
-def preflight(
-    cluster: Cluster, nodes: Sequence[Node], console: Console
-) -> tuple[tuple[Facts, ...], Cluster]:
-    """The facts of every node, and the cluster with the addresses they reach each other by.
+def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Survey:
+    """What was seen of every host, and the addresses by which they reach each other.
 
     Warnings are counted. Raises with a line for every failure, before anything is pushed:
     HostUnreachable when a host was not seen, else PreflightError.
@@ -225,8 +228,27 @@ def preflight(
         unseen = survey.exit_code == HostUnreachable.exit_code
         kind = HostUnreachable if unseen else PreflightError
         raise kind("\n".join(finding.line() for finding in survey.failures))
+    return survey
+
+
+def facts_of(survey: Survey) -> tuple[Facts, ...]:
+    """In rank order."""
     by_rank = {rank: machine.facts for machine in survey.machines for rank in machine.ranks}
-    return tuple(facts for _, facts in sorted(by_rank.items()) if facts), survey.cluster
+    return tuple(facts for _, facts in sorted(by_rank.items()) if facts)
+
+
+def image_of(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
+    """The image as the check found it, so that the push need not ask for it."""
+
+    def parsed(image: Image | None) -> push.Image | None:
+        return push.parse_image(image.inspected) if image else None
+
+    there = {
+        nodes[rank]: parsed(machine.docker.image if machine.docker else None)
+        for machine in survey.machines
+        for rank in machine.ranks
+    }
+    return push.Inspected(parsed(survey.here), there)
 
 
 def remember(

@@ -22,6 +22,7 @@ class Image:
     architecture: str
     size: int  # bytes
     env: Mapping[str, str] = field(default_factory=dict)
+    inspected: Mapping[str, Any] = field(default_factory=dict, repr=False)  # all of what was said
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def image_of(inspected: Mapping[str, Any]) -> Image:
         architecture=str(inspected.get("Architecture", "")),
         size=int(inspected.get("Size") or 0),
         env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
+        inspected=inspected,
     )
 
 

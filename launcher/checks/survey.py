@@ -33,6 +33,7 @@ class Survey:
     machines: list[Machine]
     routes: list[routes.Route]
     trials: list[Trial | None]
+    here: Image | None  # the job's image on this machine
 
     @property
     def failures(self) -> list[Finding]:
@@ -87,6 +88,7 @@ def survey_hosts(
         machines=machines,
         routes=found_routes,
         trials=trials,
+        here=here,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,14 @@ class HostState:
     address: str | None  # that this machine reached it by: its own, behind any jump host
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """The job's image, from engines that somebody has just asked: this machine's and the nodes'."""
+
+    here: Image | None
+    there: Mapping[Node, Image | None]
+
+
 def ask(node: Node, image: str, dataset: str, workdir: str) -> HostState:
     """DockerUnavailable when the host cannot say what images it has."""
     done = node.run(["sh", "-c", SCRIPT, "sh", image, dataset, workdir], timeout=60.0)
@@ -71,7 +80,7 @@ def ask(node: Node, image: str, dataset: str, workdir: str) -> HostState:
     )
 
 
-def parse_image(inspected: dict[str, Any]) -> Image:
+def parse_image(inspected: Mapping[str, Any]) -> Image:
     config = inspected.get("Config") or {}
     layers = tuple((inspected.get("RootFS") or {}).get("Layers") or ())
     # engines of different ages leave out or write null what is empty

@@ -10,7 +10,7 @@ from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Host
 from launcher.push.alias import remember, same
 from launcher.push.host import HostState, Image, docker_says, parse_image
-from launcher.push.layers import LOAD, Layers, NoLayers, partial_ids, tagged
+from launcher.push.layers import LOAD, Layers, NoLayers, partial_ids, sweep, tagged
 from launcher.push.send import Journey, Parcel
 from launcher.push.sender import Sender
 from launcher.remote.node import Node, try_each
@@ -123,6 +123,7 @@ class _Sending:
         return max((_common(self.here.layers, layers) for layers in images), default=0)
 
     def _send(self, nodes: Sequence[Node], first: int) -> dict[Node, DdpctlError]:
+        sweep(self.local.node)
         layers = Layers(self.local.node, self.name, self.here, first)
         try:
             failures = self.sender.send_all(

@@ -14,14 +14,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push import tarstream
 from launcher.push.host import Image
-from launcher.push.registry import Blob, Registry
 from launcher.push.send import Parcel
 from launcher.remote.node import Node
+
+if TYPE_CHECKING:
+    from launcher.push.registry import Blob
 
 TAG = "push"  # of the image in ddpctl's registry on loopback
 LOAD = ("docker", "load", "-q")
@@ -70,6 +72,8 @@ class Layers:
     def __init__(self, local: Node, name: str, image: Image, first: int) -> None:
         self._local, self._name, self._image, self._first = local, name, image, first
         self._layers = image.layers
+        from launcher.push.registry import Registry  # an HTTP server, which a launch rarely needs
+
         self._registry = Registry(frozenset(image.layers[first:]))
         self._over: PushFailed | None = None
         self._done = threading.Event()

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Cluster
 from launcher.push.alias import same
-from launcher.push.host import HostState, Image, ask
+from launcher.push.host import HostState, Image, Inspected, ask
 from launcher.push.image import Launcher, push_image
-from launcher.push.layers import sweep
 from launcher.push.progress import Progress
 from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
 from launcher.push.scan import Tree, scan, shown
@@ -79,8 +78,11 @@ def push(
     what: Set[What],
     progress: Progress,
     only: bool = False,
+    inspected: Inspected | None = None,
 ) -> Pushed:
     """Sends `what` of the job. Of the rest it sees that it is there, or, with `only`, nothing.
+
+    inspected: what is known of the image already, so that nobody is asked for it again.
 
     HostsNotReady (a PushFailed) names each host that failed; the others are ready and stay so.
     PushFailed when something on this machine cannot be sent at all.
@@ -90,14 +92,12 @@ def push(
         progress, PushReport([]), {node: HostReport(node.name) for node in machines.values()}
     )
     journey.report.hosts = list(journey.hosts.values())
-    with ThreadPoolExecutor(2) as beside:  # the hosts are dialled while the disk is read
+    with ThreadPoolExecutor(1) as beside:  # the hosts are dialled while the disk is read
         dialled = beside.submit(try_each, list(machines.values()), Node.connect)
-        if "image" in what and cluster.job.engine == "docker":
-            beside.submit(sweep, Launcher().node)
-        goods = _goods(cluster, what if only else ALL, journey)
+        goods = _goods(cluster, what if only else ALL, journey, inspected)
         there, unreached = dialled.result()
     with progress:
-        images, failures = _push(goods, list(there), what, journey)
+        images, failures = _push(goods, list(there), what, journey, inspected)
     failures |= unreached
     report = journey.report
     report.seconds = time.monotonic() - journey.began
@@ -147,12 +147,19 @@ def _row(host: str, tree: Unused) -> str:
 
 
 def _push(
-    goods: Goods, nodes: list[Node], what: Set[What], journey: Journey
+    goods: Goods,
+    nodes: list[Node],
+    what: Set[What],
+    journey: Journey,
+    inspected: Inspected | None,
 ) -> tuple[dict[Node, Image], dict[Node, DdpctlError]]:
+    image = "" if inspected else goods.image
     question = partial(
-        ask, image=goods.image, dataset=goods.digest("dataset"), workdir=goods.digest("workdir")
+        ask, image=image, dataset=goods.digest("dataset"), workdir=goods.digest("workdir")
     )
     states, failures = try_each(nodes, question)
+    if inspected:
+        states = {n: replace(state, image=inspected.there[n]) for n, state in states.items()}
     images: dict[Node, Image] = {}
     sender = Sender(states, journey)
     try:
@@ -170,7 +177,9 @@ def _push(
     return images, failures
 
 
-def _goods(cluster: Cluster, asked: Set[What], journey: Journey) -> Goods:
+def _goods(
+    cluster: Cluster, asked: Set[What], journey: Journey, inspected: Inspected | None = None
+) -> Goods:
     job = cluster.job
     image = job.image if job.engine == "docker" and "image" in asked else ""
     dataset = scan(job.dataset, ignore=False) if job.dataset and "dataset" in asked else None
@@ -180,7 +189,8 @@ def _goods(cluster: Cluster, asked: Set[What], journey: Journey) -> Goods:
             first, more = shown(tree.skipped[0]), len(tree.skipped) - 1
             others = f" and {more} more" if more else ""
             journey.say(f"{first}{others}: neither file, folder nor link: left out")
-    return Goods(image, Launcher().image(image) if image else None, dataset, workdir)
+    here = inspected.here if inspected else Launcher().image(image) if image else None
+    return Goods(image, here, dataset, workdir)
 
 
 def _push_tree(

@@ -11,7 +11,7 @@ import engines
 import pytest
 
 from launcher.hosts import Host
-from launcher.push import layers
+from launcher.push import layers, registry
 from launcher.push.image import Launcher
 from launcher.remote.node import Node
 
@@ -46,8 +46,8 @@ def names(image: str) -> set[str]:
 def test_what_a_killed_push_has_left_goes_and_a_push_under_way_stays(image: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         dead = f"localhost:{gone.getsockname()[1]}/ddpctl:push"
-    with socket.create_server(("127.0.0.1", 0)) as registry:
-        live = f"localhost:{registry.getsockname()[1]}/ddpctl:push"
+    with socket.create_server(("127.0.0.1", 0)) as under_way:
+        live = f"localhost:{under_way.getsockname()[1]}/ddpctl:push"
         other = live.replace("ddpctl:push", "ddpctl:mine")
         for name in (dead, live, other):
             docker("tag", image, name)
@@ -60,7 +60,7 @@ def test_what_a_killed_push_has_left_goes_and_a_push_under_way_stays(image: str)
 def test_a_push_that_the_engine_refuses_leaves_no_name(
     image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers.Registry, "repository", "localhost:1/ddpctl")
+    monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl")
     here = Launcher().image(image)
     assert here is not None
     pushing = layers.Layers(Node(Host(host="local")), image, here, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -32,16 +32,6 @@ from launcher.commands import (
     stacks,
 )
 from launcher.errors import DdpctlError
-
-app = typer.Typer(
-    name="ddpctl",
-    help="Launch PyTorch DistributedDataParallel training in containers on several hosts over SSH.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,
@@ -82,8 +72,21 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
     return command
 
 
-for name, function in COMMANDS.items():
-    app.command(name)(exiting(function))
+def application(names: Iterable[str]) -> typer.Typer:
+    """The program with these of its commands: typer takes a while for each."""
+    app = typer.Typer(
+        name="ddpctl",
+        help="Launch PyTorch DistributedDataParallel training in containers on several hosts over SSH.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in names:
+        app.command(name)(exiting(COMMANDS[name]))
+    app.callback()(root)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -92,7 +95,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -104,7 +106,7 @@ def root(
 def main() -> None:
     """The console script. Exit codes: CONTRACT section 6; typer itself exits 2 on usage."""
     own, launch.after_dashes = split_command(sys.argv[1:])
-    app(args=own)
+    application([own[0]] if own and own[0] in COMMANDS else COMMANDS)(args=own)
 
 
 def split_command(argv: list[str]) -> tuple[list[str], list[str] | None]:

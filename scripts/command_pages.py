@@ -15,14 +15,14 @@ sys.path.insert(0, str(ROOT))
 
 import typer.main  # noqa: E402
 
-from launcher.cli import COMMANDS, app  # noqa: E402
+from launcher.cli import COMMANDS, application  # noqa: E402
 
 MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
 
 
 def pages() -> dict[str, str]:
     """File name -> text, of every page."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(application(COMMANDS))
     commands: dict[str, Any] = vars(group)["commands"]
     made = {f"{name}.md": page(name, commands[name]) for name in COMMANDS}
     return {"README.md": index(commands), **made}

@@ -8,6 +8,7 @@ folder with a key, known_hosts and an SSH config in which the hosts are called n
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,10 +181,11 @@ class Cluster:
     # -- life
 
     def up(self) -> None:
-        remove_leftovers()
         self._make_keys()
-        self._make_network()
-        template = loaded_engine(self.keys)
+        with alone():
+            remove_leftovers()
+            self._make_network()
+            template = loaded_engine(self.keys)
         self._make_hosts(template)
         docker("start", *map(self.container, self.nodes))
         self.wait_healthy(self.nodes)
@@ -439,6 +442,14 @@ class Cluster:
     def _logs(self, node: str) -> str:
         argv = ["docker", "exec", self.container(node), "tail", "-n", "20", "/var/log/dockerd.log"]
         return subprocess.run(argv, capture_output=True, timeout=60).stdout.decode()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """No other test process of this machine is inside."""
+    with Path(tempfile.gettempdir(), "ddpctl-test.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def loaded_engine(keys: Path) -> str:

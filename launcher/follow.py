@@ -102,7 +102,7 @@ class Follow:
         }
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
         self._offsets = {w.place.node_rank: w.offset for w in watches}
-        self._consumed = dict(self._offsets)
+        self._consumed = dict.fromkeys(self._offsets, 0)  # until the events before are recalled
         self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
         self._over = threading.Event()
         self._watchers = [Watcher(watch, self._put, self._over) for watch in watches]

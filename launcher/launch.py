@@ -142,7 +142,7 @@ def prepare_plan(
     inspected = None
     if wishes.check:
         survey = preflight(cluster, nodes, console)
-        facts, cluster = facts_of(survey), survey.cluster
+        facts, cluster = survey.facts, survey.cluster
         inspected = image_of(survey, nodes) if cluster.job.engine == "docker" else None
     else:
         with console.step(f"asking {len(nodes)} hosts"):
@@ -229,12 +229,6 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
         kind = HostUnreachable if unseen else PreflightError
         raise kind("\n".join(finding.line() for finding in survey.failures))
     return survey
-
-
-def facts_of(survey: Survey) -> tuple[Facts, ...]:
-    """In rank order."""
-    by_rank = {rank: machine.facts for machine in survey.machines for rank in machine.ranks}
-    return tuple(facts for _, facts in sorted(by_rank.items()) if facts)
 
 
 def image_of(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:

@@ -40,6 +40,12 @@ class Survey:
         return [finding for finding in self.findings if finding.severity == "failure"]
 
     @property
+    def facts(self) -> tuple[Facts, ...]:
+        """Of each node, in rank order; one on a host that was not seen is left out."""
+        by_rank = {rank: machine.facts for machine in self.machines for rank in machine.ranks}
+        return tuple(facts for _, facts in sorted(by_rank.items()) if facts)
+
+    @property
     def exit_code(self) -> int:
         """As CONTRACT 6: a host that was not seen comes before anything that was."""
         if any(machine.ssh_error for machine in self.machines):

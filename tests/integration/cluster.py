@@ -182,7 +182,7 @@ class Cluster:
 
     def up(self) -> None:
         self._make_keys()
-        with alone():
+        with locked("engine"):
             remove_leftovers()
             self._make_network()
             template = loaded_engine(self.keys)
@@ -445,10 +445,19 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """No other test process of this machine is inside."""
-    with Path(tempfile.gettempdir(), "ddpctl-test.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def locked(name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Among the test processes of this machine."""
+    with Path(tempfile.gettempdir(), f"ddpctl-test-{name}.lock").open("w") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@contextlib.contextmanager
+def turn(*, alone: bool) -> Iterator[None]:
+    """No other test is inside, or only such as are not alone either. Who waits is not overtaken."""
+    with contextlib.ExitStack() as inside:
+        with locked("queue"):
+            inside.enter_context(locked("turn", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         yield
 
 

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Home, engine_problem
+from cluster import Cluster, Home, engine_problem, turn
+
+
+@pytest.fixture(autouse=True)
+def taking_turns(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two processes run these tests side by side, but what measures has the machine to itself."""
+    with turn(alone=request.node.get_closest_marker("alone") is not None):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, Home, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "point-to-point"]
 
@@ -92,6 +92,7 @@ def host_ids(cluster: Cluster, node: str) -> list[str]:
     return sorted(env["NCCL_HOSTID"] for env in found)
 
 
+@pytest.mark.alone
 def test_a_slow_link_is_named_by_pairwise(cluster: Cluster, home: Home, tmp_path: Path) -> None:
     cluster.slow("node1", "40mbit")
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
@@ -116,6 +117,7 @@ def streamed(cluster: Cluster, source: str, target: str) -> float:
     return float(measured["end"]["sum_received"]["bits_per_second"]) / 8
 
 
+@pytest.mark.alone
 def test_the_bandwidth_is_what_iperf3_measures(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:

@@ -143,7 +143,7 @@ def prepare_plan(
     if wishes.check:
         survey = preflight(cluster, nodes, console)
         facts, cluster = survey.facts, survey.cluster
-        inspected = image_of(survey, nodes) if cluster.job.engine == "docker" else None
+        inspected = inspected_by(survey, nodes) if cluster.job.engine == "docker" else None
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = ask(nodes)
@@ -231,7 +231,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     return survey
 
 
-def image_of(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
+def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask for it."""
 
     def parsed(image: Image | None) -> push.Image | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import docker
 
 T = TypeVar("T")
+AT_ONCE = 32  # nodes
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 __all__ = ["Completed", "Node", "Stream", "ask_each", "each_node", "try_each"]
@@ -135,9 +136,9 @@ class Node:
         self._machine.close()
 
 
-def each_node(nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32) -> dict[Node, T]:
+def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
     """`do` for every node at once, where one failure spoils all. NodesFailed carries every error."""
-    results, failures = try_each(nodes, do, limit=limit)
+    results, failures = try_each(nodes, do)
     if failures:
         raise NodesFailed(_by(_unique_names(nodes), failures))
     return results
@@ -154,9 +155,9 @@ def ask_each(
 
 
 def try_each(
-    nodes: Sequence[Node], do: Callable[[Node], T], *, limit: int = 32
+    nodes: Sequence[Node], do: Callable[[Node], T]
 ) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
-    """`do` for every node at once, at most `limit` at a time, waiting for all of them: what it gave
+    """`do` for every node at once, at most AT_ONCE at a time, waiting for all of them: what it gave
     where it succeeded, and the errors of the others."""
     results: dict[Node, T] = {}
     errors: dict[Node, BaseException] = {}
@@ -175,7 +176,7 @@ def try_each(
 
     threads = [
         threading.Thread(target=work, daemon=True, name="node")
-        for _ in range(min(limit, len(nodes)))
+        for _ in range(min(AT_ONCE, len(nodes)))
     ]
     for thread in threads:
         thread.start()

@@ -167,8 +167,7 @@ class Supervisor:
         return ended
 
     def stop_for_a_rank(self) -> None:
-        first = self.ranks.first_failed()
-        if first and self.reason is None:
+        if self.reason is None and (first := self.ranks.first_failed()):
             self.stop(self.cause("rank-failed", how_it_ended(first.exit_code), first))
 
     def see_torchrun(self) -> None:

@@ -132,3 +132,17 @@ def test_the_shell_takes_what_is_there(tmp_path: Path) -> None:
 def test_dials_are_told_apart_by_their_key() -> None:
     dials = [Dial(1, 0, "10.0.0.1"), Dial(1, 0, "10.0.0.1", is_master_port=True)]
     assert parse_answer("dialed 1 refused", dials) == (dials[1], "refused")
+
+
+def test_a_perl_without_its_modules_gives_way_to_python(tmp_path: Path) -> None:
+    perl = shutil.which("perl")
+    (tmp_path / "perl").write_text(
+        f'#!/bin/sh\nshift; program=$1; shift\nexec {perl} -e "BEGIN {{ @INC = () }} $program" -- "$@"\n'
+    )
+    (tmp_path / "perl").chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    argv = agent_argv(0, "tok", [0], "")
+    done = subprocess.run(argv, input="", capture_output=True, text=True, env=env, timeout=60)
+    ready = parse_ready(done.stdout.splitlines())
+    assert ready is not None and ready[0] > 0, done.stderr

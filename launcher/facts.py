@@ -1,7 +1,8 @@
 """What one host says about itself: one POSIX `sh` script, one round trip, one frozen value.
 
 The script needs nothing but a shell and coreutils: no Python, no iproute2 on the host. All that
-it prints is parsed here; a section that a host cannot fill is empty, never an error.
+it prints is parsed here; a section that a host cannot fill is empty, never an error. It starts few
+processes, as a launch waits for it on every host.
 """
 
 from __future__ import annotations
@@ -14,17 +15,14 @@ SCRIPT = r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
 s clock; date +%s.%N
-s user; id -un; id -u; id -g
+s user; id
 s home; printf '%s\n' "$HOME"
-s hostname; uname -n
-s kernel; uname -srm
+s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
-s routes; cat /proc/net/route 2>/dev/null
-s fib; cat /proc/net/fib_trie 2>/dev/null
-s inet6; cat /proc/net/if_inet6 2>/dev/null
-s listening; cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep ' 0A '
-s infiniband; ls /dev/infiniband 2>/dev/null
+s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
+s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null
+s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
 if [ "$1" = gpus ]; then
   s gpus
   if command -v nvidia-smi >/dev/null 2>&1; then
@@ -82,16 +80,17 @@ def parse(text: str) -> Facts:
     sections = _sections(text)
     if "end" not in sections:
         raise ValueError("the host's shell did not run the facts script to its end")
-    user, uid, gid = (sections["user"] + ["", "", ""])[:3]
+    uid, user, gid = _identity(_first(sections, "user") or "")
+    system, hostname, *release = (_first(sections, "system") or "").split() or ["", ""]
     ssh = (_first(sections, "ssh") or "").split()
     gpus, gpu_error = _gpus(sections.get("gpus", []))
     return Facts(
         user=user,
-        uid=int(uid or 0),
-        gid=int(gid or 0),
+        uid=uid,
+        gid=gid,
         home=_first(sections, "home") or "",
-        hostname=_first(sections, "hostname") or "",
-        kernel=_first(sections, "kernel") or "",
+        hostname=hostname,
+        kernel=" ".join([system, *release]),
         cores=int(_first(sections, "cores") or 1),
         clock=_clock(_first(sections, "clock") or "0"),
         ssh_server_ip=ssh[2] if len(ssh) == 4 else None,
@@ -119,6 +118,12 @@ def _first(sections: dict[str, list[str]], name: str) -> str | None:
     return next((line.strip() for line in sections.get(name, [])), None)
 
 
+def _identity(text: str) -> tuple[int, str, int]:
+    """uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=..."; a uid may have no name."""
+    match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", text)
+    return (int(match[1]), match[2] or "", int(match[3])) if match else (0, "", 0)
+
+
 def _clock(text: str) -> float:
     # busybox's date has no %N and leaves it as it stands
     return float(re.sub(r"[^0-9.].*", "", text).rstrip(".") or 0)
@@ -141,18 +146,14 @@ def _gpus(lines: list[str]) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def _addresses(sections: dict[str, list[str]]) -> tuple[Address, ...]:
-    routes = _routes(sections.get("routes", []))
+    lines = sections.get("net", [])
+    routes = _routes(lines)
     found = []
-    for ip in _local_ipv4(sections.get("fib", [])):
+    for ip in _local_ipv4(lines):
         interface = "lo" if ipaddress.ip_address(ip).is_loopback else _carrier(ip, routes)
         if interface:
             found.append(Address(ip, interface))
-    for line in sections.get("inet6", []):
-        digits, _, _, _, _, interface = line.split()[:6]
-        address = ipaddress.IPv6Address(int(digits, 16))
-        if not address.is_link_local:
-            found.append(Address(str(address), interface))
-    return tuple(found)
+    return tuple(found + _own_ipv6(lines))
 
 
 def _routes(lines: list[str]) -> list[tuple[ipaddress.IPv4Network, str]]:
@@ -182,6 +183,17 @@ def _local_ipv4(lines: list[str]) -> list[str]:
             ip = match.group(1)
         elif "/32 host LOCAL" in line and ip not in found:
             found.append(ip)
+    return found
+
+
+def _own_ipv6(lines: list[str]) -> list[Address]:
+    """/proc/net/if_inet6: "fd00...02 02 40 00 80 eth0"."""
+    found = []
+    for line in lines:
+        if match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
+            address = ipaddress.IPv6Address(int(match[1], 16))
+            if not address.is_link_local:
+                found.append(Address(str(address), match[3]))
     return found
 
 

@@ -1,23 +1,27 @@
-"""Launching: check, push, plan, start on every node, follow to the end."""
+"""Launching: check, push, plan, start on every node, follow to the end.
+
+What comes after the first question to the hosts is imported there: it loads while they answer.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import getpass
+import importlib
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from launcher import onexit, push
+from launcher import onexit
 from launcher.checks.machine import Image
 from launcher.checks.survey import Survey, survey_hosts
 from launcher.console import Console
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts import Facts
-from launcher.following import Party, follow
-from launcher.handover import hand_over
 from launcher.hosts import Cluster, Host, dump
 from launcher.interrupts import Interrupts
 from launcher.pending import finish_pending
@@ -35,6 +39,10 @@ from launcher.recorder import spawn
 from launcher.remote.node import Node
 from launcher.restarts import until_done
 from launcher.start import ask, connect, engine_of, members, read_env_file, start
+
+if TYPE_CHECKING:
+    from launcher import push
+    from launcher.following import Party
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,8 @@ def run_attempt(
         with Interrupts() as interrupts:
             facts, plan = prepare_plan(cluster, wishes, console, nodes, run_id, earlier)
             if earlier:
+                from launcher.handover import hand_over
+
                 foreign = any(writes_as_another(plan, f) for f in facts)
                 hand_over(nodes, leaving, earlier, console, open_to_all=foreign)
             folder, record = remember(plan, cluster, wishes, earlier)
@@ -122,6 +132,8 @@ def run_attempt(
                 party = start_all(cluster, wishes, console, nodes, facts, plan, folder, record)
                 if wishes.detach:
                     return detach(folder, console)
+                from launcher.following import follow
+
                 skews = [f.clock_skew for f in facts]
                 return follow(party, folder, record, skews, console, interrupts)
     finally:
@@ -147,6 +159,8 @@ def prepare_plan(
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = ask(nodes)
+    from launcher import push
+
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
     progress = push.progress_for(console)
     pushed = push.push(nodes, cluster, what=what, progress=progress, inspected=inspected)
@@ -202,6 +216,8 @@ def start_all(
     ranks = f"{plan.nnodes} nodes, {plan.world_size} ranks"
     where = f"master {plan.master_addr}:{plan.master_port}"
     console.say(f"run {plan.run_id} started: {ranks}, {where}")
+    from launcher.following import Party
+
     return Party(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
 
 
@@ -217,8 +233,10 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     Warnings are counted. Raises with a line for every failure, before anything is pushed:
     HostUnreachable when a host was not seen, else PreflightError.
     """
-    with console.step(f"checking {len(nodes)} hosts"):
-        survey = survey_hosts(nodes, cluster)
+    with console.step(f"checking {len(nodes)} hosts"), ThreadPoolExecutor(1) as beside:
+        surveying = beside.submit(survey_hosts, nodes, cluster)
+        importlib.import_module("launcher.push")  # it is next
+        survey = surveying.result()
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for finding in warnings:
         console.detail(finding.line())
@@ -233,6 +251,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
 
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask for it."""
+
+    from launcher import push
 
     def parsed(image: Image | None) -> push.Image | None:
         return push.parse_image(image.inspected) if image else None

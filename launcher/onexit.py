@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.cause import FirstFailure, headline
 from launcher.console import Console
 from launcher.errors import DdpctlError
 from launcher.record import RunFolder, RunRecord, write_atomically
@@ -80,6 +79,8 @@ def call(command: str, folder: RunFolder, record: RunRecord, code: int, console:
 
 def environment(folder: RunFolder, record: RunRecord, code: int) -> dict[str, str]:
     """The outcome in words that a shell can use; empty where there is nothing to say."""
+    from launcher.cause import FirstFailure, headline  # a launch does well without until then
+
     failure = record.attempt.first_failure
     return {
         "DDPCTL_ON_EXIT": "1",  # tells this process from one of the run

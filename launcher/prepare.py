@@ -22,15 +22,14 @@ run=$1 control=$2 code=$3 open=$4
 umask 077
 mkdir -p "$control/ranks"
 umask 022
-mkdir -p "$run/checkpoints" "$run/output"
-if [ -n "$code" ] && mkdir "$control/../../.workspace-$(basename "$control")" 2>/dev/null; then
-  mkdir -p "$run/workspace"
+mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"}
+if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then
   cp -a "$code/." "$run/workspace/"
   chmod -R u+w "$run/workspace"
 fi
 tar -x -m -o -f - -C "$control"
 : >> "$control/journal"
-rm -f "$control/cancelled"
+if [ -e "$control/cancelled" ]; then rm -f "$control/cancelled"; fi
 if [ "$open" = open ]; then
   chmod 0777 "$run/checkpoints" "$run/output" "$control" "$control/ranks"
   chmod 0666 "$control/journal"

@@ -7,7 +7,7 @@ can do itself, it does: a process costs a host with two cores and ten interfaces
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address
 
 from .nvidia import Nvidia, parse_nvidia
@@ -17,15 +17,20 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
 s writable
 t="$HOME/.ddpctl/.check.$$"
-mkdir -p "$HOME/.ddpctl" 2>&1 && (: > "$t") 2>&1 && rm -f "$t" && echo yes
+{ [ -d "$HOME/.ddpctl" ] || mkdir -p "$HOME/.ddpctl"; } 2>&1 && { true > "$t"; } 2>&1 && rm -f "$t" && echo yes
 s disk
-for d in "$HOME/.ddpctl" "$HOME" "$1" /dev/shm; do
-  if [ -n "$d" ] && [ -e "$d" ]; then
-    printf 'path %s\n' "$d"; df -Pk "$d" 2>/dev/null
-    echo inodes; df -Pi "$d" 2>/dev/null
-  fi
-done
-s memory; grep -E '^(MemTotal|MemAvailable):' /proc/meminfo
+room() {
+  echo room; printf 'path %s\n' "$@"
+  blocks=$(df -Pk "$@" 2>/dev/null) || return
+  printf 'blocks\n%s\ninodes\n' "$blocks"; df -Pi "$@" 2>/dev/null || :
+}
+disks() {
+  for d; do shift; if [ -n "$d" ] && [ -e "$d" ]; then set -- "$@" "$d"; fi; done
+  room "$@" || for d; do room "$d"; done
+}
+disks "$HOME/.ddpctl" "$HOME" "$1" /dev/shm
+s memory; { read -r total; read -r _; read -r available; } < /proc/meminfo
+printf '%s\n' "$total" "$available"
 s memlock; ulimit -l
 s interfaces
 for d in /sys/class/net/*; do
@@ -36,13 +41,13 @@ for d in /sys/class/net/*; do
 done
 s network
 read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"; readlink /proc/self/ns/net
-s routes; cat /proc/net/route 2>/dev/null
+s routes; while IFS= read -r line; do printf '%s\n' "$line"; done < /proc/net/route
 s ibports
 for d in /sys/class/infiniband/*/ports/*; do
   [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
 done
 s ibdevices; [ -d /dev/infiniband ] && ls /dev/infiniband
-s resolved; getent ahostsv4 "$(uname -n)" 2>/dev/null
+s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
 s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
 s firewall; for f in ufw firewalld; do [ -e "/usr/sbin/$f" ] && echo "$f"; done
 s holder
@@ -204,21 +209,34 @@ def _sections(text: str) -> dict[str, list[str]]:
 
 
 def _disks(lines: list[str]) -> tuple[Disk, ...]:
+    """`room`, a `path` line for each path that df was asked for, and a row of df's for each of them."""
     disks: list[Disk] = []
-    path, counting = "", False
-    for line in lines:
-        match = re.search(r"\s(\d+|-)\s+(\d+|-)\s+(-?\d+|-)\s+(\d+%|-)\s+(/.*)$", line)
-        if line.startswith("path "):
-            path, counting = line[5:], False
-        elif line == "inodes":
-            counting = True
-        elif match and counting and disks and disks[-1].path == path:
-            # btrfs and NFS count no inodes: a total of 0 or `-`
-            limited = match[1] not in ("0", "-") and match[3].isdigit()
-            disks[-1] = replace(disks[-1], inodes_free=int(match[3]) if limited else None)
-        elif match and not counting and match[1].isdigit() and match[3] != "-":
-            disks.append(Disk(path, match[5], int(match[1]), max(0, int(match[3])), None))
-    return tuple(disks)
+    for part in re.split(r"^room\n", "\n".join(lines), flags=re.MULTILINE):
+        said, _, inodes = part.partition("\ninodes\n")
+        said, _, blocks = said.partition("\nblocks\n")
+        paths = [line[5:] for line in said.splitlines()]
+        rows, counts = _df(blocks), _df(inodes)
+        if len(counts) != len(paths):
+            counts = [("0", "0", "")] * len(paths)
+        if len(rows) == len(paths):
+            disks += [_disk(*each) for each in zip(paths, rows, counts, strict=True)]
+    return tuple(disk for disk in disks if disk.kib)
+
+
+def _df(text: str) -> list[tuple[str, str, str]]:
+    """Total, free and mount point of each row that df -P printed."""
+    row = re.compile(r"\s(\d+|-)\s+(?:\d+|-)\s+(-?\d+|-)\s+(?:\d+%|-)\s+(/.*)$")
+    return [match.group(1, 2, 3) for line in text.splitlines() if (match := row.search(line))]
+
+
+def _disk(path: str, blocks: tuple[str, str, str], inodes: tuple[str, str, str]) -> Disk:
+    total, free, mount = blocks
+    limited = (
+        inodes[0] not in ("0", "-") and inodes[1].isdigit()
+    )  # btrfs and NFS have no such limit
+    known = total != "-" and free != "-"  # or else 0: /proc and its like
+    kib, kib_free = (int(total), max(0, int(free))) if known else (0, 0)
+    return Disk(path, mount, kib, kib_free, int(inodes[1]) if limited else None)
 
 
 def _interfaces(lines: list[str]) -> tuple[Interface, ...]:

@@ -16,6 +16,8 @@ from . import details as details_module
 from .details import Details
 from .machine import Docker, Image, Machine, docker_of, image_of
 
+USUAL_ROOT = "/var/lib/docker"  # so that nobody waits for the engine to name it
+
 
 def look(
     name: str,
@@ -30,14 +32,15 @@ def look(
     machine = Machine(name, tuple(ranks), tuple(node.host for node in group))
     try:
         node.connect()
-        with ThreadPoolExecutor(2) as beside:
+        with ThreadPoolExecutor(3) as beside:
             if meanwhile:
                 beside.submit(meanwhile)
             asking = beside.submit(lambda: facts or ask([node])[0])
+            detailing = beside.submit(_details, node, machine, cluster, USUAL_ROOT)
             docker, docker_error = _docker(node, cluster)
-            port = cluster.job.master_port if 0 in ranks else "auto"
-            mounted = [mount.split(":")[0] for mount in cluster.job.mounts]
-            details = _details(node, docker, port, machine.wants_gpus, mounted)
+            details = detailing.result()
+            if docker and docker.root != USUAL_ROOT:
+                details = _details(node, machine, cluster, docker.root)
         return dataclasses.replace(
             machine,
             facts=asking.result(),
@@ -63,12 +66,11 @@ def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
         return None, str(error)
 
 
-def _details(
-    node: Node, docker: Docker | None, port: int | str, with_gpus: bool, mounted: Sequence[str]
-) -> Details:
-    """mounted: folders of the host that the job's containers are given."""
-    argv = ["sh", "-c", details_module.SCRIPT, "sh", docker.root if docker else ""]
-    argv += ["" if port == "auto" else str(port), "gpus" if with_gpus else "", *mounted]
+def _details(node: Node, machine: Machine, cluster: Cluster, docker_root: str) -> Details:
+    port = cluster.job.master_port if 0 in machine.ranks else "auto"
+    argv = ["sh", "-c", details_module.SCRIPT, "sh", docker_root]
+    argv += ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
+    argv += [mount.split(":")[0] for mount in cluster.job.mounts]
     done = node.run(argv, timeout=60.0)
     try:
         return details_module.parse(done.stdout.decode(errors="replace"))

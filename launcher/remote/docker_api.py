@@ -28,15 +28,12 @@ LAST_WORDS = 5.0  # seconds to wait for a command to end that has closed its out
 NOT_FOUND = 127  # a shell's exit code
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
-# Non-interactive logins often miss the folders where people put the docker command.
-_DIAL = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"; exec docker system dial-stdio'
-
-Open = Callable[..., Stream]
+Open = Callable[[], Stream]
 
 
-def client_through(name: str, open_stream: Open) -> docker.DockerClient:
-    """The SDK on machine `name`, each of its connections a command there."""
-    return _client(name, base_url="http://docker:80", adapter=_Adapter(name, open_stream))
+def client_through(name: str, dial: Open) -> docker.DockerClient:
+    """The SDK on machine `name`; `dial` gives a connection to the engine there."""
+    return _client(name, base_url="http://docker:80", adapter=_Adapter(name, dial))
 
 
 def local_client(name: str) -> docker.DockerClient:
@@ -98,8 +95,8 @@ class _Api(docker.APIClient):
 class _Adapter(requests.adapters.HTTPAdapter):
     """An adapter of requests whose connections are commands on the machine."""
 
-    def __init__(self, name: str, open_stream: Open) -> None:
-        self._pool = _Pool(name, open_stream)
+    def __init__(self, name: str, dial: Open) -> None:
+        self._pool = _Pool(name, dial)
         super().__init__()
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> _Pool:
@@ -117,24 +114,24 @@ class _Adapter(requests.adapters.HTTPAdapter):
 
 
 class _Pool(urllib3.connectionpool.HTTPConnectionPool):
-    def __init__(self, name: str, open_stream: Open) -> None:
+    def __init__(self, name: str, dial: Open) -> None:
         super().__init__("docker", maxsize=IDLE_CONNECTIONS, block=False, retries=False)
         self._name = name
-        self._open_stream = open_stream
+        self._dial = dial
 
     def _new_conn(self) -> _Connection:
         self.num_connections += 1
-        return _Connection(self._name, self._open_stream)
+        return _Connection(self._name, self._dial)
 
 
 class _Connection(urllib3.connection.HTTPConnection):
-    def __init__(self, name: str, open_stream: Open) -> None:
+    def __init__(self, name: str, dial: Open) -> None:
         super().__init__("docker", blocksize=CHUNK)
         self._name = name
-        self._open_stream = open_stream
+        self._dial = dial
 
     def _new_conn(self) -> Any:
-        return StreamSocket(self._name, self._open_stream(["sh", "-c", _DIAL]))
+        return StreamSocket(self._name, self._dial())
 
     @property
     def is_connected(self) -> bool:

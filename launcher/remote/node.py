@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from launcher.errors import CommandTimeout, DdpctlError, NodesFailed
 from launcher.hosts import Host
 
+from .dial_stdio import DialStdio
 from .local import LocalMachine
 from .quiet import quietly
 from .shell import with_environment
@@ -113,13 +114,16 @@ class Node:
         remedy, when the machine is there and its engine is not."""
         with self._docker_lock:
             if self._docker is None:
+                is_local = isinstance(self._machine, LocalMachine)
+                dial = None if is_local else DialStdio(self._machine.open)
                 with quietly():
                     from . import docker_api
 
-                if isinstance(self._machine, LocalMachine):
-                    self._docker = docker_api.local_client(self.name)
-                else:
-                    self._docker = docker_api.client_through(self.name, self._machine.open)
+                self._docker = (
+                    docker_api.client_through(self.name, dial)
+                    if dial
+                    else docker_api.local_client(self.name)
+                )
             return self._docker
 
     def home(self) -> str:

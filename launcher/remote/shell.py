@@ -37,7 +37,7 @@ def command_line(argv: Sequence[str]) -> bytes:
     if not _DIFFERS.search(line):
         return line
     escaped = _UNSAFE.sub(lambda match: b"\\0%03o" % match[0][0], line)
-    return b"""exec sh -c 'eval "$(printf %b "$0")"' '""" + escaped + b"'"
+    return b"""exec sh -c 'eval "exec $(printf %b "$0")"' '""" + escaped + b"'"
 
 
 def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import platform
 import subprocess
 import time
 
@@ -34,7 +37,12 @@ FIB = """Main:
 
 
 def output(**sections: str) -> str:
-    said = {"clock": "1.5", "user": "ann\n7\n8", "home": "/home/ann", "cores": "4"} | sections
+    said = {
+        "clock": "1.5",
+        "user": "uid=7(ann) gid=8(staff) groups=8(staff)",
+        "home": "/home/ann",
+        "cores": "4",
+    } | sections
     return "".join(f"\n@@{name}\n{text}" for name, text in said.items()) + "\n@@end\n"
 
 
@@ -45,10 +53,13 @@ def test_this_machine_answers_with_everything() -> None:
     assert found.cores >= 1
     assert Address("127.0.0.1", "lo") in found.addresses
     assert found.home
+    assert (found.uid, found.gid, found.hostname) == (os.getuid(), os.getgid(), platform.node())
+    assert found.kernel == " ".join(os.uname()[i] for i in (0, 2, 4))
+    assert (found.user or str(found.uid)) in (getpass.getuser(), str(os.getuid()))
 
 
 def test_addresses_go_with_the_interface_of_the_narrowest_network() -> None:
-    found = parse(output(routes=ROUTES, fib=FIB))
+    found = parse(output(net=ROUTES + FIB))
     assert found.addresses == (
         Address("10.0.1.7", "ib0.8"),
         Address("127.0.0.1", "lo"),
@@ -64,7 +75,15 @@ def test_ipv6_addresses_without_link_local_ones() -> None:
         "fe80000000000000020c29fffe000001 02 40 20 80     eth0\n"
         "fd000000000000000000000000000002 02 40 00 80     eth0\n"
     )
-    assert parse(output(inet6=lines)).addresses == (Address("fd00::2", "eth0"),)
+    assert parse(output(net=ROUTES + FIB + lines)).addresses[4:] == (Address("fd00::2", "eth0"),)
+
+
+def test_who_one_is_there() -> None:
+    found = parse(output(system="Linux node1 6.1.0 x86_64"))
+    assert (found.uid, found.user, found.gid) == (7, "ann", 8)
+    assert (found.hostname, found.kernel) == ("node1", "Linux 6.1.0 x86_64")
+    nameless = parse(output(user="uid=4711 gid=0(root) groups=0(root)"))
+    assert (nameless.uid, nameless.user, nameless.gid) == (4711, "", 0)
 
 
 def test_listening_ports() -> None:

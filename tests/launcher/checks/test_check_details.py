@@ -21,17 +21,16 @@ SAMPLE = """
 yes
 
 @@disk
+room
 path /home/u/.ddpctl
+path /var/lib/docker
+blocks
 Filesystem     1024-blocks      Used Available Capacity Mounted on
 /dev/sda1   1000000 400000 600000      40% /home
-inodes
-Filesystem        Inodes    IUsed    IFree IUse% Mounted on
-/dev/sda1   65536 1000 64536    2% /home
-path /var/lib/docker
-Filesystem     1024-blocks      Used Available Capacity Mounted on
 /dev/sdb with space  2000000 400000 1600000      20% /var/lib/docker data
 inodes
 Filesystem        Inodes    IUsed    IFree IUse% Mounted on
+/dev/sda1   65536 1000 64536    2% /home
 -   0 0 0    - /var/lib/docker data
 
 @@memory
@@ -152,6 +151,14 @@ def test_the_most_special_route_counts() -> None:
     assert found.gateway_to("10.0.0.2") is None
     assert found.gateway_to("10.9.9.9") == "10.0.0.254"
     assert found.gateway_to("fe80::1") is None
+
+
+def test_a_disk_that_df_cannot_ask_hides_no_other() -> None:
+    one = "blocks\nheading\n/dev/sda1 100 40 60 40% /home\ninodes"
+    head = SAMPLE.partition("@@memory")[2]
+    lines = f"room\npath /home\npath /gone\nroom\npath /home\n{one}\nroom\npath /gone\n"
+    found = details.parse(f"@@disk\n{lines}@@memory{head}")
+    assert found.disks == (Disk("/home", "/home", 100, 60, None),)
 
 
 def test_half_an_output_is_refused() -> None:

@@ -35,7 +35,7 @@ from launcher.commands import (
 from launcher.errors import DdpctlError
 
 GARBAGE = (
-    50_000  # objects between two looks for some: Python's 700 make a program's start a tenth longer
+    100_000  # objects between two looks for it: with Python's 700 a start takes a tenth longer
 )
 
 COMMANDS: dict[str, Callable[..., int]] = {

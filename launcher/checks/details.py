@@ -17,7 +17,9 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
 s writable
 t="$HOME/.ddpctl/.check.$$"
-{ [ -d "$HOME/.ddpctl" ] || mkdir -p "$HOME/.ddpctl"; } 2>&1 && { true > "$t"; } 2>&1 && rm -f "$t" && echo yes
+if [ -d "$HOME/.ddpctl" ] || mkdir -p "$HOME/.ddpctl" 2>&1; then
+  { true > "$t"; } 2>&1 && rm -f "$t" && echo yes
+fi
 s disk
 room() {
   echo room; printf 'path %s\n' "$@"
@@ -226,7 +228,8 @@ def _disks(lines: list[str]) -> tuple[Disk, ...]:
 def _df(text: str) -> list[tuple[str, str, str]]:
     """Total, free and mount point of each row that df -P printed."""
     row = re.compile(r"\s(\d+|-)\s+(?:\d+|-)\s+(-?\d+|-)\s+(?:\d+%|-)\s+(/.*)$")
-    return [match.group(1, 2, 3) for line in text.splitlines() if (match := row.search(line))]
+    found = (row.search(line) for line in text.splitlines())
+    return [(match[1], match[2], match[3]) for match in found if match]
 
 
 def _disk(path: str, blocks: tuple[str, str, str], inodes: tuple[str, str, str]) -> Disk:

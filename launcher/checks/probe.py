@@ -88,46 +88,66 @@ os._exit(0)
 """.replace("TIMEOUT", str(DIAL_TIMEOUT))
 
 PERL = r"""
-BEGIN { eval { require IO::Socket::INET; require Errno;
-  Errno->import(qw(EADDRINUSE ECONNREFUSED ETIMEDOUT)); 1 } or exit 42 }
+BEGIN { eval { require Socket; require Errno; require Fcntl;
+  Socket->import(qw(:DEFAULT getaddrinfo IPPROTO_IPV6 IPV6_V6ONLY IN6ADDR_ANY));
+  Errno->import(qw(EADDRINUSE ECONNREFUSED EINPROGRESS ETIMEDOUT));
+  Fcntl->import(qw(F_SETFL O_NONBLOCK)); 1 } or exit 42 }
 use strict; use warnings;
-my ($name, $token, $ports) = @ARGV; my @children; my @dials;
-pipe my $ended, my $held; # ends when the last child has
-$SIG{PIPE} = 'IGNORE'; $SIG{CHLD} = 'IGNORE'; alarm 60;
+my ($name, $token, $ports) = @ARGV;
+my (@doors, %guests, %calls, @dials, $going);
+$SIG{PIPE} = 'IGNORE'; alarm 60;
 sub say_ { syswrite STDOUT, join(' ', @_) . "\n" }
-my $v6 = eval { require IO::Socket::IP; 1 };
-sub serve { my ($l) = @_; my $pid = fork; die unless defined $pid;
-  if ($pid) { push @children, $pid; return }
-  close STDIN; alarm 60;
-  while (1) { my $peer = $l->accept or next; my $c = fork;
-    if (defined $c && !$c) { alarm 5; syswrite $peer, "$token $name\n"; sysread $peer, my $b, 1; exit 0 }
-    close $peer } }
+sub door { my ($family, $address) = @_;
+  socket(my $s, $family, SOCK_STREAM, 0) or return;
+  setsockopt $s, SOL_SOCKET, SO_REUSEADDR, 1;
+  setsockopt $s, IPPROTO_IPV6, IPV6_V6ONLY, 1 if $family == AF_INET6;
+  bind($s, $address) && listen($s, 128) && fcntl($s, F_SETFL, O_NONBLOCK) or return;
+  return $s }
 sub open_doors { for my $port (@_) {
-  my $l = IO::Socket::INET->new(LocalAddr => '0.0.0.0', LocalPort => $port, Proto => 'tcp',
-    Listen => 128, ReuseAddr => 1);
-  if (!$l) { say_('taken', $port); next }
-  my $actual = $l->sockport; serve($l);
-  if ($v6) { my $m = IO::Socket::IP->new(LocalHost => '::', LocalPort => $actual, V6Only => 1,
-    Listen => 128, ReuseAddr => 1); serve($m) if $m }
-  say_('listening', $port, $actual) }
+    my $four = door(AF_INET, pack_sockaddr_in($port, INADDR_ANY));
+    my $actual = $four && (unpack_sockaddr_in(getsockname $four))[0];
+    my $six = $four && door(AF_INET6, pack_sockaddr_in6($actual, IN6ADDR_ANY));
+    if (!$four || (!$six && $! == EADDRINUSE)) { say_('taken', $port); next }
+    push @doors, grep { $_ } $four, $six;
+    say_('listening', $port, $actual) }
   say_('ready') }
-open_doors(split /,/, $ports);
-while (my $line = <STDIN>) { my ($verb, @w) = split ' ', $line; next unless defined $verb;
+sub answer { my ($call, @said) = @_; delete $calls{$call->{fd}} if defined $call->{fd};
+  close $call->{sock} if $call->{sock}; say_('dialed', $call->{key}, @said) }
+sub failed { my ($call, $e) = @_;
+  answer($call, $e == ECONNREFUSED ? 'refused' : $e == ETIMEDOUT ? 'timeout' : 'unreachable') }
+sub dial { my ($key, $address, $port) = @_; my $call = {key => $key, heard => ''};
+  my ($error, $to) = getaddrinfo($address, $port, {socktype => SOCK_STREAM});
+  return failed($call, 0) if $error || !$to;
+  socket($call->{sock}, $to->{family}, SOCK_STREAM, 0) or return failed($call, 0);
+  fcntl $call->{sock}, F_SETFL, O_NONBLOCK;
+  connect($call->{sock}, $to->{addr}) or $! == EINPROGRESS or return failed($call, $! + 0);
+  @$call{qw(fd until)} = (fileno $call->{sock}, time + 1 + LIMIT); $calls{$call->{fd}} = $call }
+sub hear { my ($call) = @_;
+  if (!$call->{through}) { my $e = unpack 'i', getsockopt $call->{sock}, SOL_SOCKET, SO_ERROR;
+    return $e ? failed($call, $e) : ($call->{through} = 1) }
+  my $more = sysread $call->{sock}, $call->{heard}, 512, length $call->{heard};
+  return if $more && $call->{heard} !~ /\n/;
+  my @h = split ' ', $call->{heard};
+  answer($call, @h == 2 && $h[0] eq $token ? ('ok', $h[1]) : 'wrong') }
+sub obey { my ($verb, @w) = split ' ', shift; return unless defined $verb;
   if ($verb eq 'listen') { open_doors(@w) }
   elsif ($verb eq 'dial') { push @dials, [@w] }
-  elsif ($verb eq 'go') { local $SIG{CHLD} = 'DEFAULT'; my @pids;
-    for my $d (@dials) { my ($key, $address, $port) = @$d; my $pid = fork; next unless defined $pid;
-      if ($pid) { push @pids, $pid; next }
-      alarm 0; my $class = $v6 ? 'IO::Socket::IP' : 'IO::Socket::INET';
-      $SIG{ALRM} = sub { say_('dialed', $key, 'timeout'); exit 0 }; alarm LIMIT;
-      my $s = $class->new(PeerHost => $address, PeerAddr => $address, PeerPort => $port, Proto => 'tcp');
-      if (!$s) { my $e = $! + 0; alarm 0;
-        say_('dialed', $key, $e == ECONNREFUSED ? 'refused' : $e == ETIMEDOUT ? 'timeout' : 'unreachable');
-        exit 0 }
-      my $heard = <$s>; alarm 0; close $s; my @h = split ' ', defined $heard ? $heard : '';
-      say_('dialed', $key, @h == 2 && $h[0] eq $token ? ('ok', $h[1]) : 'wrong'); exit 0 }
-    waitpid $_, 0 for @pids; say_('done'); @dials = () } }
-kill 'TERM', @children; close $held; sysread $ended, my $b, 1; exit 0; # the ports are free by now
+  elsif ($verb eq 'go') { dial(@$_) for @dials; @dials = (); $going = 1 } }
+open_doors(split /,/, $ports);
+my $told = '';
+while (1) { my ($in, $out) = ('', '');
+  vec($in, $_, 1) = 1 for 0, map({ fileno $_ } @doors), keys %guests;
+  $_->{through} ? vec($in, $_->{fd}, 1) : vec($out, $_->{fd}, 1) = 1 for values %calls;
+  select $in, $out, undef, %calls ? 0.2 : undef;
+  for my $s (@doors) { next unless vec($in, fileno $s, 1) && accept(my $peer, $s);
+    fcntl $peer, F_SETFL, O_NONBLOCK; syswrite $peer, "$token $name\n"; $guests{fileno $peer} = $peer }
+  # who dialled hangs up first: a port that this side closes would stay taken for a minute
+  vec($in, $_, 1) && delete $guests{$_} for keys %guests;
+  for my $call (values %calls) { my $ready = $call->{through} ? $in : $out;
+    vec($ready, $call->{fd}, 1) ? hear($call) : time >= $call->{until} && answer($call, 'timeout') }
+  if (vec $in, 0, 1) { sysread STDIN, $told, 65536, length $told or last;
+    obey($1) while $told =~ s/(.*)\n// }
+  if ($going && !%calls) { say_('done'); $going = 0 } }
 """.replace("LIMIT", str(round(DIAL_TIMEOUT)))
 
 SHELL = r"""

@@ -9,10 +9,12 @@ from __future__ import annotations
 # Paths are bytes here, as a name need not be UTF-8, and pathlib has no bytes.
 # ruff: noqa: PTH118, PTH123
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pathspec import GitIgnoreSpec
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 FILES = (".gitignore", ".ddpctlignore")
 
@@ -23,11 +25,15 @@ class Ignore:
 
     rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
 
-    def inside(self, folder: str, texts: Iterable[str]) -> Ignore:
+    def inside(self, folder: str, texts: Sequence[str]) -> Ignore:
         """`folder` is relative to the tree, "" for its root; texts are its ignore files'."""
         base = f"{folder}/" if folder else ""
+        if not texts:
+            return self
+        from pathspec import GitIgnoreSpec  # takes as long to load as all else of a push
+
         found = tuple((base, GitIgnoreSpec.from_lines(text.splitlines())) for text in texts)
-        return Ignore(self.rules + found) if found else self
+        return Ignore(self.rules + found)
 
     def skips(self, path: str, *, folder: bool) -> bool:
         """Whether `path`, relative to the tree, is ignored."""

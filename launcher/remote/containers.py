@@ -27,7 +27,7 @@ class Containers:
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
         client = self.node.docker
-        security = client.info().get("SecurityOptions") or []
+        security = client.about.get("SecurityOptions") or []
         spec = _create_arguments(node.container, secrets, security)
         try:
             client.api.create_container(**spec)

@@ -31,12 +31,12 @@ IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSess
 Open = Callable[[], Stream]
 
 
-def client_through(name: str, dial: Open) -> docker.DockerClient:
+def client_through(name: str, dial: Open) -> Client:
     """The SDK on machine `name`; `dial` gives a connection to the engine there."""
     return _client(name, base_url="http://docker:80", adapter=_Adapter(name, dial))
 
 
-def local_client(name: str) -> docker.DockerClient:
+def local_client(name: str) -> Client:
     """The SDK on this machine: DOCKER_HOST, else the docker command's context, else its socket."""
     try:
         return _client(name, **local_endpoint())
@@ -54,18 +54,23 @@ def local_endpoint() -> dict[str, Any]:
     return {"base_url": context.Host, "tls": context.TLSConfig or False}
 
 
-def _client(name: str, **endpoint: Any) -> docker.DockerClient:
+def _client(name: str, **endpoint: Any) -> Client:
     try:
-        return _Client(_Api(name, **endpoint))
+        return Client(_Api(name, **endpoint))
     except docker.errors.DockerException as error:
         if isinstance(error.__cause__, DdpctlError):
             raise error.__cause__ from None
         raise unavailable(name, str(error)) from None
 
 
-class _Client(docker.DockerClient):
+class Client(docker.DockerClient):
     def __init__(self, api: docker.APIClient) -> None:
         self.api = api
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """The engine's /info, asked once: to answer it, the engine starts programs of its own."""
+        return dict(self.api.info())
 
 
 class _Api(docker.APIClient):

@@ -15,13 +15,13 @@ from launcher.remote.node import Node
 
 def engine_info(node: Node) -> dict[str, Any]:
     """The engine's /info. DockerUnavailable in one line."""
-    return dict(_asked(node, lambda api: api.info()))
+    return dict(_asked(node, lambda client: client.about))
 
 
 def image_info(node: Node, image: str) -> dict[str, Any] | None:
     """What `docker image inspect` prints, or None where the engine does not have it."""
     try:
-        return dict(_asked(node, lambda api: api.inspect_image(image)))
+        return dict(_asked(node, lambda client: client.api.inspect_image(image)))
     except _NotThere:
         return None
 
@@ -29,7 +29,7 @@ def image_info(node: Node, image: str) -> dict[str, Any] | None:
 def run_of_containers(node: Node) -> dict[str, str]:
     """Container id -> run id, for every container of ddpctl that is not gone."""
     label = f"{LABEL}.run-id"
-    rows = _asked(node, lambda api: api.containers(filters={"label": [label]}))
+    rows = _asked(node, lambda client: client.api.containers(filters={"label": [label]}))
     return {row["Id"]: (row.get("Labels") or {}).get(label, "") for row in rows}
 
 
@@ -39,7 +39,7 @@ class _NotThere(DockerUnavailable):
 
 def _asked(node: Node, ask: Callable[[Any], Any]) -> Any:
     try:
-        return ask(node.docker.api)
+        return ask(node.docker)
     except docker.errors.NotFound as error:
         raise _NotThere(f"{node.name}: {error.explanation or error}") from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:

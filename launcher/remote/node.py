@@ -27,7 +27,7 @@ from .shell import with_environment
 from .stream import CHUNK, STDERR_TAIL, Completed, Deadline, Stream
 
 if TYPE_CHECKING:
-    import docker
+    from .docker_api import Client
 
 T = TypeVar("T")
 AT_ONCE = 32  # nodes
@@ -53,7 +53,7 @@ class Node:
         self.host = host
         self.name = host.name
         self._machine = _machine(host, connect_timeout)
-        self._docker: docker.DockerClient | None = None
+        self._docker: Client | None = None
         self._docker_lock = threading.Lock()
         self._home: str | None = None
 
@@ -109,7 +109,7 @@ class Node:
         return self._machine.open(argv, stdin=stdin)
 
     @property
-    def docker(self) -> docker.DockerClient:
+    def docker(self) -> Client:
         """The Docker SDK, over this same connection. DockerUnavailable in one line, with the
         remedy, when the machine is there and its engine is not."""
         with self._docker_lock:

@@ -18,8 +18,9 @@ def run_trial(node: Node, container: Container, script: str, argument: str, *, t
 
     CommandFailed when the engine will not have it, CommandTimeout when it does not end.
     """
-    api = node.docker.api
-    spec = _create_arguments(container, {}, api.info().get("SecurityOptions") or [])
+    client = node.docker
+    api = client.api
+    spec = _create_arguments(container, {}, client.about.get("SecurityOptions") or [])
     command = ["python3", "-c", script]
     spec = {**spec, "entrypoint": command, "command": [argument], "working_dir": "/"}
     try:

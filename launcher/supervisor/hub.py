@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import selectors
 import socket
 import time
@@ -241,8 +240,8 @@ def listening_socket(spec: dict[str, Any]) -> socket.socket:
     """On node 0's own address when it is known as a number, else on all of them."""
     address = spec.get("internal_ip") or spec["master_addr"]
     try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    except ValueError:
+        family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
+    except socket.gaierror:
         address, family = "", socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import linecache
 import os
-import pkgutil
 import re
 import threading
 import time
@@ -111,6 +109,8 @@ class Sources(threading.Thread):
         self.late_at = time.monotonic() + SOURCE_PATIENCE
 
     def run(self) -> None:
+        import linecache  # what few runs need loads when they need it: each host waits for our start
+
         linecache.checkcache()
         for rank in self.found:
             for frames in [rank["frames"], *(thread["frames"] for thread in rank["threads"])]:
@@ -141,10 +141,10 @@ class Stacks:
         if os.pathsep in self._folder:
             return env
         try:
-            source = pkgutil.get_data(__package__, "sitecustomize.py")
+            source = own_file("sitecustomize.py")
             os.makedirs(self._folder, exist_ok=True)
             with open(os.path.join(self._folder, "sitecustomize.py"), "wb") as file:
-                file.write(source or b"")
+                file.write(source)
         except OSError:
             return env
         paths = [self._folder, env.get("PYTHONPATH", "")]
@@ -268,7 +268,16 @@ def parse(text: str) -> Told:
     ]
 
 
+def own_file(name: str) -> bytes:
+    """A file beside this one, be it in a folder or in a zip."""
+    loader: Any = __spec__.loader
+    content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
+    return content
+
+
 def source_line(pid: int, file: str, number: int) -> str:
+    import linecache
+
     if file.startswith("<"):
         return ""
     path = file if os.path.isabs(file) else os.path.join("/proc/%d/cwd" % pid, file)

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from typing import Any
 
 from .activity import Activity
@@ -68,6 +67,8 @@ class Supervisor:
                 self.turn()
             return self.conclude()
         except Exception as error:  # a fault of ours must not leave a run that nobody watches
+            import traceback
+
             self.journal.say("the supervisor failed: " + traceback.format_exc())
             end_everything(0)
             why = self.cause("supervisor", "the supervisor failed: %r" % error)

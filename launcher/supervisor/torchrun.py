@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from typing import Any
@@ -97,10 +96,13 @@ def executable(argv: list[str]) -> list[str]:
     if argv[0] != "torchrun":
         return argv
     beside = os.path.join(os.path.dirname(sys.executable), "torchrun")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("torchrun")
-    return (
-        [found, *argv[1:]] if found else [sys.executable, "-m", "torch.distributed.run", *argv[1:]]
-    )
+    if os.access(beside, os.X_OK):
+        return [beside, *argv[1:]]
+    import shutil
+
+    found = shutil.which("torchrun")
+    program = [found] if found else [sys.executable, "-m", "torch.distributed.run"]
+    return [*program, *argv[1:]]
 
 
 def patience(stop_timeout: float) -> float:

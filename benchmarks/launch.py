@@ -43,6 +43,7 @@ CASES = {
 }
 FIRST = re.compile(rb"first line of (\d+)")
 NPROC = 2
+REST = 2.0  # seconds
 
 
 def main() -> None:
@@ -100,6 +101,7 @@ def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
 
 
 def by_ddpctl(cluster: Cluster, home: Home, hosts: Path, words: list[str]) -> Launched:
+    at_rest(cluster)
     began = time.monotonic()
     process = home.start("launch", hosts, *words, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -108,9 +110,14 @@ def by_ddpctl(cluster: Cluster, home: Home, hosts: Path, words: list[str]) -> La
     ended = time.time()
     assert status == 0, f"ddpctl launch ended with status {status}"
     last = max(finished(cluster, node) for node in cluster.nodes)
-    for node in cluster.nodes:
-        cluster.exec(node, "sh", "-c", "docker rm -f $(docker ps -aq)")
     return Launched(first, ended - last, usage.ru_maxrss)
+
+
+def at_rest(cluster: Cluster) -> None:
+    """Nothing of the start before is left to do: engines go on for a while when a container is gone."""
+    for node in cluster.nodes:
+        cluster.exec(node, "sh", "-c", "docker ps -aq | xargs -r docker rm -f")
+    time.sleep(REST)
 
 
 def finished(cluster: Cluster, node: str) -> float:
@@ -123,6 +130,7 @@ def by_hand(cluster: Cluster, script: str) -> float:
     """The same torchrun in the same image, `ssh HOST docker run` on all hosts at once."""
     options = ["--user=1000:1000", "--env=HOME=/tmp"]
     options += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace"]
+    at_rest(cluster)
     began = time.monotonic()
     logins = []
     for rank, node in enumerate(cluster.nodes):

@@ -8,12 +8,9 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from signal import Signals
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
-from paramiko.packet import Packetizer
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
@@ -22,6 +19,7 @@ from . import ssh_config
 from .host_key import algorithms_first, verify
 from .identity import authenticate
 from .route import Route
+from .transport import Packets, Transport
 from .way import Way, find_way
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it prints tracebacks of its threads
@@ -152,7 +150,7 @@ def _server(route: Route) -> _Server:
 
 
 def _handshake(sock: Any, route: Route, timeout: float) -> paramiko.Transport:
-    transport = Transport(sock, packetizer_class=_Packets)
+    transport = Transport(sock, packetizer_class=Packets)
     transport.banner_timeout = timeout
     transport.handshake_timeout = timeout
     transport.auth_timeout = max(timeout, 20.0)  # PAM and LDAP take their time
@@ -197,39 +195,3 @@ def _start(transport: paramiko.Transport, route: Route, timeout: float) -> None:
                 "mend the port"
             ) from None
         raise
-
-
-_SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
-_HANDLERS: dict[int, Any] = dict(getattr(paramiko.Transport, "_channel_handler_table", {}))
-
-
-def _note_signal(channel: Any, message: Any) -> None:
-    """exit-signal (RFC 4254, 6.10) becomes an exit status as a shell has it, 128 + N."""
-    request = paramiko.Message(message.get_remainder())
-    if request.get_text() == "exit-signal":
-        request.get_boolean()
-        channel.exit_status = 128 + _SIGNALS.get(request.get_text(), 127)
-        channel.status_event.set()
-    _HANDLERS[MSG_CHANNEL_REQUEST](channel, message)
-
-
-class Transport(paramiko.Transport):
-    """Keeps the signal that ended a command, which paramiko throws away."""
-
-    _channel_handler_table: ClassVar[dict[int, Any]] = {
-        **_HANDLERS,
-        **({MSG_CHANNEL_REQUEST: _note_signal} if _HANDLERS else {}),
-    }
-
-
-class _Packets(Packetizer):
-    """Notes when the last packet came."""
-
-    def __init__(self, sock: Any) -> None:
-        super().__init__(sock)
-        self.heard = time.monotonic()
-
-    def read_message(self) -> Any:
-        message = super().read_message()
-        self.heard = time.monotonic()
-        return message

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paramiko import Message
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_EOF
 from sshd_server import Sshd
 
 from launcher.errors import CommandTimeout, HostUnreachable, NodesFailed
@@ -52,6 +54,30 @@ def test_input_larger_than_any_buffer_comes_back(machine: Node) -> None:
 def test_a_command_that_does_not_read_its_input_is_no_error(machine: Node) -> None:
     done = machine.run(["sh", "-c", "exit 4"], stdin=b"x" * (4 * MIB))
     assert done.code == 4
+
+
+def test_an_end_of_input_that_comes_late_does_not_cost_the_connection(
+    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = node(sshd().host())
+    watching = machine.open(["sleep", "60"])
+    transport = machine._machine._links[0].connection.transport  # type: ignore[attr-defined]
+    send, closed = transport._send_user_message, threading.Event()
+
+    def late(message: Message) -> None:
+        kind = message.asbytes()[0]
+        if kind == MSG_CHANNEL_EOF:
+            closed.wait(0.5)  # the command has ended, and paramiko has answered
+        send(message)
+        if kind == MSG_CHANNEL_CLOSE:
+            closed.set()
+
+    monkeypatch.setattr(transport, "_send_user_message", late)
+    assert machine.run(["true"]).code == 0
+    monkeypatch.undo()
+    assert machine.run(["true"]).code == 0
+    assert transport.is_active() and watching.is_alive()
+    watching.close()
 
 
 AWKWARD = [

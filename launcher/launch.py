@@ -11,10 +11,10 @@ import getpass
 import importlib
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher import onexit
 from launcher.checks.machine import Image
@@ -43,6 +43,9 @@ from launcher.start import ask, connect, engine_of, members, read_env_file, star
 if TYPE_CHECKING:
     from launcher import push
     from launcher.following import Party
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def prepare_plan(
         inspected = inspected_by(survey, nodes) if cluster.job.engine == "docker" else None
     else:
         with console.step(f"asking {len(nodes)} hosts"):
-            facts = ask(nodes)
+            facts = while_loading(cluster, lambda: ask(nodes))
     from launcher import push
 
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
@@ -233,10 +236,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     Warnings are counted. Raises with a line for every failure, before anything is pushed:
     HostUnreachable when a host was not seen, else PreflightError.
     """
-    with console.step(f"checking {len(nodes)} hosts"), ThreadPoolExecutor(1) as beside:
-        surveying = beside.submit(survey_hosts, nodes, cluster)
-        importlib.import_module("launcher.push")  # it is next
-        survey = surveying.result()
+    with console.step(f"checking {len(nodes)} hosts"):
+        survey = while_loading(cluster, lambda: survey_hosts(nodes, cluster))
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for finding in warnings:
         console.detail(finding.line())
@@ -247,6 +248,16 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
         kind = HostUnreachable if unseen else PreflightError
         raise kind("\n".join(finding.line() for finding in survey.failures))
     return survey
+
+
+def while_loading(cluster: Cluster, ask: Callable[[], T]) -> T:
+    """What `ask` returns; what comes next loads while the hosts answer."""
+    with ThreadPoolExecutor(1) as beside:
+        asking = beside.submit(ask)
+        importlib.import_module("launcher.push")
+        if cluster.job.engine == "docker":
+            importlib.import_module("launcher.remote.containers")
+        return asking.result()
 
 
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import docker.errors
-import requests.exceptions
-
 from launcher.errors import DockerUnavailable
 from launcher.plan import LABEL
 from launcher.remote.node import Node
@@ -38,8 +35,14 @@ class _NotThere(DockerUnavailable):
 
 
 def _asked(node: Node, ask: Callable[[Any], Any]) -> Any:
+    client = (
+        node.docker
+    )  # the engine is dialled while the SDK loads, so nothing here loads it before
+    import docker.errors
+    import requests.exceptions
+
     try:
-        return ask(node.docker)
+        return ask(client)
     except docker.errors.NotFound as error:
         raise _NotThere(f"{node.name}: {error.explanation or error}") from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:

@@ -34,9 +34,8 @@ from launcher.commands import (
 )
 from launcher.errors import DdpctlError
 
-GARBAGE = (
-    100_000  # objects between two looks for it: with Python's 700 a start takes a tenth longer
-)
+# Objects between two looks for some: with Python's own 700 a start takes a tenth longer.
+GARBAGE = 100_000
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,

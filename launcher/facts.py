@@ -121,7 +121,9 @@ def _first(sections: dict[str, list[str]], name: str) -> str | None:
 def _identity(text: str) -> tuple[int, str, int]:
     """uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=..."; a uid may have no name."""
     match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", text)
-    return (int(match[1]), match[2] or "", int(match[3])) if match else (0, "", 0)
+    if not match:
+        raise ValueError(f"`id` said {text!r}")
+    return int(match[1]), match[2] or "", int(match[3])
 
 
 def _clock(text: str) -> float:

@@ -11,10 +11,10 @@ import getpass
 import importlib
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from launcher import onexit
 from launcher.checks.machine import Image
@@ -43,9 +43,6 @@ from launcher.start import ask, connect, engine_of, members, read_env_file, star
 if TYPE_CHECKING:
     from launcher import push
     from launcher.following import Party
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -155,13 +152,14 @@ def prepare_plan(
     """Asks the hosts, checks and pushes; nothing is started yet, so a Ctrl-C may come any time."""
     finish_pending(nodes, cluster, console)
     inspected = None
+    threading.Thread(target=load_what_is_next, args=[cluster.job.engine], daemon=True).start()
     if wishes.check:
         survey = preflight(cluster, nodes, console)
         facts, cluster = survey.facts, survey.cluster
         inspected = inspected_by(survey, nodes) if cluster.job.engine == "docker" else None
     else:
         with console.step(f"asking {len(nodes)} hosts"):
-            facts = while_loading(cluster, lambda: ask(nodes))
+            facts = ask(nodes)
     from launcher import push
 
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
@@ -237,7 +235,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     HostUnreachable when a host was not seen, else PreflightError.
     """
     with console.step(f"checking {len(nodes)} hosts"):
-        survey = while_loading(cluster, lambda: survey_hosts(nodes, cluster))
+        survey = survey_hosts(nodes, cluster)
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for finding in warnings:
         console.detail(finding.line())
@@ -250,19 +248,15 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     return survey
 
 
-def while_loading(cluster: Cluster, ask: Callable[[], T]) -> T:
-    """What `ask` returns; what comes next loads while the hosts answer."""
-    with ThreadPoolExecutor(1) as beside:
-        asking = beside.submit(ask)
-        importlib.import_module("launcher.push")
-        if cluster.job.engine == "docker":
-            importlib.import_module("launcher.remote.containers")
-        return asking.result()
+def load_what_is_next(engine: str) -> None:
+    """For a thread beside the one that asks the hosts."""
+    importlib.import_module("launcher.push")
+    if engine == "docker":
+        importlib.import_module("launcher.remote.containers")
 
 
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask for it."""
-
     from launcher import push
 
     def parsed(image: Image | None) -> push.Image | None:

@@ -93,7 +93,8 @@ if [ "$with_gpus" = gpus ]; then
 fi
 s end
 """
-"""Run as `sh -c SCRIPT sh DOCKER_ROOT MASTER_PORT gpus FOLDER...`; the first three may be empty."""
+"""Run as `sh -c SCRIPT sh DOCKER_ROOT MASTER_PORT gpus FOLDER...`; the first three may be empty, and the
+last of them left out."""
 
 
 @dataclass(frozen=True)
@@ -234,9 +235,8 @@ def _df(text: str) -> list[tuple[str, str, str]]:
 
 def _disk(path: str, blocks: tuple[str, str, str], inodes: tuple[str, str, str]) -> Disk:
     total, free, mount = blocks
-    limited = (
-        inodes[0] not in ("0", "-") and inodes[1].isdigit()
-    )  # btrfs and NFS have no such limit
+    # btrfs and NFS count no inodes
+    limited = inodes[0] not in ("0", "-") and inodes[1].isdigit()
     known = total != "-" and free != "-"  # or else 0: /proc and its like
     kib, kib_free = (int(total), max(0, int(free))) if known else (0, 0)
     return Disk(path, mount, kib, kib_free, int(inodes[1]) if limited else None)

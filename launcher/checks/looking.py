@@ -36,11 +36,15 @@ def look(
             if meanwhile:
                 beside.submit(meanwhile)
             asking = beside.submit(lambda: facts or ask([node])[0])
-            detailing = beside.submit(_details, node, machine, cluster, USUAL_ROOT)
+            port = cluster.job.master_port if 0 in ranks else "auto"
+            asked = ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
+            asked += [mount.split(":")[0] for mount in cluster.job.mounts]
+            detailing = beside.submit(_details, node, USUAL_ROOT, *asked)
             docker, docker_error = _docker(node, cluster)
             details = detailing.result()
-            if docker and docker.root != USUAL_ROOT:
-                details = _details(node, machine, cluster, docker.root)
+            if docker and docker.root != USUAL_ROOT:  # only its disk is still unknown
+                disks = _details(node, docker.root).disks
+                details = dataclasses.replace(details, disks=disks)
         return dataclasses.replace(
             machine,
             facts=asking.result(),
@@ -66,11 +70,9 @@ def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
         return None, str(error)
 
 
-def _details(node: Node, machine: Machine, cluster: Cluster, docker_root: str) -> Details:
-    port = cluster.job.master_port if 0 in machine.ranks else "auto"
-    argv = ["sh", "-c", details_module.SCRIPT, "sh", docker_root]
-    argv += ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
-    argv += [mount.split(":")[0] for mount in cluster.job.mounts]
+def _details(node: Node, docker_root: str, *asked: str) -> Details:
+    """asked: what else details.SCRIPT takes."""
+    argv = ["sh", "-c", details_module.SCRIPT, "sh", docker_root, *asked]
     done = node.run(argv, timeout=60.0)
     try:
         return details_module.parse(done.stdout.decode(errors="replace"))

@@ -35,9 +35,8 @@ class _NotThere(DockerUnavailable):
 
 
 def _asked(node: Node, ask: Callable[[Any], Any]) -> Any:
-    client = (
-        node.docker
-    )  # the engine is dialled while the SDK loads, so nothing here loads it before
+    # It dials the engine while the SDK loads, so nothing here may load that before.
+    client = node.docker
     import docker.errors
     import requests.exceptions
 

@@ -114,16 +114,15 @@ class Node:
         remedy, when the machine is there and its engine is not."""
         with self._docker_lock:
             if self._docker is None:
-                is_local = isinstance(self._machine, LocalMachine)
-                dial = None if is_local else DialStdio(self._machine.open)
+                machine = self._machine
+                dial = None if isinstance(machine, LocalMachine) else DialStdio(machine.open)
                 with quietly():
                     from . import docker_api
 
-                self._docker = (
-                    docker_api.client_through(self.name, dial)
-                    if dial
-                    else docker_api.local_client(self.name)
-                )
+                if dial:
+                    self._docker = docker_api.client_through(self.name, dial)
+                else:
+                    self._docker = docker_api.local_client(self.name)
             return self._docker
 
     def home(self) -> str:

@@ -84,6 +84,8 @@ def test_who_one_is_there() -> None:
     assert (found.hostname, found.kernel) == ("node1", "Linux 6.1.0 x86_64")
     nameless = parse(output(user="uid=4711 gid=0(root) groups=0(root)"))
     assert (nameless.uid, nameless.user, nameless.gid) == (4711, "", 0)
+    with pytest.raises(ValueError, match="`id` said ''"):  # and not taken for root
+        parse(output(user=""))
 
 
 def test_listening_ports() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checks import details
+from launcher.checks import details, looking
 from launcher.checks.details import Details, Disk, Holder, Interface
+from launcher.checks.machine import Docker
 from launcher.checks.nvidia import GpuProcess, GpuState, parse_nvidia
+from launcher.hosts import parse
+from launcher.remote.node import Node
 
 SAMPLE = """
 @@writable
@@ -215,3 +219,19 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
         check=True,
     )
     assert "exists" in details.parse(done.stdout).home_error
+
+
+def test_an_unusual_docker_root_is_seen_beside_all_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "docker root"
+    root.mkdir()
+    docker = Docker(version="", storage="", cgroup_driver="", root=str(root))
+    monkeypatch.setattr(looking, "_docker", lambda *_: (docker, None))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
+    cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
+    found = looking.look("here", [Node(cluster.hosts[0])], [0], cluster, None).details
+    assert found is not None
+    assert found.disk(str(root)) is not None
+    assert found.missing == ("/no/such",)

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -70,10 +69,11 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     folder = tmp_path_factory.mktemp("installed")
     venv, lent = folder / "venv", folder / "lent"
     lent.mkdir()
-    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for path in Path(site).iterdir():
-            if not path.name.startswith(ABSENT) and path.suffix != ".pth":
-                (lent / path.name).symlink_to(path)
+    sites = [Path(folder) for folder in sys.path if folder.endswith("-packages")]
+    for path in [path for site in sites for path in site.iterdir()]:  # the first found counts
+        absent = path.name.startswith(ABSENT) or path.suffix == ".pth"
+        if not absent and not (lent / path.name).exists():
+            (lent / path.name).symlink_to(path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (wheel,) = built.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install"]

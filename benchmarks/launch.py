@@ -33,8 +33,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
 from cluster import USER, Cluster, Home, docker
 
-# One write: by hand both ranks of a node share a pipe, and print's pieces would mix in it.
-SAY = "import os\nos.write(1, f\"first line of {os.environ['RANK']}\\n\".encode())\n"
+# One write: by hand both ranks of a node share a pipe, and print's pieces would mix in it. Then it stays,
+# as training does: the end of one rank shall not be part of the start of another.
+SAY = """
+import os, time
+os.write(1, f"first line of {os.environ['RANK']}\\n".encode())
+time.sleep(3)
+"""
 SCRIPTS = {"with_torch.py": "import torch\n" + SAY, "bare.py": SAY}
 CASES = {
     "checked, and seen to be pushed": ("with_torch.py", ()),

@@ -13,12 +13,13 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("supervisor")
 NAME = "supervisor.pyz"
+ALONE = ("-I", "-S")  # python3's: PYTHONPATH and the site's packages are the ranks', not for it
 MAIN = "import sys\nfrom supervisor.story import main\nsys.exit(main())\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources give the same bytes
 
 
 def supervisor_file() -> bytes:
-    """`python3 supervisor.pyz spec.json` runs it."""
+    """`python3 -I -S supervisor.pyz spec.json` runs it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr(zipfile.ZipInfo("__main__.py", EPOCH), MAIN)

@@ -7,7 +7,6 @@ Command modules import what is heavy (paramiko, docker, pydantic) inside their f
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -33,9 +32,6 @@ from launcher.commands import (
     stacks,
 )
 from launcher.errors import DdpctlError
-
-# Objects between two looks for some: with Python's own 700 a start takes a tenth longer.
-GARBAGE = 100_000
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,
@@ -108,8 +104,7 @@ def root(
 
 
 def main() -> None:
-    """The console script. Exit codes: CONTRACT section 6; typer itself exits 2 on usage."""
-    gc.set_threshold(GARBAGE)
+    """The command line. Exit codes: CONTRACT section 6; typer itself exits 2 on usage."""
     own, launch.after_dashes = split_command(sys.argv[1:])
     application([own[0]] if own and own[0] in COMMANDS else COMMANDS)(args=own)
 
@@ -136,7 +131,3 @@ def _dashes(argument: str) -> str:
 def _say(text: str) -> None:
     for line in text.splitlines():
         print(f"ddpctl: error: {line}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

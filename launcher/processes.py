@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher.bundle import ALONE, NAME
 from launcher.engine import NodeStatus
 from launcher.journal import Reader
 from launcher.plan import NodePlan, Place
@@ -36,10 +37,10 @@ class Processes:
 
     def start(self, node: NodePlan) -> None:
         control = Path(node.place.control_dir)
-        command = [sys.executable, str(control / "supervisor.pyz"), str(control / "spec.json")]
+        files = [str(control / name) for name in (NAME, "spec.json")]
         with (control / "supervisor.out").open("wb") as out:
             process = subprocess.Popen(
-                command,
+                [sys.executable, *ALONE, *files],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=out,

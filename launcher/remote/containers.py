@@ -9,6 +9,7 @@ from typing import Any
 import docker.errors
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
+from launcher.bundle import ALONE
 from launcher.engine import NodeStatus
 from launcher.errors import CommandFailed, DockerUnavailable
 from launcher.plan import CONTROL_DIR, LABEL, Container, NodePlan, Place
@@ -16,7 +17,7 @@ from launcher.remote.node import Node
 
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for people: what is followed is the journal
 STACK_BYTES = 67108864  # what NVIDIA's own images ask for
-SUPERVISOR = ("python3", f"{CONTROL_DIR}/supervisor.pyz", f"{CONTROL_DIR}/spec.json")
+SUPERVISOR = ("python3", *ALONE, f"{CONTROL_DIR}/supervisor.pyz", f"{CONTROL_DIR}/spec.json")
 
 
 class Containers:

@@ -22,6 +22,7 @@ class Tail:
     """One growing file, handed on in whole lines."""
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
+        self.path = path
         self._file = open_to_free(path)
         self._taken = self._freed = 0  # bytes from the beginning
         self._who, self._journal = who, journal
@@ -92,6 +93,10 @@ class RankLogs:
         if len(self._tails) < 2 * self._nproc:
             self._find()
         return sum(tail.read() for tail in self._tails.values())
+
+    def growing_paths(self) -> list[str]:
+        """What changes when there is something new to read."""
+        return [tail.path for tail in self._tails.values()] or [self.folder]
 
     def drain(self, local_rank: int) -> None:
         """All that one rank wrote, once it has ended; the others may write on without end."""

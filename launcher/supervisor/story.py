@@ -16,6 +16,7 @@ from typing import Any
 
 from .activity import Activity
 from .gang import SETTLE, Gang, Member
+from .growth import Growth
 from .hub import JOIN_GRACE, Hub
 from .journal import Journal
 from .proc import adopt_orphans, descendants, doing, end_everything, send
@@ -27,8 +28,9 @@ from .signals import SIGNALS, listen_for_signals
 from .stacks import Stacks
 from .torchrun import Torchrun, patience
 
-TICK = 0.02  # seconds between looks at the logs while they grow
+TICK = 0.02  # seconds between looks at everything while the logs grow
 IDLE_TICK = 0.08  # the same while they do not
+QUIET_TICK = 0.2  # the same while nothing ends either, and what grows wakes us
 LAST_WORDS = 1.0  # seconds for torchrun to tell of its ranks once they are gone
 NO_WORDS = 0.3  # the same when it has nothing to tell, being stopped for another's sake
 
@@ -43,6 +45,7 @@ class Supervisor:
         self.stacks = Stacks(spec)
         self.torchrun = Torchrun(spec, self.journal, self.stacks)
         self.ranks = Ranks(spec["nproc_per_node"])
+        self.growth = Growth()
         self.selector = selectors.DefaultSelector()
         self.signals = listen_for_signals()
         self.gang: Gang = (Member if spec["node_rank"] else Hub)(spec, self.journal, self.selector)
@@ -78,8 +81,7 @@ class Supervisor:
 
     def turn(self) -> None:
         """One look at everything."""
-        growing = self.read_logs() or self.ranks.expected(self.logs.folder)
-        self.hear(TICK if growing else IDLE_TICK)
+        self.hear(self.next_look())
         self.meet_ranks()
         self.see_ranks()
         self.see_torchrun()
@@ -100,6 +102,19 @@ class Supervisor:
             return
         for pipe in self.torchrun.pipes():
             self.selector.register(pipe, selectors.EVENT_READ, self.hear_torchrun)
+        if self.torchrun.exit_fd is not None:
+            self.selector.register(self.torchrun.exit_fd, selectors.EVENT_READ, self.let_go)
+        if self.growth.fd >= 0:
+            self.selector.register(self.growth.fd, selectors.EVENT_READ, self.hear_growth)
+
+    def next_look(self) -> float:
+        """Seconds until the logs and all that tells of itself by no event are looked at again."""
+        if self.read_logs() or self.ranks.expected(self.logs.folder):
+            return TICK
+        if self.growth.arm(self.logs.growing_paths()) and self.read_logs():
+            return TICK
+        calm = self.growth.armed and self.phase == "running" and not self.reason
+        return QUIET_TICK if calm else IDLE_TICK
 
     def hear(self, timeout: float) -> None:
         for key, _ in self.selector.select(timeout):
@@ -123,14 +138,15 @@ class Supervisor:
                 kind = "cancelled" if self.cancelled() else "signal"
                 self.stop(self.cause(kind, "its supervisor was sent %s" % name), number)
 
+    def hear_growth(self, _: int) -> None:
+        self.growth.heard()
+
     def hear_exit(self, _: int) -> None:
         self.see_ranks()
 
-    def let_go(self, rank: Rank) -> None:
-        if rank.fd is not None:
-            self.selector.unregister(rank.fd)
-            os.close(rank.fd)
-            rank.fd = None
+    def let_go(self, pidfd: int) -> None:
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
 
     def meet_ranks(self) -> None:
         found = self.ranks.find(self.torchrun.pid)
@@ -163,7 +179,9 @@ class Supervisor:
         ended = [rank for rank in self.ranks.alive() if rank.look()]
         for rank in ended:
             rank.was_stopping = self.reason is not None
-            self.let_go(rank)
+            if rank.fd is not None:
+                self.let_go(rank.fd)
+                rank.fd = None
             self.logs.drain(rank.local_rank)
         return ended
 

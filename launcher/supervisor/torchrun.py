@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from .journal import Journal
-from .proc import die_with_parent
+from .proc import die_with_parent, pidfd
 from .stacks import Stacks
 
 READ_SIZE = 1 << 20  # bytes
@@ -24,6 +24,7 @@ class Torchrun:
         self._process: subprocess.Popen[bytes] | None = None
         self._partial: dict[int, bytes] = {}
         self.last = b""  # the end of what it said
+        self.exit_fd: int | None = None  # readable once it has exited
 
     def start(self, log_folder: str) -> None:
         """Raises OSError when it cannot be started."""
@@ -41,6 +42,7 @@ class Torchrun:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
+        self.exit_fd = pidfd(self.pid)
         for pipe in self.pipes():
             os.set_blocking(pipe, False)
 

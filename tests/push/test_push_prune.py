@@ -85,7 +85,7 @@ def test_the_command_prints_one_document(machines: Machines, tmp_path: Path) -> 
     )
 
     def ddpctl(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "launcher.cli", "push", str(hosts), *words]
+        argv = [sys.executable, "-m", "launcher", "push", str(hosts), *words]
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
     done = ddpctl("--dataset", "--json")

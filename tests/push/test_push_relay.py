@@ -235,7 +235,7 @@ def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
         )
         + f"job: {{dataset: {data}}}\n"
     )
-    argv = [sys.executable, "-m", "launcher.cli", "push", str(tmp_path / "hosts.yaml")]
+    argv = [sys.executable, "-m", "launcher", "push", str(tmp_path / "hosts.yaml")]
     process = subprocess.Popen(
         [*argv, "--dataset"],
         stderr=subprocess.PIPE,

@@ -75,6 +75,11 @@ class Ranks:
         """They are about to start: torchrun has made the place for their logs."""
         return not self.by_local_rank and bool(os.listdir(log_folder))
 
+    @property
+    def incomplete(self) -> bool:
+        """Some have been found: the others are there any moment, and may be gone the next."""
+        return 0 < len(self.by_local_rank) < self._nproc
+
     def failed(self) -> list[Rank]:
         return [rank for rank in self.by_local_rank.values() if rank.exit_code]
 

@@ -114,7 +114,7 @@ class Supervisor:
         if self.growth.arm(self.logs.growing_paths()) and self.read_logs():
             return TICK
         calm = self.growth.armed and self.phase == "running" and not self.reason
-        return QUIET_TICK if calm else IDLE_TICK
+        return QUIET_TICK if calm and not self.ranks.incomplete else IDLE_TICK
 
     def hear(self, timeout: float) -> None:
         for key, _ in self.selector.select(timeout):

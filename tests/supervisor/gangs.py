@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.bundle import NAME, supervisor_file
+from launcher.bundle import ALONE, NAME, supervisor_file
 from launcher.cause import FirstFailure, first_failure
 from launcher.evidence import Evidence, NodeEvidence
 from launcher.journal import Reader, Record
@@ -44,7 +44,7 @@ class Node:
         (self.folder / NAME).write_bytes(supervisor_file())
         env = {**os.environ, "DDPCTL_RUN_ID": self.spec["run_id"], "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, str(self.folder / NAME), str(self.folder / "spec.json")],
+            [sys.executable, *ALONE, str(self.folder / NAME), str(self.folder / "spec.json")],
             stdin=subprocess.DEVNULL,
             stdout=(self.folder / "stdout").open("wb"),
             env=env,

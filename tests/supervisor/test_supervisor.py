@@ -258,5 +258,17 @@ def test_bytecode_goes_along_and_nobody_depends_on_it(tmp_path: Path, version: s
     assert done.stdout == f"{bundle}/supervisor/story{suffix} main\n", done.stderr
 
 
+def test_a_python_path_that_breaks_torchrun_does_not_break_what_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "selectors.py").write_text("raise ImportError('this is not the library')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with gang(tmp_path, 1, ["exit"]) as made:
+        assert made.wait() == [1]
+        [node] = made.nodes
+        assert node.event("end")["state"] == "failed"
+        assert b"ImportError: this is not the library" in node.lines(None)
+
+
 def test_the_bundle_is_the_same_from_the_same_sources() -> None:
     assert supervisor_file() == supervisor_file()

@@ -21,17 +21,19 @@ s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
-s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null
 s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
-if [ "$1" = gpus ]; then
-  s gpus
-  if command -v nvidia-smi >/dev/null 2>&1; then
-    nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>&1
-  fi
-fi
+for asked; do case $asked in
+  ports) s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null ;;
+  gpus)
+    s gpus
+    if command -v nvidia-smi >/dev/null 2>&1; then
+      nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>&1
+    fi ;;
+esac; done
 s end
 """
-"""Run as `sh -c SCRIPT sh [gpus]`; `gpus` asks nvidia-smi too, which can take seconds."""
+"""Run as `sh -c SCRIPT sh [ports] [gpus]`. `ports`: who asks wants `listening`, for which the kernel looks
+through its whole table. `gpus` asks nvidia-smi too, which can take seconds."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class Facts:
     ssh_server_ip: str | None  # the address that the launching machine reached this host by
     ssh_client_ip: str | None  # the launching machine (or the last jump) as this host sees it
     addresses: tuple[Address, ...]
-    listening: frozenset[int]  # TCP ports in state LISTEN, any address
+    listening: frozenset[
+        int
+    ]  # TCP ports in state LISTEN, any address; only node 0 is asked for them
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # nvidia-smi is there but did not answer with GPUs

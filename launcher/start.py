@@ -45,12 +45,15 @@ def engine_of(node: Node, name: str) -> Engine:
 
 def ask(nodes: Sequence[Node]) -> tuple[Facts, ...]:
     """What every host says about itself. Raises NodesFailed naming each that does not answer."""
-    found = each_node(nodes, _ask)
+    found = each_node(nodes, lambda node: ask_one(node, ports=node is nodes[0]))
     return tuple(found[node] for node in nodes)
 
 
-def _ask(node: Node) -> Facts:
+def ask_one(node: Node, *, ports: bool) -> Facts:
+    """ports: which ports are listened on too."""
     argv = ["sh", "-c", facts_module.SCRIPT, "sh"]
+    if ports:
+        argv.append("ports")
     if node.host.gpus != 0:
         argv.append("gpus")
     node.connect()

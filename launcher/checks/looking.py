@@ -10,7 +10,7 @@ from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUn
 from launcher.facts import Facts
 from launcher.hosts import Cluster, Host
 from launcher.remote.node import Node
-from launcher.start import ask, engine_of
+from launcher.start import ask_one, engine_of
 
 from . import details as details_module
 from .details import Details
@@ -35,7 +35,7 @@ def look(
         with ThreadPoolExecutor(3) as beside:
             if meanwhile:
                 beside.submit(meanwhile)
-            asking = beside.submit(lambda: facts or ask([node])[0])
+            asking = beside.submit(lambda: facts or ask_one(node, ports=0 in ranks))
             port = cluster.job.master_port if 0 in ranks else "auto"
             asked = ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
             asked += [mount.split(":")[0] for mount in cluster.job.mounts]

@@ -82,6 +82,15 @@ class _Api(docker.APIClient):
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
         return self._adapter or super().get_adapter(url)
 
+    def version(self, api_version: bool = True) -> dict[str, Any]:
+        """The SDK begins by asking this, without a version, for the API's. An engine says it in answer to
+        /_ping too; to answer /version it starts programs of its own, each time."""
+        if not api_version:
+            ping = self.get(f"{self.base_url}/_ping", timeout=self.timeout)
+            if version := ping.headers.get("Api-Version"):
+                return {"ApiVersion": version}
+        return dict(super().version(api_version))
+
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Any call: what goes wrong below the engine's own answer is one line."""
         if self._adapter:

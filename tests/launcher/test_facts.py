@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import socket
 import subprocess
 import time
 
@@ -94,6 +95,16 @@ def test_listening_ports() -> None:
         "   1: 00000000000000000000000000000000:0016 00000000:0000 0A 00000000:00000000\n"
     )
     assert parse(output(listening=lines)).listening == {29500, 22}
+
+
+def test_ports_are_told_to_who_asks_for_them() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for asked, listening in ((["ports"], True), ([], False), (["ports", "gpus"], True)):
+            done = subprocess.run(
+                ["sh", "-c", SCRIPT, "sh", *asked], capture_output=True, text=True
+            )
+            assert (port in parse(done.stdout).listening) is listening, asked
 
 
 def test_gpus_and_what_nvidia_smi_says_instead() -> None:

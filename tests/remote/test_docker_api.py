@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import os
 import shutil
+import socketserver
 import subprocess
 import tarfile
 import threading
@@ -113,7 +115,7 @@ def test_an_engine_that_does_not_answer_is_given_up(
     stand_in: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.remote.docker_api.TIMEOUT", 1)
-    with pytest.raises(CommandTimeout, match="did not answer GET /version within 1 s"):
+    with pytest.raises(CommandTimeout, match="did not answer GET /_ping within 1 s"):
         _ = stand_in("sleep 30").docker
 
 
@@ -141,6 +143,34 @@ def test_the_current_context_of_this_machine_is_used(
     subprocess.run(["docker", "context", "use", "elsewhere"], check=True, capture_output=True)
     why_not(node(Host("local")))
     assert docker_api.local_endpoint()["base_url"] == "unix:///elsewhere.sock"
+
+
+@pytest.mark.parametrize("says_it_at_once", [True, False])
+def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
+    says_it_at_once: bool, node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return "a unix socket"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = b"OK" if self.path == "/_ping" else b'{"ApiVersion": "1.45"}'
+            self.send_response(200)
+            if says_it_at_once:
+                self.send_header("Api-Version", "1.45")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with socketserver.UnixStreamServer(str(tmp_path / "docker.sock"), Engine) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+        assert node(Host("local")).docker.api.api_version == "1.45"
+        server.shutdown()
+    assert asked == (["/_ping"] if says_it_at_once else ["/_ping", "/version"])
 
 
 # -- where there is one

@@ -8,6 +8,12 @@ import pytest
 from cluster import Cluster, Home, engine_problem, turn
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that measure come first: nothing long is under way then that they would wait for."""
+    measuring = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: item.path not in measuring)
+
+
 @pytest.fixture(autouse=True)
 def taking_turns(request: pytest.FixtureRequest) -> Iterator[None]:
     """Two processes run these tests side by side, but what measures has the machine to itself."""

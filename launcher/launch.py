@@ -5,6 +5,7 @@ What comes after the first question to the hosts is imported there: it loads whi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import getpass
@@ -36,7 +37,7 @@ from launcher.record import (
     write_atomically,
 )
 from launcher.recorder import spawn
-from launcher.remote.node import Node
+from launcher.remote.node import Node, try_each
 from launcher.restarts import until_done
 from launcher.start import ask, connect, engine_of, members, read_env_file, start
 
@@ -160,6 +161,8 @@ def prepare_plan(
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = ask(nodes)
+        if cluster.job.engine == "docker":
+            threading.Thread(target=meet_engines, args=[nodes], daemon=True).start()
     from launcher import push
 
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
@@ -253,6 +256,13 @@ def load_what_is_next(engine: str) -> None:
     importlib.import_module("launcher.push")
     if engine == "docker":
         importlib.import_module("launcher.remote.containers")
+
+
+def meet_engines(nodes: Sequence[Node]) -> None:
+    """For a thread beside the push: the start needs each engine's /info. What fails here is said when
+    it is asked again; a launch that gives up meanwhile closes the nodes."""
+    with contextlib.suppress(Exception):
+        try_each(nodes, lambda node: node.docker.about)
 
 
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:

@@ -66,11 +66,15 @@ def _client(name: str, **endpoint: Any) -> Client:
 class Client(docker.DockerClient):
     def __init__(self, api: docker.APIClient) -> None:
         self.api = api
+        self._about: dict[str, Any] | None = None
 
-    @functools.cached_property
+    @property
     def about(self) -> dict[str, Any]:
-        """The engine's /info, asked once: to answer it, the engine starts programs of its own."""
-        return dict(self.api.info())
+        """The engine's /info, asked once: to answer it, the engine starts programs of its own. No
+        cached_property: before Python 3.12 all hosts would wait for each other's."""
+        if self._about is None:
+            self._about = dict(self.api.info())
+        return self._about
 
 
 class _Api(docker.APIClient):

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import docker
@@ -171,6 +172,36 @@ def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
         assert node(Host("local")).docker.api.api_version == "1.45"
         server.shutdown()
     assert asked == (["/_ping"] if says_it_at_once else ["/_ping", "/version"])
+
+
+def test_no_engine_waits_for_another_ones_info(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    class Engine(http.server.BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return "a unix socket"
+
+        def do_GET(self) -> None:
+            if self.path.endswith("/info"):
+                both.wait(10)
+            self.send_response(200)
+            self.send_header("Api-Version", "1.45")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+    with Server(str(tmp_path / "docker.sock"), Engine) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+        clients = [docker_api.local_client(name) for name in ("a", "b")]
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda client: client.about, clients)) == [{}, {}]
+        server.shutdown()
 
 
 # -- where there is one

@@ -65,9 +65,7 @@ class Facts:
     ssh_server_ip: str | None  # the address that the launching machine reached this host by
     ssh_client_ip: str | None  # the launching machine (or the last jump) as this host sees it
     addresses: tuple[Address, ...]
-    listening: frozenset[
-        int
-    ]  # TCP ports in state LISTEN, any address; only node 0 is asked for them
+    listening: frozenset[int]  # TCP ports in state LISTEN, where they were asked for: of node 0
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # nvidia-smi is there but did not answer with GPUs

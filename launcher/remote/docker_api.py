@@ -70,7 +70,7 @@ class Client(docker.DockerClient):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The engine's /info, asked once: to answer it, the engine starts programs of its own. No
+        """The engine's /info, kept: to answer it, the engine starts programs of its own. No
         cached_property: before Python 3.12 all hosts would wait for each other's."""
         if self._about is None:
             self._about = dict(self.api.info())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import io
 import os
@@ -146,32 +147,53 @@ def test_the_current_context_of_this_machine_is_used(
     assert docker_api.local_endpoint()["base_url"] == "unix:///elsewhere.sock"
 
 
-@pytest.mark.parametrize("says_it_at_once", [True, False])
-def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
-    says_it_at_once: bool, node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
+@contextlib.contextmanager
+def engine_saying(
+    answer: Callable[[str], bytes], folder: Path, monkeypatch: pytest.MonkeyPatch, **headers: str
+) -> Iterator[None]:
+    """An engine of this machine that gives `answer(path)` and `headers` to every question."""
 
-    class Engine(http.server.BaseHTTPRequestHandler):
+    class Answers(http.server.BaseHTTPRequestHandler):
         def address_string(self) -> str:
             return "a unix socket"
 
         def do_GET(self) -> None:
-            asked.append(self.path)
-            body = b"OK" if self.path == "/_ping" else b'{"ApiVersion": "1.45"}'
+            body = answer(self.path)
             self.send_response(200)
-            if says_it_at_once:
-                self.send_header("Api-Version", "1.45")
-            self.send_header("Content-Length", str(len(body)))
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             self.wfile.write(body)
 
-    with socketserver.UnixStreamServer(str(tmp_path / "docker.sock"), Engine) as server:
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+    with Server(str(folder / "docker.sock"), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-        assert node(Host("local")).docker.api.api_version == "1.45"
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+        yield
         server.shutdown()
-    assert asked == (["/_ping"] if says_it_at_once else ["/_ping", "/version"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"), [({"Api_Version": "1.45"}, ["/_ping"]), ({}, ["/_ping", "/version"])]
+)
+def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
+    headers: dict[str, str],
+    expected: list[str],
+    node: NodeMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def answer(path: str) -> bytes:
+        asked.append(path)
+        return b"OK" if path == "/_ping" else b'{"ApiVersion": "1.45"}'
+
+    with engine_saying(answer, tmp_path, monkeypatch, **headers):
+        assert node(Host("local")).docker.api.api_version == "1.45"
+    assert asked == expected
 
 
 def test_no_engine_waits_for_another_ones_info(
@@ -179,29 +201,15 @@ def test_no_engine_waits_for_another_ones_info(
 ) -> None:
     both = threading.Barrier(2)
 
-    class Engine(http.server.BaseHTTPRequestHandler):
-        def address_string(self) -> str:
-            return "a unix socket"
+    def answer(path: str) -> bytes:
+        if path.endswith("/info"):
+            both.wait(10)
+        return b"{}"
 
-        def do_GET(self) -> None:
-            if self.path.endswith("/info"):
-                both.wait(10)
-            self.send_response(200)
-            self.send_header("Api-Version", "1.45")
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-        daemon_threads = True
-
-    with Server(str(tmp_path / "docker.sock"), Engine) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    with engine_saying(answer, tmp_path, monkeypatch, Api_Version="1.45"):
         clients = [docker_api.local_client(name) for name in ("a", "b")]
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(lambda client: client.about, clients)) == [{}, {}]
-        server.shutdown()
 
 
 # -- where there is one

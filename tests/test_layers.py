@@ -32,7 +32,7 @@ PURE = (
     *("checks/machine", "checks/nvidia", "checks/probe", "checks/resources", "checks/routes"),
     *("checks/runs", "checks/trials"),
 )
-AGENT = REPOSITORY / "launcher/push/agent.py"
+AGENT = REPOSITORY / "launcher/push/transfer/relay_agent.py"
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -66,7 +66,7 @@ def test_the_files_are_found() -> None:
 
 def test_relative_and_late_imports_are_seen() -> None:
     assert "launcher.remote" in set(imported(REPOSITORY / "launcher" / "launch.py"))
-    assert "launcher.remote.stream" in set(imported(REPOSITORY / "launcher/remote/docker_api.py"))
+    assert "launcher.ssh.stream" in set(imported(REPOSITORY / "launcher/remote/docker_api.py"))
 
 
 def test_the_launcher_knows_neither_the_trainer_nor_torch() -> None:

@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_file_of_launcher_and_trainer_and_no_other(built: 
     assert tracked("launcher") | tracked("trainer") <= names
     assert {name.split("/")[0] for name in names} == {"launcher", "trainer"}
     assert not [name for name in names if "__pycache__" in name]
-    assert "launcher/py.typed" in names and "launcher/supervisor/gang.py" in names
+    assert "launcher/py.typed" in names and "launcher/supervisor/peers.py" in names
 
 
 def test_the_version_stands_in_one_place(built: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_supervisor_is_packed_from_the_installed_files(
 ) -> None:
     scripts, env = installed
     code = (
-        "import io, zipfile; from launcher.bundle import supervisor_file as made;"
+        "import io, zipfile; from launcher.launch.supervisor_bundle import supervisor_file as made;"
         "print(*zipfile.ZipFile(io.BytesIO(made())).namelist())"
     )
     done = subprocess.run(

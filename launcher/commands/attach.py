@@ -22,13 +22,13 @@ def attach(
     ddpctl attach
     ddpctl attach 20261121-1530 --hosts hosts.yaml
     """
-    from launcher import attach as attaching
-    from launcher import onexit
-    from launcher.runs import find
+    from launcher.launch import attach as attaching
+    from launcher.launch import exit_hook
+    from launcher.runs.find import find
 
     folder = find(run, hosts)
     console = options.console(quiet, verbose, plain, fold)
     code = attaching.attach(folder, console)
-    if on_exit is not None and (record := folder.load()).state not in onexit.LIVE:
-        onexit.call(on_exit, folder, record, code, console)
+    if on_exit is not None and (record := folder.load()).state not in exit_hook.LIVE:
+        exit_hook.call(on_exit, folder, record, code, console)
     return code

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.commands import options
 
 if TYPE_CHECKING:
-    from launcher.checks.survey import Survey
-    from launcher.console import Console
+    from launcher.preflight.run import Survey
+    from launcher.terminal.console import Console
 
 
 def check(
@@ -26,9 +26,9 @@ def check(
     """
     import time
 
-    from launcher.checks.survey import survey_hosts
     from launcher.hosts import load
-    from launcher.start import connect
+    from launcher.launch.start import connect
+    from launcher.preflight.run import survey_hosts
 
     cluster = load(options.hosts_of(hosts, host_list))
     console = options.console(quiet, verbose)
@@ -51,7 +51,7 @@ def check(
 
 def document(survey: Survey, seconds: float) -> dict[str, Any]:
     """One JSON document; keys are only ever added to it."""
-    from launcher.checks import findings
+    from launcher.preflight import findings
 
     return {
         "version": 1,
@@ -82,7 +82,7 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
 
 def show(survey: Survey, console: Console) -> None:
     """The table, one line a finding, and what was chosen for each host."""
-    from launcher.checks.findings import table
+    from launcher.preflight.findings import table
 
     names = [machine.name for machine in survey.machines]
     unseen = [machine.name for machine in survey.machines if machine.ssh_error]
@@ -100,8 +100,8 @@ def show_table(rows: list[list[str]], console: Console) -> None:
     """Coloured on a terminal, plain columns elsewhere."""
     import sys
 
-    from launcher.checks.findings import CHECKS
-    from launcher.console import table
+    from launcher.preflight.findings import CHECKS
+    from launcher.terminal.console import table
 
     head = ["HOST", *(check.upper() for check in CHECKS)]
     if not sys.stdout.isatty():

@@ -32,7 +32,7 @@ def clean(
     """
     import sys
 
-    from launcher import clean as cleaning
+    from launcher.stop import clean as cleaning
 
     console = options.console(quiet, verbose)
 

@@ -57,7 +57,7 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The hosts of the hosts file that stands on the command line, else those that ssh knows."""
-    from launcher.init import ssh_aliases
+    from launcher.hosts.starter import ssh_aliases
 
     # while the last option lacks its value, an argument before it may not have been taken as one
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]

@@ -28,8 +28,8 @@ def fetch(
     ddpctl fetch
     ddpctl fetch 20261121 --to results/
     """
-    from launcher import fetch as fetching
-    from launcher.runs import find
+    from launcher.runs import fetch as fetching
+    from launcher.runs.find import find
 
     folder = find(run, hosts)
     console = options.console(quiet, verbose)

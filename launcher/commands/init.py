@@ -60,8 +60,8 @@ def init(
     """
     import sys
 
-    from launcher import init as making
     from launcher.errors import UsageError
+    from launcher.hosts import starter as making
 
     if file.exists() and not force:
         raise UsageError(f"{file}: is there already; give --force or another name")
@@ -103,7 +103,7 @@ def _hosts(
 
     from launcher.errors import UsageError
     from launcher.hosts import load
-    from launcher.init import hosts_in, ssh_aliases
+    from launcher.hosts.starter import hosts_in, ssh_aliases
 
     config = Path("~/.ssh/config").expanduser()
     found: list[tuple[str, int | None]] = [(name, None) for name in named or []]

@@ -29,11 +29,11 @@ def kill(
     ddpctl kill hosts.yaml --all -y
     ddpctl kill hosts.yaml --strays
     """
-    from launcher import kill as killing
+    from launcher.stop import kill as killing
 
     console = options.console(quiet, verbose)
     if strays:
-        from launcher.strays import kill_strays
+        from launcher.stop.strays import kill_strays
 
         return kill_strays(killing.hosts_for(target, hosts), console, yes=yes, as_json=as_json)
     if everything and not yes and not typer.confirm("Stop every run of yours there?"):

@@ -80,8 +80,8 @@ def launch(
     import os
 
     from launcher.hosts import load
-    from launcher.record import checked_name
-    from launcher.remote.ahead import dial_ahead
+    from launcher.runs.record import checked_name
+    from launcher.ssh.ahead import dial_ahead
 
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
@@ -105,8 +105,8 @@ def launch(
     name = checked_name(name)
     if not dry_run:
         dial_ahead(cluster.hosts)
-    from launcher import launch as launching
-    from launcher import show
+    from launcher.launch import launch as launching
+    from launcher.plan import render
 
     wishes = launching.Wishes(
         name=name,
@@ -120,9 +120,9 @@ def launch(
     if dry_run:
         plan = launching.dry_run(cluster, wishes, datetime.datetime.now())
         if as_json:
-            console.json(show.plan_document(plan))
+            console.json(render.plan_document(plan))
         else:
-            console.print(show.plan_text(plan))
+            console.print(render.plan_text(plan))
         return 0
     return launching.launch(cluster, wishes, console)
 

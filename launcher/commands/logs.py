@@ -41,9 +41,9 @@ def logs(
     import time
 
     from launcher.errors import UsageError
-    from launcher.logview import Wanted, parse_since
-    from launcher.readlogs import read
-    from launcher.runs import find
+    from launcher.follow.show_logs import read
+    from launcher.logs.query import Wanted, parse_since
+    from launcher.runs.find import find
 
     try:
         wanted = Wanted(

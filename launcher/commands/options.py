@@ -10,7 +10,7 @@ from launcher.commands import complete
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.console import Console
+    from launcher.terminal.console import Console
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each step on stderr.")]
@@ -67,11 +67,11 @@ OnExit = Annotated[
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
-    from launcher.console import Console
+    from launcher.terminal.console import Console
 
     made = Console(quiet=quiet, verbose=verbose, plain=plain)
     if fold:
-        from launcher.fold import Fold
+        from launcher.logs.fold import Fold
 
         made.fold = Fold()
     return made

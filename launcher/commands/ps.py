@@ -11,9 +11,9 @@ from launcher.commands import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from launcher.console import Console
-    from launcher.engine import NodeStatus
-    from launcher.psview import Connected
+    from launcher.engines.base import NodeStatus
+    from launcher.runs.status import Connected
+    from launcher.terminal.console import Console
 
 HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
 
@@ -44,7 +44,7 @@ def ps(
     ddpctl ps hosts.yaml --watch
     """
     from launcher.errors import UsageError
-    from launcher.psview import clusters_to_ask, connected, document, see
+    from launcher.runs.status import clusters_to_ask, connected, document, see
 
     console = options.console(quiet, verbose)
     if watch and as_json:
@@ -72,8 +72,8 @@ def _watch(clusters: Connected, console: Console, interval: float, *, everything
     import contextlib
     import time
 
-    from launcher import live
-    from launcher.psview import see
+    from launcher.runs.status import see
+    from launcher.terminal import live
 
     words = ""
     display = live.Live(lambda columns, rows: live.fitted(words, columns, rows), share=0.9)
@@ -102,13 +102,13 @@ def _watch(clusters: Connected, console: Console, interval: float, *, everything
 
 
 def _table(statuses: Sequence[NodeStatus]) -> str:
-    from launcher.console import table
+    from launcher.terminal.console import table
 
     return table([_row(status) for status in statuses], HEAD)
 
 
 def _row(status: NodeStatus) -> list[str]:
-    from launcher.record import timestamp
+    from launcher.runs.record import timestamp
 
     since = status.ended or status.started
     cells: list[Any] = [

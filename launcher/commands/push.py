@@ -10,9 +10,9 @@ import typer
 from launcher.commands import options
 
 if TYPE_CHECKING:
-    from launcher.console import Console
     from launcher.hosts import Cluster
-    from launcher.remote.node import Node
+    from launcher.ssh.node import Node
+    from launcher.terminal.console import Console
 
 
 def push(
@@ -40,7 +40,7 @@ def push(
     """
     from launcher import push as pushing
     from launcher.hosts import load
-    from launcher.remote.node import Node
+    from launcher.ssh.node import Node
 
     console = options.console(quiet, verbose)
     cluster = load(options.hosts_of(hosts, host_list))

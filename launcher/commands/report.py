@@ -29,7 +29,7 @@ def report(
     ddpctl report 20261121 -o overnight.html
     """
     from launcher.report.making import make
-    from launcher.runs import find
+    from launcher.runs.find import find
 
     folder = find(run, hosts)
     return make(folder, out or Path(f"{folder.run_id}.html"), options.console(quiet, verbose))

@@ -35,7 +35,7 @@ def resume(
     ddpctl resume
     ddpctl resume 20261121-1530 --hosts fewer.yaml
     """
-    from launcher import resume as resuming
+    from launcher.launch import resume as resuming
 
     return resuming.resume(
         target, hosts, options.console(quiet, verbose, plain, fold), detach=detach, on_exit=on_exit

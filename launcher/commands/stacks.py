@@ -28,8 +28,8 @@ def stacks(
     ddpctl stacks
     ddpctl stacks 20261121 --hosts hosts.yaml
     """
-    from launcher import stacks as showing
-    from launcher.runs import find
+    from launcher.runs import stacks as showing
+    from launcher.runs.find import find
 
     console = options.console(quiet, verbose)
     return showing.stacks(find(run, hosts), console, all_threads=all_threads, as_json=as_json)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import DockerUnavailable, PushFailed
-from launcher.remote.node import Node
+from launcher.ssh.node import Node
 
 # $1 image or "", $2 dataset digest or "", $3 workdir digest or ""
 SCRIPT = r"""

@@ -9,8 +9,8 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
-from launcher.console import Console
 from launcher.push.report import in_words
+from launcher.terminal.console import Console
 
 EVERY = 10.0  # seconds between plain lines about one host
 

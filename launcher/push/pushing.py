@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Cluster
-from launcher.push.alias import same
+from launcher.push.files.prune import Unused, remove, unused
+from launcher.push.files.scan import Tree, scan, shown
+from launcher.push.files.tree import push_tree
 from launcher.push.host import HostState, Image, Inspected, ask
-from launcher.push.image import Launcher, push_image
+from launcher.push.image.alias import same
+from launcher.push.image.image import Launcher, push_image
 from launcher.push.progress import Progress
 from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
-from launcher.push.scan import Tree, scan, shown
-from launcher.push.send import Journey
-from launcher.push.sender import Sender
-from launcher.push.tree import push_tree
-from launcher.push.unused import Unused, remove, unused
-from launcher.remote.node import Node, try_each
+from launcher.push.transfer.send import Journey
+from launcher.push.transfer.sender import Sender
+from launcher.ssh.node import Node, try_each
 
 What = Literal["image", "dataset", "workdir"]
 ALL: frozenset[What] = frozenset(("image", "dataset", "workdir"))

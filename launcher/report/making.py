@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
-from launcher.attach import party_of
-from launcher.console import Console
 from launcher.errors import DdpctlError, UsageError
-from launcher.record import RunFolder, RunRecord, timestamp, write_atomically
-from launcher.remote.node import Node, ask_each
+from launcher.launch.attach import party_of
 from launcher.report.numbers import charts_by_host
 from launcher.report.page import page
+from launcher.runs.record import RunFolder, RunRecord, timestamp, write_atomically
+from launcher.ssh.node import Node, ask_each
+from launcher.terminal.console import Console
 
 # $1 output folder. A long run's file is large, its curves need not be: the newest part serves.
 READ = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from launcher.record import AttemptRecord, RunRecord, parse_timestamp
 from launcher.report.curves import chart_svg
 from launcher.report.numbers import Chart
+from launcher.runs.record import AttemptRecord, RunRecord, parse_timestamp
 
 # The policy is a second lock: even a slip in escaping could load or run nothing.
 HEAD = """<!doctype html>

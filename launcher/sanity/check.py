@@ -10,15 +10,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.console import Console
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, Host
-from launcher.launch import Wishes, new_run, run_attempt
-from launcher.record import state_home, write_atomically
-from launcher.remote.node import Node
+from launcher.launch.launch import Wishes, new_run, run_attempt
+from launcher.launch.start import ask
+from launcher.plan.topology import gpu_ids
+from launcher.runs.record import state_home, write_atomically
 from launcher.sanity.report import MARK, Report, document, problems, text
-from launcher.start import ask
-from launcher.topology import gpu_ids
+from launcher.ssh.node import Node
+from launcher.terminal.console import Console
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (

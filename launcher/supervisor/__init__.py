@@ -1,5 +1,5 @@
-"""What watches torchrun on each node. It runs inside the container, without the launcher.
+"""Watches torchrun on each node. Runs inside the container, without the launcher.
 
-`launcher.bundle` packs this folder into the one file that is put there: Python's standard library only,
-Python 3.8 or newer, Linux; it imports nothing else of the launcher, and nothing imports it but tests.
+`launcher.launch.supervisor_bundle` packs this folder into one file and puts it there. It uses only
+Python's standard library (Python 3.8 or newer, Linux) and imports nothing else of the launcher.
 """

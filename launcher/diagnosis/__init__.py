@@ -1,0 +1,1 @@
+"""Why an attempt failed: pure functions from what was seen to the first failure."""

@@ -1,0 +1,1 @@
+"""What runs a node of a run: Docker, or a process on this machine."""

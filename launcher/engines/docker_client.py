@@ -1,0 +1,318 @@
+"""The Docker SDK on a machine, over the connection that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+import docker
+import docker.context
+import docker.errors
+import docker.utils
+import requests
+import requests.adapters
+import urllib3.connection
+import urllib3.connectionpool
+from urllib3.exceptions import HTTPError
+
+from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
+from launcher.ssh.stream import CHUNK, Stream
+
+TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
+LAST_WORDS = 5.0  # seconds to wait for a command to end that has closed its output
+NOT_FOUND = 127  # a shell's exit code
+IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
+
+Open = Callable[[], Stream]
+
+
+def client_through(name: str, dial: Open) -> Client:
+    """The SDK on machine `name`; `dial` gives a connection to the engine there."""
+    return _client(name, base_url="http://docker:80", adapter=_Adapter(name, dial))
+
+
+def local_client(name: str) -> Client:
+    """The SDK on this machine: DOCKER_HOST, else the docker command's context, else its socket."""
+    try:
+        return _client(name, **local_endpoint())
+    except docker.errors.DockerException as error:
+        raise unavailable(name, str(error)) from None
+
+
+def local_endpoint() -> dict[str, Any]:
+    if os.environ.get("DOCKER_HOST"):
+        return dict(docker.utils.kwargs_from_env())
+    name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
+    context = docker.context.ContextAPI.get_context(name)
+    if context is None:
+        raise docker.errors.DockerException(f"no docker context is named {name}")
+    return {"base_url": context.Host, "tls": context.TLSConfig or False}
+
+
+def _client(name: str, **endpoint: Any) -> Client:
+    try:
+        return Client(_Api(name, **endpoint))
+    except docker.errors.DockerException as error:
+        if isinstance(error.__cause__, DdpctlError):
+            raise error.__cause__ from None
+        raise unavailable(name, str(error)) from None
+
+
+class Client(docker.DockerClient):
+    def __init__(self, api: docker.APIClient) -> None:
+        self.api = api
+        self._about: dict[str, Any] | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The engine's /info, kept: to answer it, the engine starts programs of its own. No
+        cached_property: before Python 3.12 all hosts would wait for each other's."""
+        if self._about is None:
+            self._about = dict(self.api.info())
+        return self._about
+
+
+class _Api(docker.APIClient):
+    def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
+        self._name = name
+        self._adapter = adapter
+        super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
+
+    def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
+        return self._adapter or super().get_adapter(url)
+
+    def version(self, api_version: bool = True) -> dict[str, Any]:
+        """The SDK begins by asking this, without a version, for the API's. An engine says it in answer to
+        /_ping too; to answer /version it starts programs of its own, each time."""
+        if not api_version:
+            ping = self.get(f"{self.base_url}/_ping", timeout=self.timeout)
+            if version := ping.headers.get("Api-Version"):
+                return {"ApiVersion": version}
+        return dict(super().version(api_version))
+
+    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+        """Any call: what goes wrong below the engine's own answer is one line."""
+        if self._adapter:
+            kwargs["proxies"] = {}  # this machine's proxies lead nowhere over there
+        try:
+            return super().send(request, **kwargs)
+        except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
+            if "timed out" not in str(error):
+                raise unavailable(self._name, str(error)) from None
+            raise CommandTimeout(
+                f"{self._name}: Docker did not answer {request.method} {request.path_url} within "
+                f"{kwargs.get('timeout')} s; look whether dockerd or a disk hangs there"
+            ) from None
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """An adapter of requests whose connections are commands on the machine."""
+
+    def __init__(self, name: str, dial: Open) -> None:
+        self._pool = _Pool(name, dial)
+        super().__init__()
+
+    def get_connection_with_tls_context(self, *_: Any, **__: Any) -> _Pool:
+        return self._pool
+
+    def get_connection(self, *_: Any, **__: Any) -> _Pool:
+        return self._pool
+
+    def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
+        return request.path_url
+
+    def close(self) -> None:
+        self._pool.close()
+        super().close()
+
+
+class _Pool(urllib3.connectionpool.HTTPConnectionPool):
+    def __init__(self, name: str, dial: Open) -> None:
+        super().__init__("docker", maxsize=IDLE_CONNECTIONS, block=False, retries=False)
+        self._name = name
+        self._dial = dial
+
+    def _new_conn(self) -> _Connection:
+        self.num_connections += 1
+        return _Connection(self._name, self._dial)
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    def __init__(self, name: str, dial: Open) -> None:
+        super().__init__("docker", blocksize=CHUNK)
+        self._name = name
+        self._dial = dial
+
+    def _new_conn(self) -> Any:
+        return StreamSocket(self._name, self._dial())
+
+    @property
+    def is_connected(self) -> bool:
+        sock: Any = self.sock
+        return sock is not None and sock.is_alive()
+
+
+class StreamSocket(io.RawIOBase):
+    """As much of a socket as http.client and the SDK use, over a command's two ends."""
+
+    def __init__(self, name: str, stream: Stream) -> None:
+        self._name = name
+        self._stream = stream
+        self._timeout: float | None = None
+        self._heard = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer), self._timeout)
+        if not data and not self._heard:
+            raise unavailable(self._name, self._last_words())
+        self._heard = True
+        buffer[: len(data)] = data
+        return len(data)
+
+    def sendall(self, data: Any) -> None:
+        try:
+            self._stream.write(data, self._timeout)
+        except BrokenPipeError:
+            # the engine may have answered before it hung up: http.client reads that
+            if not self._heard:
+                raise unavailable(self._name, self._last_words()) from None
+            raise
+
+    def makefile(self, mode: str, *_: Any, **__: Any) -> io.BufferedReader:
+        return _Response(_Unclosed(self), CHUNK)
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def gettimeout(self) -> float | None:
+        return self._timeout
+
+    def fileno(self) -> int:
+        """For urllib3 before 2, which takes an idle connection that is readable for dead."""
+        return _never_ready() if self.is_alive() else _always_ready()
+
+    def is_alive(self) -> bool:
+        return not self.closed and self._stream.is_alive()
+
+    def shutdown(self, _how: int) -> None:
+        self._stream.close_stdin()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+    def _last_words(self) -> str:
+        """Why the command behind this ended, in its own words."""
+        with contextlib.suppress(TimeoutError):
+            code = self._stream.wait(LAST_WORDS)
+            said = self._stream.stderr_all(LAST_WORDS).decode(errors="replace")
+            if code == NOT_FOUND:
+                return _NOT_INSTALLED
+            return said or f"`docker system dial-stdio` ended with {code} and no word why"
+        return "the engine hung up"
+
+
+class _Unclosed(io.RawIOBase):
+    """A response reads through this: closing it leaves the connection for the next one."""
+
+    def __init__(self, sock: StreamSocket) -> None:
+        self.sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self.sock.readinto(buffer)
+
+
+class _Response(io.BufferedReader):
+    """`raw` is the connection as the SDK reads it itself after an upgrade (exec, attach)."""
+
+    def __init__(self, unclosed: _Unclosed, size: int) -> None:
+        super().__init__(unclosed, size)
+        self._rest = _Rest(self, unclosed.sock)
+
+    @property
+    def raw(self) -> Any:  # type: ignore[override]
+        return self._rest
+
+
+class _Rest:
+    """The rest of a connection, beginning with what is already in the reader's buffer."""
+
+    def __init__(self, reader: io.BufferedReader, sock: StreamSocket) -> None:
+        self.recv = reader.read1
+        self.close = reader.close
+        self.settimeout = sock.settimeout
+        self.gettimeout = sock.gettimeout
+        self.sendall = sock.sendall
+
+    def fileno(self) -> int:
+        """Something that is always ready: the SDK polls it and then calls `recv`, which waits."""
+        return _always_ready()
+
+
+@functools.cache
+def _never_ready() -> int:
+    return os.pipe()[0]
+
+
+@functools.cache
+def _always_ready() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def failure(name: str, error: BaseException) -> DdpctlError | None:
+    """An error of the SDK as one line; None when it is another's."""
+    if isinstance(error, docker.errors.APIError):
+        said = " ".join(str(error.explanation or error).split())
+        return CommandFailed(f"{name}: Docker refuses: {said}")
+    if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
+        return unavailable(name, str(error))
+    return None
+
+
+def unavailable(name: str, said: str) -> DockerUnavailable:
+    """What the engine or its command said, as one line with the remedy."""
+    text = " ".join(said.split())
+    for signs, problem, remedy in _PROBLEMS:
+        if any(sign in text for sign in signs):
+            return DockerUnavailable(f"{name}: {problem}; {remedy}")
+    return DockerUnavailable(f"{name}: Docker does not answer: {text[-300:]}")
+
+
+_NOT_INSTALLED = "docker: not found"
+_PROBLEMS = (
+    (
+        ("ermission denied", "PermissionError"),
+        "this user may not use Docker",
+        "on that host `sudo usermod -aG docker $USER`, then log in again",
+    ),
+    (
+        ("is not a docker command", "unknown command", "Usage:", "BadStatusLine"),
+        "its docker command is too old: it has no `docker system dial-stdio`",
+        "install Docker 18.09 or newer there",
+    ),
+    (
+        (_NOT_INSTALLED,),
+        "Docker is not installed",
+        "install Docker Engine there: https://docs.docker.com/engine/install/",
+    ),
+    (
+        (
+            "Cannot connect to the Docker daemon",
+            "onnection refused",
+            "o such file or directory",
+        ),
+        "the Docker daemon does not run",
+        "on that host `sudo systemctl start docker` (rootless: `systemctl --user start docker`)",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Following a live attempt and showing its logs."""

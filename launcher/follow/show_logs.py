@@ -1,0 +1,65 @@
+"""The `logs` command's work: catch up with the hosts, show what is wanted, follow if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.follow.monitor import Follow, Lines
+from launcher.follow.node_watcher import Watch
+from launcher.follow.session import Party
+from launcher.follow.signals import Interrupts
+from launcher.follow.sync import catch_up
+from launcher.launch.attach import party_of
+from launcher.logs.query import Wanted, merged
+from launcher.logs.store import LogStore, Mark, known_marks, offset_in
+from launcher.runs.record import RunFolder
+from launcher.terminal.console import Console
+
+
+def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
+    """Returns 0, or 4 when a host could not be seen, whose lines may then be missing."""
+    record = folder.load()
+    with party_of(folder, record) as party:
+        store = LogStore.acquire(folder.logs)
+        failures = catch_up(party, store) if store else {}
+        known = known_marks(folder.logs)
+        for lines in merged(folder.logs, wanted, known):
+            console.lines(lines)
+        if follow:
+            console.flush()
+        else:
+            console.settle()
+        for error in failures.values():
+            console.error(f"cannot see {error}")
+        if follow:
+            _go_on(party, store, known, wanted, console)
+        if store:
+            store.close()
+    return 4 if failures else 0
+
+
+def _go_on(
+    party: Party,
+    store: LogStore | None,
+    known: Mapping[int, Mark],
+    wanted: Wanted,
+    console: Console,
+) -> None:
+    watches = [
+        Watch(node, party.engines[node], place, offset_in(known, place))
+        for node, place in zip(party.nodes, party.places, strict=True)
+    ]
+    follow = Follow(watches, store)
+    with Interrupts() as interrupts, interrupts.held():
+        for event in follow.events():
+            if isinstance(event, Lines):
+                if chosen := wanted.choose(event.node_rank, event.text):
+                    console.lines(chosen)
+                continue
+            console.flush()
+            if isinstance(event, str):
+                console.say(event)
+            if interrupts.take() is not None:
+                follow.close()
+                break
+    console.settle()

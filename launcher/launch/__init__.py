@@ -1,0 +1,1 @@
+"""Starting attempts: launch, resume, restart, attach."""

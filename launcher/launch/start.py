@@ -1,0 +1,163 @@
+"""Starting a run: ask the hosts, make the plan, create on all nodes, start on all or on none."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.engines.base import Engine
+from launcher.engines.process import Processes
+from launcher.errors import CommandFailed, PreflightError, UsageError
+from launcher.facts import script as facts_module
+from launcher.facts.script import Facts
+from launcher.hosts import Cluster
+from launcher.launch.run_folders import prepare
+from launcher.plan.plan import NodePlan, Plan
+from launcher.plan.supervisor_spec import supervisor_spec
+from launcher.ssh.node import Node, each_node, try_each
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node of a run with the means to act on it."""
+
+    node: Node
+    engine: Engine
+    plan: NodePlan
+
+
+def connect(cluster: Cluster) -> list[Node]:
+    """One Node a host, in rank order; connections are made by the first act."""
+    return [Node(host) for host in cluster.hosts]
+
+
+def engine_of(node: Node, name: str) -> Engine:
+    if name == "process":
+        return Processes(node.name)
+    from launcher.engines.docker import Containers
+
+    return Containers(node)
+
+
+def ask(nodes: Sequence[Node]) -> tuple[Facts, ...]:
+    """What every host says about itself. Raises NodesFailed naming each that does not answer."""
+    found = each_node(nodes, lambda node: ask_one(node, ports=node is nodes[0]))
+    return tuple(found[node] for node in nodes)
+
+
+def ask_one(node: Node, *, ports: bool) -> Facts:
+    """ports: which ports are listened on too."""
+    argv = ["sh", "-c", facts_module.SCRIPT, "sh"]
+    if ports:
+        argv.append("ports")
+    if node.host.gpus != 0:
+        argv.append("gpus")
+    node.connect()
+    asked = time.time()
+    done = node.run(argv, timeout=30.0)
+    answered = time.time()
+    try:
+        facts = facts_module.parse(done.stdout.decode(errors="replace"))
+    except (ValueError, KeyError) as error:
+        raise CommandFailed(
+            f"{node.name}: its shell could not say what the host is ({error}); "
+            "the login shell of the SSH user must be able to run `sh`"
+        ) from None
+    # The host read its clock at the script's first line: near `asked`, at most a round trip later.
+    return dataclasses.replace(
+        facts, clock_skew=facts.clock - (asked + answered) / 2, clock_error=(answered - asked) / 2
+    )
+
+
+def members(nodes: Sequence[Node], plan: Plan) -> list[Member]:
+    return [
+        Member(node, engine_of(node, plan.engine), node_plan)
+        for node, node_plan in zip(nodes, plan.nodes, strict=True)
+    ]
+
+
+def read_env_file(path: str | None) -> dict[str, str]:
+    """KEY=VALUE lines as `docker run --env-file` has them; KEY alone is refused, to be plain."""
+    if path is None:
+        return {}
+    secrets = {}
+    for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{path}:{number}: not KEY=VALUE; mend the line or remove it")
+        secrets[key.strip()] = value
+    return secrets
+
+
+def start(
+    crew: Sequence[Member],
+    plan: Plan,
+    facts: Sequence[Facts],
+    *,
+    token: str,
+    secrets: Mapping[str, str],
+    hang_timeout: float | None,
+    record: Mapping[str, Any],
+) -> None:
+    """Folders and containers on all nodes, then the start. Any failure undoes all of it."""
+    by_node = {member.node: member for member in crew}
+    nodes = list(by_node)
+
+    def make(node: Node) -> None:
+        member = by_node[node]
+        spec = supervisor_spec(plan, member.plan, token=token, hang_timeout=hang_timeout)
+        clear_earlier_attempts(member, plan)
+        uid = facts[member.plan.node_rank].uid
+        prepare(node, plan, member.plan, {"spec.json": spec, "run.json": record}, uid)
+        member.engine.create(member.plan, secrets)
+
+    try:
+        each_node(nodes, make)
+        claim_port(crew[0], plan)
+        each_node(nodes, lambda node: by_node[node].engine.start(by_node[node].plan))
+    except BaseException:
+        roll_back(crew, plan)
+        raise
+
+
+def clear_earlier_attempts(member: Member, plan: Plan) -> None:
+    """A resume takes the place of what the attempt before it left."""
+    for status in member.engine.list(plan.run_id) if plan.attempt > 1 else ():
+        if status.node_rank == member.plan.node_rank:
+            member.engine.stop(status, plan.stop_timeout)
+            member.engine.remove(status)
+
+
+def claim_port(first: Member, plan: Plan) -> None:
+    """Two launches at once may have found the same port free: the one created first keeps it.
+
+    The container's label is the claim; node 0's engine decides, so both launches see the same.
+    """
+    mine = [s for s in first.engine.list() if s.master_port == str(plan.master_port)]
+    others = [s for s in mine if s.run_id != plan.run_id and s.state != "exited"]
+    for other in others:
+        if other.alive or other.run_id < plan.run_id:
+            raise PreflightError(
+                f"{first.node.name}: port {plan.master_port} belongs to the run {other.run_id} "
+                f"of {other.owner}; wait for it, kill it, or set job.master_port (auto finds one)"
+            )
+
+
+def roll_back(crew: Sequence[Member], plan: Plan) -> None:
+    """Ends and removes what this start made."""
+
+    def undo(member: Member) -> None:
+        for status in member.engine.list(plan.run_id):
+            if status.attempt == plan.attempt:
+                member.engine.stop(status, 2.0)
+                member.engine.remove(status)
+
+    by_node = {member.node: member for member in crew}
+    # the failure that led here is the one to tell; `kill` finds the labels of what is left
+    try_each(list(by_node), lambda node: undo(by_node[node]))

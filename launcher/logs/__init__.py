@@ -1,0 +1,1 @@
+"""The journal format, and the log store of this machine."""

@@ -1,0 +1,121 @@
+"""Identical lines of many ranks as one, as `clush -b` shows them: `[0-5] text`. Pure.
+
+Nothing is lost and the order of each rank's lines stays: a line joins an earlier group only where
+that group comes after all that its rank has said before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from launcher.logs.query import PREFIX
+
+LIMIT = 4096  # groups that may wait for more ranks: what bounds memory
+WAIT = 0.5  # seconds that a group waits for more ranks where lines are followed
+
+NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)")
+
+
+@dataclass
+class Group:
+    """One text, and who has said it."""
+
+    text: bytes  # with its newline
+    first: bytes  # the whole line as its first rank said it
+    born: float
+    ranks: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)  # of lines that belong to no rank
+
+    def render(self) -> bytes:
+        if len(self.ranks) + len(self.hosts) == 1:
+            return self.first
+        who = ranges(self.ranks) if self.ranks else names(self.hosts)
+        return b"[%b] %b" % (who.encode(), self.text)
+
+
+class Fold:
+    """Lines in as `[host:rank] text`, groups out in the order in which they began."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._next = 0  # number of the next group
+        self._open: dict[int, Group] = {}  # by number, the oldest first
+        self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups of a text
+        self._said: dict[int | str, int] = {}  # number of the group that each rank was last in
+
+    def feed(self, line: bytes, now: float = 0.0) -> list[bytes]:
+        """Takes a line; gives what may wait no longer, for there is too much of it."""
+        match = PREFIX.match(line)
+        if match is None:
+            return [*self.take_all(), line]
+        who: int | str = int(match[2]) if match[2] else match[1].decode(errors="replace")
+        text = line[match.end() :]
+        key = (isinstance(who, int), text)
+        last = self._said.get(who, -1)
+        alike = self._alike.setdefault(key, [])
+        place = bisect.bisect_right(alike, last)
+        number = alike[place] if place < len(alike) else None
+        if number is None:
+            number = self._next
+            self._next += 1
+            self._open[number] = Group(text, line, now)
+            alike.append(number)
+        group = self._open[number]
+        if isinstance(who, int):
+            group.ranks.append(who)
+        else:
+            group.hosts.append(who)
+        self._said[who] = number
+        return self._take(len(self._open) - self._limit)
+
+    def take_older(self, now: float, wait: float = WAIT) -> list[bytes]:
+        """The groups that began more than `wait` seconds ago."""
+        return self._take(sum(1 for group in self._open.values() if group.born <= now - wait))
+
+    def take_all(self) -> list[bytes]:
+        return self._take(len(self._open))
+
+    def _take(self, count: int) -> list[bytes]:
+        taken = []
+        for _ in range(count):
+            group = self._open.pop(next(iter(self._open)))
+            key = (bool(group.ranks), group.text)
+            del self._alike[key][0]  # the oldest of all is the oldest of its text
+            if not self._alike[key]:
+                del self._alike[key]
+            taken.append(group.render())
+        return taken
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0-3,5 of 0 1 2 3 5, in whatever order they come."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def names(hosts: Sequence[str]) -> str:
+    """gpu[1-3],login of gpu1 gpu2 gpu3 login."""
+    numbered: dict[str, list[int]] = {}
+    found: dict[str, str] = {}  # prefix or whole name, in the order of first sight
+    for host in hosts:
+        if match := NUMBERED.fullmatch(host):
+            numbered.setdefault(match[1], []).append(int(match[2]))
+            found.setdefault(match[1] + "\0", match[1])
+        else:
+            found.setdefault(host, host)
+    words = []
+    for key, name in found.items():
+        if not key.endswith("\0"):
+            words.append(name)
+            continue
+        said = ranges(numbered[name])
+        words.append(name + (said if said.isdigit() else f"[{said}]"))
+    return ",".join(words)

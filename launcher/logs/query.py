@@ -1,0 +1,94 @@
+"""Reading this machine's copy of a run's logs: all nodes merged by time, and what is asked of them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.logs.store import Mark, known_marks, read_marks
+
+PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines; None asks for all. since: unix seconds."""
+
+    node: int | None = None
+    rank: int | None = None
+    grep: re.Pattern[bytes] | None = None
+    since: float | None = None
+    tail: int | None = None
+
+    def choose(self, node_rank: int, text: bytes) -> bytes:
+        """Of whole lines of a node those that are wanted."""
+        if self.node is not None and node_rank != self.node:
+            return b""
+        if self.rank is None and self.grep is None:
+            return text
+        # not splitlines, which would tear a line at a carriage return
+        lines = (line + b"\n" for line in text.split(b"\n")[:-1])
+        return b"".join(line for line in lines if self._takes(line))
+
+    def _takes(self, line: bytes) -> bool:
+        if self.rank is not None and rank_of(line) != self.rank:
+            return False
+        return self.grep is None or self.grep.search(line) is not None
+
+
+def rank_of(line: bytes) -> int | None:
+    match = PREFIX.match(line)
+    return int(match.group(2)) if match and match.group(2) else None
+
+
+def merged(
+    folder: Path, wanted: Wanted, known: Mapping[int, Mark] | None = None
+) -> Iterator[bytes]:
+    """The recorded lines, batches of all nodes in the order of time; only as far as `known` goes."""
+    marks = known_marks(folder) if known is None else known
+    batches = _batches(folder, wanted.since, marks)
+    chosen = (text for rank, batch in batches if (text := wanted.choose(rank, batch)))
+    return chosen if wanted.tail is None else _last(wanted.tail, chosen)
+
+
+def _last(count: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+    lines: deque[bytes] = deque(maxlen=count)
+    for text in texts:
+        lines.extend(text.split(b"\n")[:-1])
+    return (line + b"\n" for line in lines)
+
+
+def _batches(
+    folder: Path, since: float | None, known: Mapping[int, Mark]
+) -> Iterator[tuple[int, bytes]]:
+    spans = []
+    for node_rank, last in known.items():
+        start = 0
+        for mark in read_marks(folder / f".node-{node_rank}.index"):
+            if mark.size > start and mark.size <= last.size:
+                if since is None or mark.time >= since:
+                    spans.append((mark.time, node_rank, start, mark.size))
+                start = mark.size
+    files = {}
+    try:
+        for _, node_rank, start, end in sorted(spans):
+            if node_rank not in files:
+                files[node_rank] = (folder / f"node-{node_rank}.log").open("rb")
+            files[node_rank].seek(start)
+            yield node_rank, files[node_rank].read(end - start)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def parse_since(text: str, now: float) -> float:
+    """10s, 5m, 2h, 3d ago, or an RFC 3339 time, as unix seconds. Raises ValueError."""
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        return now - float(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    import datetime
+
+    moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return moment.timestamp()

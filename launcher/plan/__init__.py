@@ -1,0 +1,1 @@
+"""The plan: everything that a launch will do, as one frozen value."""

@@ -1,0 +1,1 @@
+"""Checks of all hosts before anything starts."""

@@ -1,0 +1,1 @@
+"""Records of runs, and what is read back from them."""

@@ -1,0 +1,1 @@
+"""Machines reached by SSH, and this one."""

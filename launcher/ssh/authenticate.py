@@ -1,0 +1,255 @@
+"""Who we say we are: the keys that `ssh` would offer, in its order, and how the server took them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import paramiko
+import paramiko.agent
+
+from launcher.errors import HostUnreachable
+from launcher.ssh.route import Route
+
+AGENT_TIMEOUT = 5.0  # seconds; it may ask the user
+_OPENSSH_MAGIC = b"openssh-key-v1\0"
+
+
+def authenticate(transport: paramiko.Transport, route: Route) -> None:
+    """Logs in, as `ssh` would without a terminal. HostUnreachable says which keys were refused."""
+    allowed = _without_a_key(transport, route)
+    if allowed is None:
+        return
+    if "publickey" not in allowed:
+        raise HostUnreachable(
+            f"{route.name}: sshd takes no keys, only {', '.join(allowed)}; ddpctl logs in with keys"
+        )
+    keyring = Keyring(route)
+    try:
+        for name, key in keyring.offers():
+            keyring.tried.append(name)
+            if _accepted(transport, route, key, keyring):
+                return
+        raise _refused(route, keyring)
+    finally:
+        keyring.close()
+
+
+def _without_a_key(transport: paramiko.Transport, route: Route) -> list[str] | None:
+    """None when no key was asked for (Tailscale SSH), else the ways in."""
+    try:
+        transport.auth_none(route.user)
+    except paramiko.BadAuthenticationType as refusal:
+        return list(refusal.allowed_types)
+    except paramiko.AuthenticationException as error:
+        if "timeout" in str(error).lower():
+            raise _too_slow(transport, route) from None
+        raise
+    return None
+
+
+def _accepted(
+    transport: paramiko.Transport, route: Route, key: paramiko.PKey, keyring: Keyring
+) -> bool:
+    try:
+        more = transport.auth_publickey(route.user, key)
+    except paramiko.BadAuthenticationType:
+        return False
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if not transport.is_active():
+            raise _cut_off(route, keyring, error) from None
+        if "timeout" in str(error).lower():
+            raise _too_slow(transport, route) from None
+        return False
+    if more:
+        raise HostUnreachable(
+            f"{route.name}: sshd wants {', '.join(more)} beside the key; ddpctl has only keys"
+        )
+    return True
+
+
+def _too_slow(transport: paramiko.Transport, route: Route) -> HostUnreachable:
+    return HostUnreachable(
+        f"{route.name}: sshd did not answer the login within {transport.auth_timeout:g} s; "
+        "look whether its user database (LDAP, PAM) hangs"
+    )
+
+
+def _cut_off(route: Route, keyring: Keyring, error: BaseException) -> HostUnreachable:
+    if len(keyring.tried) > 1 or "Too many" in str(error):
+        return HostUnreachable(
+            f"{route.name}: sshd hung up after {len(keyring.tried)} keys (MaxAuthTries): tried "
+            f"{', '.join(keyring.tried)}; name the right one as identity_file in the hosts file "
+            "and set `IdentitiesOnly yes` for the host in ~/.ssh/config"
+        )
+    return HostUnreachable(
+        f"{route.name}: sshd hung up during the login: {error or type(error).__name__}"
+    )
+
+
+def _refused(route: Route, keyring: Keyring) -> HostUnreachable:
+    what = f"tried {', '.join(keyring.tried)}" if keyring.tried else "there is no key to try"
+    skipped = f"; not usable: {', '.join(keyring.unusable)}" if keyring.unusable else ""
+    port = f"-p {route.port} " if route.port != 22 else ""
+    remedy = (
+        "load it with `ssh-add`"
+        if any("passphrase" in reason for reason in keyring.unusable)
+        else f"let one in with `ssh-copy-id {port}{route.user}@{route.hostname}`, or name the "
+        "right one as identity_file"
+    )
+    return HostUnreachable(
+        f"{route.name}: permission denied for {route.user}@{route.hostname}:{route.port}: {what}"
+        f"{skipped}; {remedy}"
+    )
+
+
+@dataclass
+class Keyring:
+    """The keys to offer for one login. `unusable` says why a key that is there was not offered."""
+
+    route: Route
+    tried: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+    _agent: _Agent | None = None
+
+    def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
+        """Name and key: those of the agent that the config names, the agent's others, files.
+
+        But the hosts file's own key before all others: an agent full of keys would use up
+        MaxAuthTries.
+        """
+        own = self.route.own_identity
+        named = {
+            public: path for path in self.route.identity_files if (public := _public_key(path))
+        }
+        held = self._agent_keys()
+        if own and _public_key(own) not in held and (loaded := self._load(own)):
+            yield from self._with_certificates(own, own, loaded)
+        for public, path in named.items():
+            if key := held.get(public):
+                yield from self._with_certificates(f"{path} (agent)", path, key)
+        if not self.route.identities_only:
+            for public, key in held.items():
+                if public not in named:
+                    yield f"{key.comment or key.get_name()} (agent)", key
+        for path in self.route.identity_files:
+            if path == own or _public_key(path) in held:
+                continue
+            if loaded := self._load(path):
+                yield from self._with_certificates(path, path, loaded)
+
+    def close(self) -> None:
+        if self._agent:
+            self._agent.close()
+
+    def _agent_keys(self) -> dict[bytes, paramiko.AgentKey]:
+        if not self.route.identity_agent:
+            return {}
+        try:
+            self._agent = _Agent(self.route.identity_agent)
+        except (OSError, paramiko.SSHException) as error:
+            self.unusable.append(f"the agent at {self.route.identity_agent} ({error})")
+            return {}
+        return {key.blob: key for key in self._agent.get_keys()}
+
+    def _load(self, path: str) -> paramiko.PKey | None:
+        """The private key in a file; None, and a reason, when it cannot be used."""
+        try:
+            mode = Path(path).stat()
+        except OSError:
+            if path == self.route.own_identity:
+                self.unusable.append(f"{path} (no such file)")
+            return None  # most of the default names do not exist
+        if mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
+            self.unusable.append(f"{path} (readable by others: `chmod 600`)")
+            return None
+        reason = "not a private key"
+        for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
+            try:
+                return kind.from_private_key_file(path)
+            except paramiko.PasswordRequiredException:
+                self.unusable.append(f"{path} (has a passphrase and is not in the agent)")
+                return None
+            except PermissionError:
+                reason = "permission denied"
+            except (paramiko.SSHException, OSError, ValueError, IndexError):
+                continue
+        self.unusable.append(f"{path} ({reason})")
+        return None
+
+    def _with_certificates(
+        self, name: str, path: str, key: paramiko.PKey
+    ) -> Iterator[tuple[str, paramiko.PKey]]:
+        """Certificates of a key come before the key alone."""
+        for file in (f"{path}-cert.pub", *self.route.certificate_files):
+            with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
+                if not Path(file).is_file() or _certified(file) != key.asbytes():
+                    continue
+                key.load_certificate(file)
+                yield f"{name} with {Path(file).name}", key
+        key.public_blob = None
+        yield name, key
+
+
+class _Agent(paramiko.agent.AgentSSH):
+    """An ssh-agent at any socket; paramiko's own knows only SSH_AUTH_SOCK."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(AGENT_TIMEOUT)
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined]
+        except BaseException:
+            connection.close()
+            raise
+        connection.settimeout(None)  # signing may wait for a touch of a token
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+def _public_key(path: str) -> bytes | None:
+    """The public half of an identity file, without its passphrase: from PATH.pub or its header."""
+    for file in (f"{path}.pub", path):
+        with contextlib.suppress(OSError, ValueError, IndexError, struct.error):
+            text = Path(file).read_text()
+            if text.startswith("-----BEGIN OPENSSH PRIVATE KEY-----"):
+                return _from_openssh_header(text)
+            if not text.startswith("-----"):
+                return base64.b64decode(text.split()[1], validate=True)
+    return None
+
+
+def _from_openssh_header(text: str) -> bytes:
+    body = base64.b64decode("".join(text.strip().splitlines()[1:-1]))
+    if not body.startswith(_OPENSSH_MAGIC):
+        raise binascii.Error("not an OpenSSH key")
+    at = len(_OPENSSH_MAGIC)
+    for _cipher_kdf_options in range(3):
+        at += 4 + struct.unpack_from(">I", body, at)[0]
+    (length,) = struct.unpack_from(">I", body, at + 4)  # past the number of keys
+    return body[at + 8 : at + 8 + length]
+
+
+def _certified(file: str) -> bytes | None:
+    """The plain public key that a certificate is about."""
+    blob = base64.b64decode(Path(file).read_text().split()[1])
+    message = paramiko.Message(blob)
+    kind = message.get_text().removesuffix("-cert-v01@openssh.com")
+    message.get_string()  # nonce
+    plain = paramiko.Message()
+    plain.add_string(kind)
+    # how many fields a public key of this kind has
+    for _ in range({"ssh-ed25519": 1}.get(kind, 2)):
+        plain.add_string(message.get_binary())
+    return plain.asbytes()

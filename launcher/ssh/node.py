@@ -1,0 +1,229 @@
+"""Node: one machine, reached by SSH or this one; each_node, ask_each: many at once.
+
+node = Node(Host("gpu1.lab"))
+node.run(["nvidia-smi", "-L"]).stdout
+with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
+    while chunk := log.read():
+        ...
+node.docker.containers.list()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from launcher.engines.dial_stdio import DialStdio
+from launcher.errors import CommandTimeout, DdpctlError, NodesFailed
+from launcher.hosts import Host
+from launcher.ssh.local import LocalMachine
+from launcher.ssh.quiet import quietly
+from launcher.ssh.shell import with_environment
+from launcher.ssh.stream import CHUNK, STDERR_TAIL, Completed, Deadline, Stream
+
+if TYPE_CHECKING:
+    from launcher.engines.docker_client import Client
+
+T = TypeVar("T")
+AT_ONCE = 32  # nodes
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+__all__ = ["Completed", "Node", "Stream", "ask_each", "each_node", "try_each"]
+
+
+class Machine(Protocol):
+    """What SSH and this machine have in common."""
+
+    def connect(self) -> None: ...
+    def open(
+        self, argv: Sequence[str], *, stdin: bool = True, stderr_limit: int | None = STDERR_TAIL
+    ) -> Stream: ...
+    def close(self) -> None: ...
+
+
+class Node:
+    """One machine. Connects on first use, then keeps the connection; safe in many threads."""
+
+    def __init__(self, host: Host, *, connect_timeout: float = 10.0) -> None:
+        self.host = host
+        self.name = host.name
+        self._machine = _machine(host, connect_timeout)
+        self._docker: Client | None = None
+        self._docker_lock = threading.Lock()
+        self._home: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Node({self.name})"
+
+    def connect(self) -> None:
+        """HostUnreachable, in one line with the remedy, when it cannot be."""
+        self._machine.connect()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
+        env: Mapping[str, str] = _NOTHING,
+    ) -> Completed:
+        """Runs one command to its end, in the home folder.
+
+        `env` is added to its environment and never shown in a process list. CommandTimeout after
+        `timeout` seconds, HostUnreachable when the connection does not last that long.
+        """
+        if env:
+            argv, preamble = with_environment(argv, env)
+            stdin = preamble + stdin
+        deadline = Deadline(timeout)
+        stream = self._machine.open(argv, stderr_limit=None)
+        try:
+            if stdin:
+                threading.Thread(target=_feed, args=(stream, stdin), daemon=True).start()
+            else:
+                stream.close_stdin()
+            stdout = bytearray()
+            while chunk := stream.read(CHUNK, deadline.left()):
+                stdout += chunk
+            stderr = stream.stderr_all(deadline.left() or 0.0)
+            return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
+        except TimeoutError:
+            raise CommandTimeout(
+                f"{self.name}: `{argv[0]}` did not end within {timeout:g} s; "
+                "look whether the machine or one of its disks hangs"
+            ) from None
+        finally:
+            stream.close()
+
+    def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
+        """Starts one command and hands over its streams.
+
+        With `stdin=False` it reads nothing and is ended when the stream closes or the connection
+        breaks, so that a `tail -F` never stays behind.
+        """
+        return self._machine.open(argv, stdin=stdin)
+
+    @property
+    def docker(self) -> Client:
+        """The Docker SDK, over this same connection. DockerUnavailable in one line, with the
+        remedy, when the machine is there and its engine is not."""
+        with self._docker_lock:
+            if self._docker is None:
+                machine = self._machine
+                dial = None if isinstance(machine, LocalMachine) else DialStdio(machine.open)
+                with quietly():
+                    from launcher.engines import docker_client
+
+                if dial:
+                    self._docker = docker_client.client_through(self.name, dial)
+                else:
+                    self._docker = docker_client.local_client(self.name)
+            return self._docker
+
+    def home(self) -> str:
+        """The home folder of the user there."""
+        if self._home is None:
+            self._home = self.run(["sh", "-c", 'printf %s "$HOME"']).stdout.decode()
+        return self._home
+
+    def close(self) -> None:
+        with self._docker_lock:
+            client, self._docker = self._docker, None
+        if client is not None:
+            client.close()
+        self._machine.close()
+
+
+def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
+    """`do` for every node at once, where one failure spoils all. NodesFailed carries every error."""
+    results, failures = try_each(nodes, do)
+    if failures:
+        raise NodesFailed(_by(_unique_names(nodes), failures))
+    return results
+
+
+def ask_each(
+    nodes: Sequence[Node], ask: Callable[[Node], T]
+) -> tuple[dict[str, T], dict[str, DdpctlError]]:
+    """`ask` of every node at once: the answers, and the errors of those that could not be seen, both
+    by host name. A name that stands twice in `nodes` is told apart as `name (2)`."""
+    names = _unique_names(nodes)
+    answers, failures = try_each(nodes, ask)
+    return _by(names, answers), _by(names, failures)
+
+
+def try_each(
+    nodes: Sequence[Node], do: Callable[[Node], T]
+) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
+    """`do` for every node at once, at most AT_ONCE at a time, waiting for all of them: what it gave
+    where it succeeded, and the errors of the others."""
+    results: dict[Node, T] = {}
+    errors: dict[Node, BaseException] = {}
+    todo = list(reversed(nodes))
+
+    def work() -> None:
+        while True:
+            try:
+                node = todo.pop()
+            except IndexError:
+                return
+            try:
+                results[node] = do(node)
+            except BaseException as error:
+                errors[node] = error
+
+    threads = [
+        threading.Thread(target=work, daemon=True, name="node")
+        for _ in range(min(AT_ONCE, len(nodes)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = {node: _one_line(node, errors[node]) for node in nodes if node in errors}
+    return {node: results[node] for node in nodes if node in results}, failures
+
+
+def _by(names: Mapping[Node, str], found: Mapping[Node, T]) -> dict[str, T]:
+    return {names[node]: value for node, value in found.items()}
+
+
+def _one_line(node: Node, error: BaseException) -> DdpctlError:
+    """The error as the user's; what is a bug of ours is raised as it is."""
+    if isinstance(error, DdpctlError):
+        return error
+    if "docker" in sys.modules:  # without it, it cannot be one of its errors
+        from launcher.engines import docker_client
+
+        if found := docker_client.failure(node.name, error):
+            return found
+    raise error
+
+
+def _unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
+    seen: dict[str, int] = {}
+    names = {}
+    for node in nodes:
+        seen[node.name] = count = seen.get(node.name, 0) + 1
+        names[node] = node.name if count == 1 else f"{node.name} ({count})"
+    return names
+
+
+def _machine(host: Host, connect_timeout: float) -> Machine:
+    if host.is_local:
+        return LocalMachine()
+    with quietly():
+        from launcher.ssh.client import SshMachine
+
+    return SshMachine(host, connect_timeout=connect_timeout)
+
+
+def _feed(stream: Stream, data: bytes) -> None:
+    """A command need not read what it is told: then it ends, and its exit code tells."""
+    with contextlib.suppress(OSError, DdpctlError):
+        stream.write(data)
+        stream.close_stdin()

@@ -1,0 +1,1 @@
+"""Stopping runs and proving that nothing is left."""

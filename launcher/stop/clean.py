@@ -1,0 +1,223 @@
+"""The `clean` command's work: every trace of ddpctl on the hosts, found, listed, removed, looked for.
+
+A trace is `~/.ddpctl` of the account that the hosts file goes to, and the containers with our label
+that mount something of it. A host where a run lives is left as it is, for the others of that run need
+it. Images stay: they are yours, and other things may use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.engines.base import NodeStatus
+from launcher.engines.docker import Containers
+from launcher.engines.process import Processes
+from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
+from launcher.hosts import Cluster, load
+from launcher.launch.start import connect
+from launcher.push.report import in_words
+from launcher.ssh.node import Node, ask_each, try_each
+from launcher.stop.kill import kill_run
+from launcher.stop.strays import CARRIERS
+from launcher.terminal.console import Console
+
+TIMEOUT = 600.0  # seconds; a large folder takes its time to measure and to remove
+
+# The folder, then its parts as `KB NAME`. Nothing where there is no folder.
+LOOK = r"""
+printf '%s\n' "$HOME/.ddpctl"
+cd "$HOME/.ddpctl" 2>/dev/null || exit 0
+for part in * .[!.]*; do
+  [ -e "$part" ] || [ -L "$part" ] || continue
+  if [ "$part" = runs ]; then
+    for run in runs/*; do [ -e "$run" ] && du -sk "$run" 2>/dev/null; done
+  else
+    du -sk "$part" 2>/dev/null
+  fi
+done
+:
+"""
+
+# Somebody may have put the folder on another disk: then what the link points to is emptied.
+REMOVE = r"""
+cd "$HOME" || exit 1
+[ -e .ddpctl ] || [ -L .ddpctl ] || exit 0
+if [ -L .ddpctl ]; then
+  find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} + && rm -f .ddpctl
+else
+  rm -rf .ddpctl
+fi
+"""
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What there is on one host."""
+
+    host: str
+    folder: str  # ~/.ddpctl, absolute
+    parts: tuple[tuple[str, int], ...]  # below it, with bytes
+    nodes: tuple[NodeStatus, ...]  # containers that mount something of it, and local processes
+    living: frozenset[str]  # run ids
+
+    @property
+    def none(self) -> bool:
+        return not self.parts and not self.nodes
+
+    @property
+    def runs(self) -> frozenset[str]:
+        named = {part.split("/", 1)[1] for part, _ in self.parts if part.startswith("runs/")}
+        return frozenset(named | {status.run_id for status in self.nodes})
+
+    def lines(self) -> list[str]:
+        containers = [
+            f"{self.host}  container  {s.handle}  {s.state}"
+            for s in self.nodes
+            if not s.handle.startswith("/")
+        ]
+        folders = [f"{self.host}  {self.folder}/{p}  {in_words(size)}" for p, size in self.parts]
+        return containers + folders
+
+
+def clean(
+    hosts: str, console: Console, *, kill: bool, as_json: bool, sure: Callable[[], bool | None]
+) -> int:
+    """0 when every host was seen to be clean, or nothing was to be done; 6 when something is left.
+
+    sure: asked once all is listed; None: only list.
+    """
+    cluster = load(hosts, job_files=False)
+    nodes = connect(cluster)
+    machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
+    try:
+        found, failures = look(machines, cluster)
+        kept = set() if kill else living(found)
+        to_go = [traces for traces in found if not traces.none and not traces.runs & kept]
+        if not as_json:
+            listed(found, to_go, kept, console)
+        answer = sure() if to_go else None
+        left = found
+        if answer:
+            end(machines, cluster, to_go, console)
+            left, failures = look(machines, cluster)
+    finally:
+        for node in nodes:
+            node.close()
+    return report(found, left, failures, console, removed=bool(answer), as_json=as_json)
+
+
+def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict[str, DdpctlError]]:
+    found, failures = ask_each(machines, lambda node: _look(node, cluster))
+    return list(found.values()), failures
+
+
+def _look(node: Node, cluster: Cluster) -> Traces:
+    said = node.run(["sh", "-c", LOOK], timeout=TIMEOUT).stdout.decode(errors="replace")
+    folder, *rows = said.splitlines()
+    parts = [(name, int(size) * 1024) for size, _, name in (row.partition("\t") for row in rows)]
+    nodes: list[NodeStatus] = []
+    try:
+        nodes += Containers(node).mounting(folder)
+    except DockerUnavailable:
+        if cluster.job.engine == "docker":  # then what lives there cannot be known
+            raise
+    if node.host.is_local:
+        nodes += Processes(node.name).list()
+    known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
+    carriers = node.run(["sh", "-c", CARRIERS]).stdout.decode(errors="replace").splitlines()
+    working = {row.split(" ", 2)[1] for row in carriers} & known
+    alive = {status.run_id for status in nodes if status.alive}
+    return Traces(node.name, folder, tuple(parts), tuple(nodes), frozenset(alive | working))
+
+
+def living(found: Sequence[Traces]) -> set[str]:
+    return {run_id for traces in found for run_id in traces.living}
+
+
+def end(
+    machines: Sequence[Node], cluster: Cluster, to_go: Sequence[Traces], console: Console
+) -> None:
+    """Runs that live are stopped on all hosts first; then containers and folders go."""
+    for run_id in sorted(living(to_go)):
+        kill_run(machines, cluster, run_id, console)
+    by_host = {traces.host: traces for traces in to_go}
+
+    def act(node: Node) -> None:
+        for status in by_host[node.name].nodes:
+            if not status.handle.startswith("/"):
+                Containers(node).remove(status)
+        done = node.run(["sh", "-c", REMOVE], timeout=TIMEOUT)
+        if done.code != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines() or ["no word why"]
+            raise CommandFailed(
+                f"{node.name}: {said[-1]}; files of another user need that user (or root) to go"
+            )
+
+    _, failures = try_each([node for node in machines if node.name in by_host], act)
+    for failure in failures.values():
+        console.error(str(failure))
+
+
+def listed(
+    found: Sequence[Traces], to_go: Sequence[Traces], kept: set[str], console: Console
+) -> None:
+    for traces in to_go:
+        for line in traces.lines():
+            console.print(line)
+    for traces in found:
+        if here := sorted(traces.runs & kept):
+            console.say(
+                f"{traces.host}: left as it is, for {', '.join(here)} is alive; "
+                "`ddpctl kill` ends it, `ddpctl clean --kill` does too"
+            )
+
+
+def report(
+    found: Sequence[Traces],
+    left: Sequence[Traces],
+    failures: Mapping[str, DdpctlError],
+    console: Console,
+    *,
+    removed: bool,
+    as_json: bool,
+) -> int:
+    for error in failures.values():
+        console.error(f"cannot see {error}")
+    unclean = [traces for traces in left if not traces.none]
+    if as_json:
+        console.json(document(found, left, failures, removed=removed))
+    elif removed:
+        for traces in left:
+            after = f"{len(traces.lines())} things still there" if not traces.none else "clean"
+            console.say(f"{traces.host}: {after}")
+    elif not unclean and not failures:
+        console.say("no trace of ddpctl on these hosts")
+    if failures:
+        return 6 if removed else 4
+    return 6 if removed and unclean else 0
+
+
+def document(
+    found: Sequence[Traces],
+    left: Sequence[Traces],
+    failures: Mapping[str, DdpctlError],
+    *,
+    removed: bool,
+) -> dict[str, Any]:
+    """clean --json, version 1."""
+    after = {traces.host: traces for traces in left}
+    rows = [
+        {
+            "host": traces.host,
+            "containers": [s.handle for s in traces.nodes if not s.handle.startswith("/")],
+            "folder": traces.folder,
+            "parts": [{"name": name, "bytes": size} for name, size in traces.parts],
+            "alive": sorted(traces.living),
+            "clean": traces.host in after and after[traces.host].none,
+        }
+        for traces in found
+    ]
+    unseen = [{"host": host, "error": str(error)} for host, error in failures.items()]
+    return {"version": 1, "removed": removed, "hosts": rows, "unseen": unseen}

@@ -1,0 +1,111 @@
+"""The live panel of `launch` and `attach`: what it says of a run at this moment, as plain cells.
+
+Pure: outcomes and gauges in, words out. `launcher.terminal.live` puts them on the terminal.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.follow.monitor import NodeOutcome
+from launcher.terminal.metrics_poller import Gauges, Gpus, Progress
+
+LAST_LINE = 300  # characters of a log line that a panel may show; the terminal cuts it further
+
+
+@dataclass(frozen=True)
+class View:
+    """head: the run in one line. below: how far it is. rows: node, state, GPUs; one a node."""
+
+    head: str
+    below: str
+    rows: tuple[tuple[str, str, str], ...]
+
+
+def view(
+    run_id: str,
+    attempt: int,
+    outcomes: Mapping[int, NodeOutcome],
+    gauges: Gauges,
+    uptime: float,
+) -> View:
+    again = f"  attempt {attempt}" if attempt > 1 else ""
+    progress = gauges.progress
+    return View(
+        head=f"{run_id}{again}  up {clock(uptime)}",
+        below=progress_words(progress) if progress else last_line(outcomes),
+        rows=tuple(
+            (
+                f"{rank} {outcome.host}",
+                state_of(outcome),
+                gpu_words(gauges.gpus[rank]) if rank in gauges.gpus else "",
+            )
+            for rank, outcome in sorted(outcomes.items())
+        ),
+    )
+
+
+def state_of(outcome: NodeOutcome) -> str:
+    if outcome.done:
+        if outcome.succeeded:
+            return "succeeded"
+        code = outcome.exit_code
+        return "failed" if code is None else f"failed ({code})"
+    if outcome.unseen_since is not None:
+        return "out of sight"
+    kinds = {event.get("kind") for _, event in outcome.events}
+    if "stopping" in kinds:
+        return "stopping"
+    return "running" if kinds or outcome.tail else "starting"
+
+
+def progress_words(progress: Progress) -> str:
+    """epoch 3/10  step 120/400  loss 1.2345  5120 images/s  eta 0:12:30"""
+    words = []
+    if progress.epoch is not None:
+        words.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs else ""))
+    if progress.step is not None:
+        words.append(f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else ""))
+    if progress.loss is not None:
+        words.append(f"loss {progress.loss:.4f}")
+    if progress.top1 is not None:
+        words.append(f"top1 {100 * progress.top1:.2f} %")
+    if progress.img_s is not None:
+        words.append(f"{progress.img_s:.0f} images/s")
+    if progress.eta is not None:
+        words.append(f"eta {clock(progress.eta)}")
+    return "  ".join(words)
+
+
+def last_line(outcomes: Mapping[int, NodeOutcome]) -> str:
+    """Of a script that is not ours, its newest line says most."""
+    newest = [outcome.tail[-1] for outcome in outcomes.values() if outcome.tail]
+    if not newest:
+        return "nothing said yet"
+    line = max(newest, key=lambda line: line.time)
+    who = line.host if line.rank is None else f"{line.host}:{line.rank}"
+    text = line.text.rpartition(b"\r")[2] or line.text  # a progress bar's newest state
+    return f"[{who}] {printable(text.decode(errors='replace'))}"
+
+
+def printable(text: str) -> str:
+    """Without what moves a cursor or changes colours: a panel must keep its place."""
+    kept = (
+        " " if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") else char for char in text
+    )
+    return "".join(kept)[:LAST_LINE].strip()
+
+
+def gpu_words(gpus: Gpus) -> str:
+    gib = 1024
+    name = "GPU" if gpus.count == 1 else "GPUs"
+    memory = f"{gpus.used / gib:.1f} of {gpus.total / gib:.0f} GiB"
+    return f"{gpus.count} {name} {gpus.use:.0f} %, {memory}"
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss"""
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

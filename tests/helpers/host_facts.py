@@ -1,0 +1,32 @@
+"""What a healthy host says about itself, for tests that need such a value."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from launcher.facts.script import Address, Facts, Gpu
+
+
+def facts(**changes: object) -> Facts:
+    one = Facts(
+        user="ann",
+        uid=1000,
+        gid=1001,
+        home="/home/ann",
+        hostname="gpu1",
+        kernel="Linux",
+        cores=16,
+        clock=0.0,
+        ssh_server_ip="10.0.0.1",
+        ssh_client_ip="10.0.0.9",
+        addresses=(Address("10.0.0.1", "ib0"), Address("172.17.0.1", "docker0")),
+        listening=frozenset({22}),
+        infiniband=False,
+        gpus=(),
+        gpu_error=None,
+    )
+    return dataclasses.replace(one, **changes)  # type: ignore[arg-type]
+
+
+def gpus(count: int) -> tuple[Gpu, ...]:
+    return tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(count))

@@ -1,0 +1,82 @@
+"""A user on this machine with a home folder, a hosts file for `engine: process` and the real CLI."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+print(f"up {rank} {sys.argv[1:]} attempt {os.environ['DDPCTL_ATTEMPT']}", flush=True)
+if os.environ.get("WRITE") and rank == 0:
+    open(os.path.join(os.environ["DDPCTL_CHECKPOINT_DIR"], "kept.txt"), "w").write("x" * 1000)
+time.sleep(float(os.environ.get("SLEEP", "0")))
+if os.environ.get("BAD") == str(rank):
+    time.sleep(0.5)
+    raise ValueError("boom on purpose")
+if os.environ.get("BAD"):
+    time.sleep(60)
+"""
+
+
+class Machine:
+    """One user on this machine: a home, a hosts file, the real CLI."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "code").mkdir()
+        (folder / "code" / "train.py").write_text(SCRIPT)
+        hosts = [{"host": "local", "gpus": 0}, {"host": "local", "gpus": 0}]
+        job = {
+            "engine": "process",
+            "nproc_per_node": 2,
+            "master_port": "auto",
+            "command": ["train.py", "two words", "$(x)"],
+            "workdir": "code",
+        }
+        (folder / "hosts.yaml").write_text(json.dumps({"hosts": hosts, "job": job}))
+        self.env = {
+            **os.environ,
+            "HOME": str(folder / "home"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        (folder / "home").mkdir()
+
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.env,
+        )
+
+    def ddpctl(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        process = self.start(*argv)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, out + err
+        return subprocess.CompletedProcess(argv, code, out, err)
+
+    def record(self) -> dict[str, Any]:
+        [path] = (self.folder / "state" / "ddpctl" / "runs").glob("*/run.json")
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
+
+    def left(self) -> list[str]:
+        """Processes that carry this home, and are not this test's own."""
+        mark = f"HOME={self.folder / 'home'}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().decode())
+            except OSError:
+                continue
+        return found

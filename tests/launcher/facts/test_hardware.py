@@ -1,0 +1,238 @@
+"""The check script on this machine's shell, and its output as values."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from launcher.facts import hardware
+from launcher.facts.hardware import Details, Disk, Holder, Interface
+from launcher.facts.nvidia import GpuProcess, GpuState, parse_nvidia
+from launcher.hosts import parse
+from launcher.preflight import collect
+from launcher.preflight.machine import Docker
+from launcher.ssh.node import Node
+
+SAMPLE = """
+@@writable
+yes
+
+@@disk
+room
+path /home/u/.ddpctl
+path /var/lib/docker
+blocks
+Filesystem     1024-blocks      Used Available Capacity Mounted on
+/dev/sda1   1000000 400000 600000      40% /home
+/dev/sdb with space  2000000 400000 1600000      20% /var/lib/docker data
+inodes
+Filesystem        Inodes    IUsed    IFree IUse% Mounted on
+/dev/sda1   65536 1000 64536    2% /home
+-   0 0 0    - /var/lib/docker data
+
+@@memory
+MemTotal:       24684084 kB
+MemAvailable:   24327088 kB
+
+@@memlock
+unlimited
+
+@@interfaces
+eth0 1500 up 25000 plain
+docker0 1500 down -1 bridge
+wlan0 1500 up  plain
+
+@@network
+boot
+net:[1]
+
+@@routes
+Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
+eth0	00000000	FE00000A	0003	0	0	0	00000000	0	0	0
+eth0	0000000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
+eth0	0300000A	0100000A	0007	0	0	0	FFFFFFFF	0	0	0
+
+@@ibports
+/sys/class/infiniband/mlx5_0/ports/1 4: ACTIVE
+
+@@ibdevices
+uverbs0
+
+@@resolved
+127.0.1.1       STREAM gpu1
+
+@@tools
+/usr/bin/bash
+/usr/bin/perl
+
+@@firewall
+ufw
+
+@@holder
+eve\t99\tpython serve.py
+
+@@driver
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build
+
+@@nvswitch
+/dev/nvidia-nvswitch0
+/dev/nvidia-nvswitch1
+
+@@fabricmanager
+
+@@toolkit
+/usr/bin/nvidia-ctk
+
+@@cdi
+
+@@nvidia
+
+@@gpuowners
+
+@@end
+"""
+
+NVIDIA = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+  <driver_version>550.54.15</driver_version><cuda_version>12.4</cuda_version>
+  <gpu id="00000000:18:00.0">
+    <ecc_mode><current_ecc>Enabled</current_ecc></ecc_mode>
+    <mig_mode><current_mig>Disabled</current_mig></mig_mode>
+    <fb_memory_usage><used>30004 MiB</used></fb_memory_usage>
+    <processes>
+      <process_info><pid>4711</pid><type>C</type><process_name>/usr/bin/python3</process_name>
+        <used_memory>30000 MiB</used_memory></process_info>
+      <process_info><pid>12</pid><type>G</type><process_name>Xorg</process_name>
+        <used_memory>900 MiB</used_memory></process_info>
+    </processes>
+  </gpu>
+</nvidia_smi_log>
+"""
+
+
+def test_the_output_as_values() -> None:
+    assert hardware.parse(SAMPLE) == Details(
+        disks=(
+            Disk("/home/u/.ddpctl", "/home", 1000000, 600000, 64536),
+            Disk("/var/lib/docker", "/var/lib/docker data", 2000000, 1600000, None),
+        ),
+        memory_kib=24684084,
+        memory_available_kib=24327088,
+        interfaces=(
+            Interface("eth0", 1500, "up", 25000, False),
+            Interface("docker0", 1500, "down", 0, True),
+            Interface("wlan0", 1500, "up", 0, False),
+        ),
+        network="boot net:[1]",
+        gateways=(
+            (IPv4Network("0.0.0.0/0"), "10.0.0.254"),
+            (IPv4Network("10.0.0.0/24"), ""),
+            (IPv4Network("10.0.0.3/32"), "10.0.0.1"),
+        ),
+        infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),),
+        infiniband_devices=("uverbs0",),
+        resolved="127.0.1.1",
+        tools=frozenset({"bash", "perl"}),
+        firewalls=("ufw",),
+        holder=Holder("eve", 99, "python serve.py"),
+        kernel_driver="550.54.15",
+        nvswitches=2,
+        toolkit=("nvidia-ctk",),
+    )
+
+
+def test_the_most_special_route_counts() -> None:
+    found = hardware.parse(SAMPLE)
+    assert found.gateway_to("10.0.0.3") == "10.0.0.1"
+    assert found.gateway_to("10.0.0.2") is None
+    assert found.gateway_to("10.9.9.9") == "10.0.0.254"
+    assert found.gateway_to("fe80::1") is None
+
+
+def test_a_disk_that_df_cannot_ask_hides_no_other() -> None:
+    one = "blocks\nheading\n/dev/sda1 100 40 60 40% /home\ninodes"
+    head = SAMPLE.partition("@@memory")[2]
+    lines = f"room\npath /home\npath /gone\nroom\npath /home\n{one}\nroom\npath /gone\n"
+    found = hardware.parse(f"@@disk\n{lines}@@memory{head}")
+    assert found.disks == (Disk("/home", "/home", 100, 60, None),)
+
+
+def test_half_an_output_is_refused() -> None:
+    with pytest.raises(ValueError, match="did not run to its end"):
+        hardware.parse(SAMPLE[: SAMPLE.index("@@holder")])
+
+
+def test_nvidia_smi() -> None:
+    owners = [f"4711 eve {'c' * 64}", "12 root "]
+    found = parse_nvidia(NVIDIA, owners)
+    assert (found.driver, found.cuda) == ("550.54.15", (12, 4))
+    assert found.gpus == (GpuState(0, "Enabled", "Disabled", 30004),)
+    assert found.processes == (GpuProcess(0, 4711, "python3", 30000, "eve", "c" * 64),)
+    assert parse_nvidia("No devices were found").gpus == ()
+    assert parse_nvidia(NVIDIA[:300]).gpus == ()
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "busybox"])
+def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    argv = [shell, "sh"] if shell == "busybox" else [shell]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = subprocess.run(
+            [*argv, "-c", hardware.SCRIPT, "sh", "/", str(port), "gpus", "/gone/a b", "/"],
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    found = hardware.parse(done.stdout)
+    assert found.home_error == ""
+    assert found.missing == ("/gone/a b",)
+    assert re.fullmatch(r"[0-9a-f-]{36} net:\[\d+\]", found.network)
+    assert not list((tmp_path / ".ddpctl").iterdir())
+    home = found.disk(f"{tmp_path}/.ddpctl")
+    assert home is not None and home.kib > 0
+    assert found.disk("/") is not None
+    assert found.memory_kib > 0
+    assert found.interface("lo") is not None
+    assert found.holder is not None
+    assert found.holder.pid == os.getpid()
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / ".ddpctl").write_text("a file where the folder should be")
+    done = subprocess.run(
+        ["sh", "-c", hardware.SCRIPT, "sh", "", "", ""],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "exists" in hardware.parse(done.stdout).home_error
+
+
+def test_an_unusual_docker_root_is_seen_beside_all_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "docker root"
+    root.mkdir()
+    docker = Docker(version="", storage="", cgroup_driver="", root=str(root))
+    monkeypatch.setattr(collect, "_docker", lambda *_: (docker, None))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
+    cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
+    found = collect.look("here", [Node(cluster.hosts[0])], [0], cluster, None).details
+    assert found is not None
+    assert found.disk(str(root)) is not None
+    assert found.missing == ("/no/such",)

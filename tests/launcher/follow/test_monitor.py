@@ -1,0 +1,55 @@
+"""Following a node whose journal is known already: what it said before is remembered first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.engines.base import Engine, NodeStatus
+from launcher.engines.process import Processes
+from launcher.follow.monitor import Follow, NodeOutcome
+from launcher.follow.node_watcher import EVENTS, Watch
+from launcher.hosts import Host
+from launcher.plan.plan import Place
+from launcher.ssh.node import Completed, Node
+
+JOURNAL = b"""\
+1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled"}}
+1.6\t0\tlast words
+1.7\t!\t{"kind": "end", "state": "cancelled", "exit_code": 1}
+"""
+
+
+class Busy(Node):
+    """This machine, where the events are read only once the journal's size is known."""
+
+    def __init__(self) -> None:
+        super().__init__(Host("local"))
+        self.sized = threading.Event()
+
+    def run(self, argv: Sequence[str], **how: Any) -> Completed:
+        if EVENTS in argv:
+            self.sized.wait(10)
+        done = super().run(argv, **how)
+        if EVENTS not in argv:
+            self.sized.set()
+        return done
+
+
+def test_a_run_that_ended_before_anybody_attached_is_judged_by_its_events(tmp_path: Path) -> None:
+    control = tmp_path / "node-0"
+    control.mkdir()
+    (control / "journal").write_bytes(JOURNAL)
+    place = Place(0, 1, "none", str(tmp_path), str(control))
+    engine: Engine = Processes("local")  # no process of it is left
+    node = Busy()
+    try:
+        follow = Follow([Watch(node, engine, place, offset=len(JOURNAL))])
+        [outcome] = [event for event in follow.events() if isinstance(event, NodeOutcome)]
+    finally:
+        node.close()
+    assert isinstance(outcome.status, NodeStatus)
+    assert outcome.end is not None and outcome.end["state"] == "cancelled"
+    assert [event["kind"] for _, event in outcome.events] == ["stopping", "end"]

@@ -1,0 +1,57 @@
+"""The example file, the schema and the documentation say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import yaml
+
+from launcher.hosts import Host, Job, parse
+from launcher.hosts.doc import document
+from launcher.hosts.schema import DEFAULTS, HOST, JOB, SECTIONS
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = (ROOT / "hosts.example.yaml").read_text()
+PAGE = (ROOT / "docs" / "hosts-file.md").read_text()
+
+
+def names(keys: tuple) -> set[str]:
+    return {key.name for key in keys}
+
+
+def test_the_schema_has_the_keys_of_the_types() -> None:
+    assert names(HOST) == {field.name for field in dataclasses.fields(Host)}
+    assert names(JOB) == {field.name for field in dataclasses.fields(Job)}
+
+
+def test_the_example_shows_every_key_and_no_other() -> None:
+    shown = yaml.safe_load(EXAMPLE)
+    assert set(shown) == set(SECTIONS)
+    assert set(shown["defaults"]) == names(DEFAULTS)
+    assert set(shown["job"]) == names(JOB)
+    hosts = [host for host in shown["hosts"] if isinstance(host, dict)]
+    assert set().union(*hosts) | set(shown["defaults"]) == names(HOST)
+
+
+def test_the_example_is_a_hosts_file() -> None:
+    made = parse(EXAMPLE, "hosts.example.yaml")
+    assert (made.nnodes, len(made.spares)) == (6, 1)
+
+
+def test_the_page_is_printed_from_the_schema() -> None:
+    assert document(EXAMPLE) == PAGE, "run: python -m launcher.hosts.doc > docs/hosts-file.md"
+
+
+def test_the_page_has_a_row_for_every_key_and_no_other() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted([*(k.name for k in HOST), *(k.name for k in JOB)])
+
+
+def test_the_default_in_words_is_the_default_in_fact() -> None:
+    job = {key.name: key.default for key in JOB}
+    facts = parse("hosts: [a]", "x").job
+    assert parse(f"hosts: [a]\njob: {{image: '{job['image']}'}}", "x").job == facts
+    for name in ("engine", "master_port", "shm_size", "user", "max_restarts", "stop_timeout"):
+        assert parse(f"hosts: [a]\njob: {{{name}: {job[name]}}}", "x").job == facts

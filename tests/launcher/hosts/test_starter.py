@@ -1,0 +1,122 @@
+"""`ddpctl init`: whatever it is told, it writes a hosts file that reads back to just that."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.hosts import load, parse
+from launcher.hosts.starter import Answers, compose, scalar, ssh_aliases
+
+WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)
+
+
+def run(folder: Path, *argv: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "init", *argv],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@given(st.lists(WORDS, min_size=1, max_size=5))
+def test_any_command_reads_back(words: list[str]) -> None:
+    text = compose(Answers(hosts=(("a", None),), command=tuple(words)), "hosts.yaml")
+    assert parse(text, "hosts.yaml").job.command == tuple(words)
+
+
+@given(st.text("yneofr0123.~-:/@# 'ü", min_size=1, max_size=6))
+def test_a_scalar_reads_back_as_text(text: str) -> None:
+    import yaml
+
+    assert yaml.safe_load(f"key: {scalar(text)}  # comment") == {"key": text}
+
+
+def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    flags = ["--host", "me@gpu1:2222", "--host", "local", "--user", "ubuntu", "--image", "mine:1"]
+    run(tmp_path, *flags, "--command", "train.py --name 'two words'")
+    cluster = load(tmp_path / "hosts.yaml")
+    assert [(h.user, h.host, h.port) for h in cluster.hosts] == [
+        ("me", "gpu1", 2222),
+        (None, "local", None),
+    ]
+    assert cluster.job.image == "mine:1"
+    assert cluster.job.command == ("train.py", "--name", "two words")
+    assert cluster.job.workdir == str(tmp_path)
+    before = (tmp_path / "hosts.yaml").read_text()
+    assert "is there already; give --force" in run(tmp_path, "--host", "b", code=2)
+    assert (tmp_path / "hosts.yaml").read_text() == before
+    run(tmp_path, "--host", "b", "--force")
+    assert [host.host for host in load(tmp_path / "hosts.yaml").hosts] == ["b"]
+
+
+def test_hosts_of_a_hostfile_keep_their_gpus(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("gpu1 slots=8  # the large one\ngpu2 slots=4\n")
+    run(tmp_path, "lab.yaml", "--hostfile", "hostfile")
+    cluster = load(tmp_path / "lab.yaml")
+    assert [(host.host, host.gpus) for host in cluster.hosts] == [("gpu1", 8), ("gpu2", 4)]
+
+
+def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
+    (tmp_path / ".ssh" / "more").mkdir(parents=True)
+    config = tmp_path / ".ssh" / "config"
+    config.write_text("Include more/*\nHost *\n  User x\nHost gpu3 !gpu4 bastion\n  Port 3\n")
+    (tmp_path / ".ssh" / "more" / "a").write_text("host=gpu1\nHost gpu2 gpu?\nInclude config\n")
+    assert ssh_aliases(config) == ["gpu1", "gpu2", "gpu3", "bastion"]
+    run(tmp_path, "--ssh-config", "gpu*")
+    assert sorted(h.host for h in load(tmp_path / "hosts.yaml").hosts) == ["gpu1", "gpu2", "gpu3"]
+    assert "no Host of" in run(tmp_path, "b.yaml", "--ssh-config", "tpu*", code=2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "no hosts: give --host"),
+        (["--host", "a", "--command", "'"], "mend the quotes"),
+        (["--host", "a b"], "hosts"),
+        (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(tmp_path: Path, argv: list[str], said: str) -> None:
+    assert said in run(tmp_path, *argv, code=2)
+    assert not (tmp_path / "hosts.yaml").exists()
+
+
+def test_three_questions_on_a_terminal(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", "init"],
+        cwd=tmp_path,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])},
+        start_new_session=True,
+    )
+    os.close(follower)
+    os.write(leader, b"gpu1, gpu2\nmine:2\ntrain.py\n")
+    said = b""
+    try:
+        while data := os.read(leader, 4096):
+            said += data
+    except OSError:  # the other side has gone
+        pass
+    assert process.wait(timeout=60) == 0, said
+    assert said.count(b"]:") == 3
+    cluster = load(tmp_path / "hosts.yaml")
+    assert [host.host for host in cluster.hosts] == ["gpu1", "gpu2"]
+    assert (cluster.job.image, cluster.job.command) == ("mine:2", ("train.py",))

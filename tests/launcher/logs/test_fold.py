@@ -1,0 +1,111 @@
+"""Folding loses nothing, doubles nothing and keeps each rank's order, whatever comes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from local_machine import Machine
+
+from launcher.logs.fold import Fold, names, ranges
+
+LINES = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c: [0-3] d", b""])), max_size=60
+)
+
+
+def unfolded(line: bytes, host: str = r"h\d") -> list[tuple[int, bytes]]:
+    """(rank, text) of a line as it was said or as it was folded."""
+    match = re.match(rb"\[(?:%b:(\d+)|([\d,-]+))\] (.*)\n" % host.encode(), line)
+    assert match, line
+    if match[1]:
+        return [(int(match[1]), match[3])]
+    found = []
+    for span in match[2].decode().split(","):
+        low, _, high = span.partition("-")
+        found += [(rank, match[3]) for rank in range(int(low), int(high or low) + 1)]
+    return found
+
+
+def by_rank(pairs: list[tuple[int, bytes]]) -> dict[int, list[bytes]]:
+    said = defaultdict(list)
+    for rank, text in pairs:
+        said[rank].append(text)
+    return dict(said)
+
+
+@given(LINES, st.integers(1, 8), st.lists(st.integers(0, 60)))
+def test_each_rank_says_the_same_in_the_same_order(
+    lines: list[tuple[int, bytes]], limit: int, pauses: list[int]
+) -> None:
+    fold = Fold(limit)
+    out: list[bytes] = []
+    for at, (rank, text) in enumerate(lines):
+        out += fold.feed(b"[h%d:%d] %b\n" % (rank // 2, rank, text), now=float(at))
+        if at in pauses:
+            out += fold.take_older(now=float(at), wait=3.0)
+    out += fold.take_all()
+    assert by_rank([pair for line in out for pair in unfolded(line)]) == by_rank(lines)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranges_read_back(numbers: set[int]) -> None:
+    text = b"[%b] \n" % ranges(numbers).encode()
+    assert {rank for rank, _ in unfolded(text)} == numbers if numbers else text == b"[] \n"
+
+
+def test_ranks_that_say_the_same_are_one_line() -> None:
+    fold = Fold()
+    lines = [b"[a:%d] step %d\n" % (rank, step) for rank in range(6) for step in (1, 2)]
+    lines += [b"[gpu1] torchrun\n", b"[gpu2] torchrun\n", b"[a:3] alone \r\x1b[0m\n"]
+    assert [out for line in lines for out in fold.feed(line)] == []
+    assert fold.take_all() == [
+        b"[0-5] step 1\n",
+        b"[0-5] step 2\n",
+        b"[gpu[1-2]] torchrun\n",
+        b"[a:3] alone \r\x1b[0m\n",
+    ]
+
+
+def test_a_rank_that_says_it_twice_is_not_folded_into_itself() -> None:
+    fold = Fold()
+    for _ in range(2):
+        fold.feed(b"[a:0] x\n")
+    assert fold.take_all() == [b"[a:0] x\n", b"[a:0] x\n"]
+
+
+def test_lines_wait_no_longer_than_they_should() -> None:
+    fold = Fold()
+    fold.feed(b"[a:0] x\n", now=1.0)
+    fold.feed(b"[a:1] y\n", now=2.0)
+    assert fold.take_older(now=2.0, wait=1.0) == [b"[a:0] x\n"]
+    fold.feed(b"[a:1] x\n", now=2.0)
+    assert fold.take_all() == [b"[a:1] y\n", b"[a:1] x\n"]
+
+
+def test_names_of_hosts_fold_by_their_numbers() -> None:
+    assert names(["gpu1", "gpu2", "login", "gpu4", "n07"]) == "gpu[1-2,4],login,n07"
+    assert names(["gpu7"]) == "gpu7"
+
+
+def test_logs_and_launch_fold_what_real_ranks_say(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    script = "import os\nfor i in range(3): print('step', i)\nprint('I am', os.environ['RANK'])\n"
+    (tmp_path / "code" / "train.py").write_text(script)
+
+    def said(*argv: str) -> list[str]:  # by ranks; torchrun may have a word of its own
+        lines = machine.ddpctl(*argv).stdout.splitlines()
+        return [line for line in lines if not line.startswith("[local] ")]
+
+    launched = said("launch", "hosts.yaml", "--fold")
+    whole, folded = said("logs"), said("logs", "--fold")
+    assert folded[:3] == [f"[0-3] step {i}" for i in range(3)]
+    assert sorted(folded[3:]) == [f"[local:{rank}] I am {rank}" for rank in range(4)]
+    for lines in (whole, launched):
+        pairs = [pair for line in lines for pair in unfolded(line.encode() + b"\n", "local")]
+        assert by_rank(pairs) == {
+            rank: [b"step 0", b"step 1", b"step 2", b"I am %d" % rank] for rank in range(4)
+        }

@@ -1,0 +1,114 @@
+"""The launching machine's copy of the logs: each line once, whatever is killed in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.logs.query import Wanted, merged, parse_since, rank_of
+from launcher.logs.store import LogStore, Mark, known_marks, offset_in
+from launcher.plan.plan import place_of
+
+
+def write(
+    store: LogStore, node: int, *lines: str, time: float, offset: int, attempt: int = 1
+) -> None:
+    text = "".join(f"{line}\n" for line in lines).encode()
+    store.node(node).write(text, time=time, attempt=attempt, offset=offset)
+
+
+def acquired(folder: Path) -> LogStore:
+    store = LogStore.acquire(folder)
+    assert store is not None
+    return store
+
+
+def test_what_was_written_is_there_and_known(tmp_path: Path) -> None:
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", "[a:0] two", time=10.0, offset=100)
+    store.close()
+    assert (tmp_path / "node-0.log").read_text() == "[a:0] one\n[a:0] two\n"
+    assert known_marks(tmp_path) == {0: Mark(10.0, 1, 100, 20)}
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    store = acquired(tmp_path)
+    assert LogStore.acquire(tmp_path) is None
+    store.close()
+    acquired(tmp_path).close()
+
+
+def test_what_a_killed_writer_left_half_done_is_written_again(tmp_path: Path) -> None:
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    with (tmp_path / "node-0.log").open("a") as log:
+        log.write("[a:0] two\n[a:0] thr")  # written, but the index did not get to know
+    with (tmp_path / ".node-0.index").open("a") as index:
+        index.write("11.0 1 9")
+    store = acquired(tmp_path)
+    assert store.node(0).mark == Mark(10.0, 1, 50, 10)
+    write(store, 0, "[a:0] two", time=11.0, offset=90)
+    store.close()
+    assert (tmp_path / "node-0.log").read_text() == "[a:0] one\n[a:0] two\n"
+    assert known_marks(tmp_path)[0].offset == 90
+
+
+def test_another_attempt_begins_its_own_journal() -> None:
+    known = {0: Mark(10.0, 1, 500, 20)}
+    assert offset_in(known, place_of("r", 0, 1, "/h")) == 500
+    assert offset_in(known, place_of("r", 0, 2, "/h")) == 0
+    assert offset_in(known, place_of("r", 1, 1, "/h")) == 0
+
+
+def two_nodes(folder: Path) -> Path:
+    store = acquired(folder)
+    write(store, 0, "[a:0] first", time=10.0, offset=1)
+    write(store, 1, "[b:1] second", "[b] torchrun's own", time=11.0, offset=1)
+    write(store, 0, "[a:0] third\rwith a return", time=12.0, offset=2)
+    store.close()
+    return folder
+
+
+def shown(folder: Path, wanted: Wanted) -> list[bytes]:
+    return [line + b"\n" for line in b"".join(merged(folder, wanted)).split(b"\n")[:-1]]
+
+
+def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
+    assert shown(two_nodes(tmp_path), Wanted()) == [
+        b"[a:0] first\n",
+        b"[b:1] second\n",
+        b"[b] torchrun's own\n",
+        b"[a:0] third\rwith a return\n",
+    ]
+
+
+def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> None:
+    import re
+
+    folder = two_nodes(tmp_path)
+    assert len(shown(folder, Wanted(node=1))) == 2
+    assert shown(folder, Wanted(rank=1)) == [b"[b:1] second\n"]
+    assert len(shown(folder, Wanted(since=11.5))) == 1
+    [last] = shown(folder, Wanted(grep=re.compile(b"fir|thi"), tail=1))
+    assert last.startswith(b"[a:0] thi")
+    assert shown(folder, Wanted(tail=2)) == shown(folder, Wanted())[-2:]
+
+
+def test_only_what_is_known_is_shown(tmp_path: Path) -> None:
+    known = known_marks(two_nodes(tmp_path))
+    store = acquired(tmp_path)
+    write(store, 1, "[b:1] later", time=13.0, offset=2)
+    store.close()
+    assert b"[b:1] later\n" not in b"".join(merged(tmp_path, Wanted(), known))
+    assert b"[b:1] later\n" in b"".join(merged(tmp_path, Wanted()))
+
+
+def test_ranks_in_prefixes() -> None:
+    assert rank_of(b"[gpu1.lab:12] text") == 12
+    assert rank_of(b"[gpu1.lab] text [x:3] y") is None
+    assert rank_of(b"text") is None
+
+
+def test_times_ago_and_absolute() -> None:
+    assert parse_since("10m", 1000.0) == 400.0
+    assert parse_since("1970-01-01T00:10:00Z", 0.0) == 600.0

@@ -1,0 +1,152 @@
+"""make_plan: the whole value, from a hosts file and what the hosts said."""
+
+from __future__ import annotations
+
+import pytest
+from host_facts import facts, gpus
+
+from launcher.errors import UsageError
+from launcher.hosts import Cluster, parse
+from launcher.plan.plan import ASKED, Found, Plan, make_plan
+from launcher.plan.topology import free_port
+
+TWO = """
+hosts:
+  - {host: gpu1, gpus: [0, 1]}
+  - {host: gpu2, gpus: [2, 3], internal_ip: 10.0.0.2, interface: eth7}
+job:
+  command: [-m, trainer, --epochs, "10"]
+  dataset: /srv/data
+  env: {NCCL_DEBUG: WARN, OMP_NUM_THREADS: "3"}
+"""
+
+
+def two_nodes(found: bool = True) -> Plan:
+    cluster = parse(TWO, "hosts.yaml")
+    second = facts(ssh_server_ip="192.168.1.2", home="/root", uid=0, gid=0, user="root")
+    asked = Found((facts(), second), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
+    return make_plan(cluster, run_id="r1", owner="me@here", found=asked if found else None)
+
+
+def test_the_torchrun_line_is_the_contracts() -> None:
+    assert " ".join(two_nodes().nodes[1].torchrun) == (
+        "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr 10.0.0.1 "
+        "--master-port 29500 --max-restarts 0 -- -m trainer --epochs 10"
+    )
+
+
+def test_each_node_has_its_own_rank_address_interface_and_user() -> None:
+    first, second = two_nodes().nodes
+    assert (first.internal_ip, first.interface) == ("10.0.0.1", "ib0")
+    assert (second.internal_ip, second.interface) == ("10.0.0.2", "eth7")
+    assert first.container.user == "1000:1001"
+    assert first.container.env["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert second.container.env["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert (first.container.gpus, second.container.gpus) == ((0, 1), (2, 3))
+    assert (first.container.image, second.container.image) == ("sha256:aa", "sha256:bb")
+
+
+def test_labels_and_name_are_the_contracts() -> None:
+    container = two_nodes().nodes[1].container
+    assert container.name == "ddpctl-r1-1"
+    assert {
+        key: container.labels[f"io.ddpctl.{key}"]
+        for key in ("run-id", "attempt", "node-rank", "nnodes", "owner")
+    } == {
+        "run-id": "r1",
+        "attempt": "1",
+        "node-rank": "1",
+        "nnodes": "2",
+        "owner": "me@here",
+    }
+
+
+def test_mounts_lie_under_the_hosts_own_home() -> None:
+    mounts = {m.target: m for m in two_nodes().nodes[0].container.mounts}
+    assert mounts["/data"].source == "/home/ann/.ddpctl/datasets/d1"
+    assert mounts["/data"].read_only
+    assert mounts["/checkpoints"].source == "/home/ann/.ddpctl/runs/r1/checkpoints"
+    assert mounts["/output"].source == "/home/ann/.ddpctl/runs/r1/output"
+    assert "/workspace" not in mounts
+
+
+def test_the_users_environment_wins_and_ours_fills_the_rest() -> None:
+    env = two_nodes().nodes[0].container.env
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env["PYTHONUNBUFFERED"] == "1"
+    assert env["DDPCTL_RESUME"] == "0"
+    assert env["USER"] == env["LOGNAME"] == "ann"
+
+
+def test_a_dry_run_asks_nobody_and_says_what_is_asked() -> None:
+    plan = two_nodes(found=False)
+    assert plan.world_size == 4
+    assert plan.master_addr == "gpu1"
+    assert plan.control_port == ASKED
+    assert plan.nodes[0].container.env.get("NCCL_SOCKET_IFNAME") is None
+
+
+def test_one_process_a_gpu_and_one_on_a_cpu_host() -> None:
+    cluster = parse("hosts: [a, b]", "hosts.yaml")
+
+    def nproc(*counts: int) -> int | None:
+        found = Found(tuple(facts(gpus=gpus(n)) for n in counts), ("i", "i"))
+        return make_plan(cluster, run_id="r", owner="o", found=found).nproc_per_node
+
+    assert nproc(8, 8) == 8
+    assert nproc(0, 0) == 1
+    with pytest.raises(UsageError, match=r"a \(node 0\): 8, b \(node 1\): 4.*nproc_per_node"):
+        nproc(8, 4)
+
+
+def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
+    cluster = parse(
+        "hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]\njob: {nproc_per_node: 2}", "h"
+    )
+    plan = make_plan(cluster, run_id="r", owner="o", found=Found((facts(), facts()), ("i", "i")))
+    assert plan.nodes[0].container.env["OMP_NUM_THREADS"] == "4"
+
+
+def test_resume_is_the_next_attempt_with_its_arguments() -> None:
+    cluster = parse("hosts: [local]\njob: {command: [t.py], resume_args: [--resume]}", "h")
+    plan = make_plan(cluster, run_id="r", owner="o", attempt=2, resume=True)
+    assert plan.nodes[0].torchrun[-2:] == ("t.py", "--resume")
+    assert plan.nodes[0].container.env["DDPCTL_RESUME"] == "1"
+    assert plan.nodes[0].place.control_dir.endswith("/nodes/0/attempt-2")
+
+
+def test_no_python_is_torchruns_own_flag() -> None:
+    cluster = parse("hosts: [local]\njob: {command: [--no-python, ./run.sh, -x]}", "h")
+    line = make_plan(cluster, run_id="r", owner="o").nodes[0].torchrun
+    assert line[-4:] == ("--no-python", "--", "./run.sh", "-x")
+
+
+def test_auto_finds_ports_that_are_free() -> None:
+    cluster = parse("hosts: [local]\njob: {master_port: auto}", "h")
+
+    def ports(taken: frozenset[int]) -> tuple[int | str, int | str]:
+        found = Found((facts(),), ("i",), used_ports=taken)
+        plan = make_plan(cluster, run_id="r", owner="o", found=found)
+        return plan.master_port, plan.control_port
+
+    master, control = ports(frozenset())
+    assert master != control
+    again = ports(frozenset({int(master)}))
+    assert again[0] == int(master) + 1
+
+
+def test_different_runs_look_at_different_ports_first() -> None:
+    assert len({free_port(f"run-{n}", frozenset()) for n in range(20)}) > 15
+
+
+def test_a_loopback_address_among_others_is_refused() -> None:
+    cluster = parse("hosts: [a, b]", "hosts.yaml")
+    found = Found((facts(ssh_server_ip="127.0.0.1"), facts(ssh_server_ip="10.0.0.2")), ("i", "i"))
+    with pytest.raises(UsageError, match=r"a \(node 0\).*127\.0\.0\.1.*internal_ip"):
+        make_plan(cluster, run_id="r", owner="o", found=found)
+
+
+def test_this_machine_among_others_is_known_by_the_address_they_see() -> None:
+    cluster: Cluster = parse("hosts: [local, b]", "hosts.yaml")
+    found = Found((facts(ssh_server_ip=None, ssh_client_ip=None), facts()), ("i", "i"))
+    assert make_plan(cluster, run_id="r", owner="o", found=found).master_addr == "10.0.0.9"

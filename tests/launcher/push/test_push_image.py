@@ -1,0 +1,229 @@
+"""Images into real engines: what travels is what they lack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import engines
+import pytest
+from engines import Engine
+from push_machines import Machine, Machines
+
+from launcher import push
+from launcher.errors import DockerUnavailable
+from launcher.hosts import Cluster, Job
+from launcher.push.image import layers
+from launcher.push.image.registry import Registry
+from launcher.push.progress import Lines
+from launcher.terminal.console import Console
+
+MEGABYTE = 1 << 20
+
+needs_engine = pytest.mark.skipif(bool(engines.missing()), reason=engines.missing())
+
+
+@pytest.fixture(scope="module")
+def engine_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
+    # a socket's path may have 108 bytes
+    made = [Engine(tmp_path_factory.mktemp("e") / "d").start() for _ in range(2)]
+    yield made
+    for engine in made:
+        engine.stop()
+
+
+@pytest.fixture
+def hosts(engine_pair: list[Engine], machines: Machines) -> list[Machine]:
+    found = [machines(1, DOCKER_HOST=engine.address)[0] for engine in engine_pair]
+    for engine in engine_pair:
+        for image in set(engine.ask("image", "ls", "-aq").split()):
+            engine.ask("rmi", "-f", image)
+    return found
+
+
+Build = Callable[[dict[str, int]], None]
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"ddpctl-pushtest-{uuid.uuid4().hex[:8]}"
+    yield name
+    found = subprocess.run(
+        ["docker", "image", "ls", "-q", "--filter", f"label=test={name}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for image in set(found.stdout.split()):
+        subprocess.run(["docker", "rmi", "-f", image], check=True, capture_output=True)
+
+
+@pytest.fixture
+def build(tmp_path: Path, name: str) -> Build:
+    """build({"base": 5 MB, ...}): an image with a layer of so many random bytes a file."""
+
+    def make(files: dict[str, int]) -> None:
+        context = tmp_path / "context"
+        context.mkdir(exist_ok=True)
+        for file, size in files.items():
+            if not (context / file).exists() or (context / file).stat().st_size != size:
+                (context / file).write_bytes(os.urandom(size))
+        lines = [
+            "FROM scratch",
+            f"LABEL test={name}",
+            *(f"COPY {file} /{file}" for file in files),
+            'CMD ["/x"]',
+        ]
+        (context / "Dockerfile").write_text("\n".join(lines))
+        environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+        argv = ["docker", "build", "-q", "-t", name, str(context)]
+        subprocess.run(argv, check=True, capture_output=True, env=environment)
+
+    return make
+
+
+def push_image(hosts: list[Machine], name: str) -> push.Pushed:
+    cluster = Cluster(hosts=tuple(m.node.host for m in hosts), job=Job(image=name))
+    nodes = [machine.node for machine in hosts]
+    return push.push(nodes, cluster, what={"image"}, progress=Lines(Console(quiet=True)))
+
+
+def rootfs(engine: Engine | None, name: str) -> str:
+    argv = ["image", "inspect", "--format", "{{json .RootFS.Layers}} {{.Id}}", name]
+    if engine is not None:
+        return engine.ask(*argv)
+    done = subprocess.run(["docker", *argv], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@needs_engine
+def test_only_the_layers_that_a_host_lacks_travel(
+    hosts: list[Machine], engine_pair: list[Engine], build: Build, name: str
+) -> None:
+    build({"base": 9 * MEGABYTE, "middle": 2 * MEGABYTE, "top": MEGABYTE})
+    first = push_image(hosts, name).report
+    assert [host.image for host in first.hosts] == ["sent", "sent"]
+    assert first.hosts[0].received > 12 * MEGABYTE
+    same = push_image(hosts, name)
+    assert same.report.sent == 0
+    assert [host.image for host in same.report.hosts] == ["present", "present"]
+
+    build({"base": 9 * MEGABYTE, "middle": 2 * MEGABYTE, "top": MEGABYTE - 1})
+    done = push_image(hosts, name)
+    for host, engine in zip(done.report.hosts, engine_pair, strict=True):
+        assert (host.image, host.layers_sent, host.layers_skipped) == ("updated", 1, 2)
+        assert host.received < 1.05 * MEGABYTE
+        assert rootfs(engine, name) == rootfs(None, name)
+        assert engine.ask("create", name)
+    assert any("was another image there" in text for text in done.report.notices)
+    assert len(set(done.images)) == 1
+    assert done.image_digest == done.images[0]
+
+
+@needs_engine
+def test_a_host_that_lost_its_image_gets_the_layers_it_lacks(
+    hosts: list[Machine], engine_pair: list[Engine], build: Build, name: str
+) -> None:
+    build({"base": 2 * MEGABYTE, "top": 1000})
+    push_image(hosts, name)
+    engine_pair[0].ask("rmi", "-f", name)
+    done = push_image(hosts, name)
+    assert [host.image for host in done.report.hosts] == ["sent", "present"]
+    assert rootfs(engine_pair[0], name) == rootfs(None, name)
+
+
+@needs_engine
+def test_a_push_that_was_cut_goes_on_at_the_next_layer(
+    hosts: list[Machine],
+    engine_pair: list[Engine],
+    build: Build,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build({"base": 3 * MEGABYTE, "middle": 2 * MEGABYTE, "top": MEGABYTE})
+    whole = layers.Layers.archives
+
+    class Cut(BaseException):
+        pass
+
+    def first_two(self):  # type: ignore[no-untyped-def]
+        found = whole(self)
+        yield next(found)
+        yield next(found)
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layers.Layers, "archives", first_two)
+        with pytest.raises(Cut):
+            push_image(hosts[:1], name)
+    done = push_image(hosts[:1], name).report.hosts[0]
+    assert (done.layers_sent, done.layers_skipped) == (1, 2)
+    assert done.received < 1.1 * MEGABYTE
+    assert rootfs(engine_pair[0], name) == rootfs(None, name)
+    assert engine_pair[0].ask("image", "ls", "-q", "--filter", "dangling=true") == ""
+
+
+@needs_engine
+def test_without_single_layers_the_image_goes_whole(
+    hosts: list[Machine],
+    engine_pair: list[Engine],
+    build: Build,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build({"base": MEGABYTE, "top": 1000})
+    monkeypatch.setattr(Registry, "repository", "localhost:1/ddpctl")
+    done = push_image(hosts, name)
+    assert any("sent whole, not by layers" in text for text in done.report.notices)
+    for engine in engine_pair:
+        assert rootfs(engine, name) == rootfs(None, name)
+
+
+@needs_engine
+def test_an_image_that_is_nowhere_is_one_line_a_host(hosts: list[Machine], name: str) -> None:
+    missing = f"localhost:1/{name}:none"
+    with pytest.raises(push.HostsNotReady) as caught:
+        push_image(hosts, missing)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert all(f"the image {missing} is neither on this machine" in line for line in lines)
+
+
+@needs_engine
+def test_an_image_that_only_the_hosts_have_must_be_the_same_there(
+    hosts: list[Machine], engine_pair: list[Engine], build: Build, name: str
+) -> None:
+    build({"base": 1000})
+    push_image(hosts, name)
+    subprocess.run(["docker", "rmi", "-f", name], check=True, capture_output=True)
+    assert push_image(hosts, name).report.sent == 0
+    build({"base": 1001})
+    push_image(hosts[:1], name)
+    subprocess.run(["docker", "rmi", "-f", name], check=True, capture_output=True)
+    with pytest.raises(push.HostsNotReady, match="is another image there than on"):
+        push_image(hosts, name)
+
+
+def test_a_host_without_docker_says_so(machines: Machines, tmp_path: Path) -> None:
+    for tool in ("sh", "cat"):
+        (tmp_path / tool).symlink_to(f"/bin/{tool}")
+    (bare,) = machines(1, path=str(tmp_path))
+    with pytest.raises(push.HostsNotReady, match="docker is not installed") as caught:
+        push_image([bare], "anything")
+    assert isinstance(caught.value.failures[bare.node.name], DockerUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("trainer", "docker.io/library/trainer:latest"),
+        ("me/trainer:2", "docker.io/me/trainer:2"),
+        ("reg.lab/trainer", "reg.lab/trainer:latest"),
+        ("localhost:5000/trainer", "localhost:5000/trainer:latest"),
+    ],
+)
+def test_names_are_qualified_as_containerd_has_them(name: str, expected: str) -> None:
+    assert layers.qualified(str(layers.tagged(name))) == expected

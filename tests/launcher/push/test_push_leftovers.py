@@ -1,0 +1,72 @@
+"""Names in the local engine that a push makes for its own use, and what a killed one has left."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+
+import engines
+import pytest
+
+from launcher.hosts import Host
+from launcher.push.image import layers, registry
+from launcher.push.image.image import Launcher
+from launcher.ssh.node import Node
+
+pytestmark = [
+    pytest.mark.skipif(bool(engines.missing()), reason=engines.missing()),
+    pytest.mark.timeout(120),
+]
+
+
+def docker(*words: str, stdin: str = "") -> str:
+    done = subprocess.run(["docker", *words], input=stdin, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def image() -> Iterator[str]:
+    name = f"ddpctl-pushtest-{uuid.uuid4().hex[:8]}"
+    recipe = f"FROM scratch\nLABEL test={name}\nLABEL more=1\n"
+    docker("build", "-q", "-t", name, "-", stdin=recipe)
+    yield name
+    for found in set(docker("image", "ls", "-q", "--filter", f"label=test={name}").split()):
+        docker("rmi", "-f", found)
+
+
+def names(image: str) -> set[str]:
+    """All that the image is called here."""
+    [tags] = docker("image", "inspect", "--format", "{{json .RepoTags}}", image).splitlines()
+    return set(tags.strip("[]").replace('"', "").split(","))
+
+
+def test_what_a_killed_push_has_left_goes_and_a_push_under_way_stays(image: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        dead = f"localhost:{gone.getsockname()[1]}/ddpctl:push"
+    with socket.create_server(("127.0.0.1", 0)) as under_way:
+        live = f"localhost:{under_way.getsockname()[1]}/ddpctl:push"
+        other = live.replace("ddpctl:push", "ddpctl:mine")
+        for name in (dead, live, other):
+            docker("tag", image, name)
+        layers.sweep(Node(Host(host="local")))
+        assert names(image) == {f"{image}:latest", live, other}
+    layers.sweep(Node(Host(host="local")))
+    assert names(image) == {f"{image}:latest", other}
+
+
+def test_a_push_that_the_engine_refuses_leaves_no_name(
+    image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl")
+    here = Launcher().image(image)
+    assert here is not None
+    pushing = layers.Layers(Node(Host(host="local")), image, here, 0)
+    try:
+        with pytest.raises(layers.NoLayers):
+            list(pushing.archives())
+    finally:
+        pushing.close()
+    assert names(image) == {f"{image}:latest"}

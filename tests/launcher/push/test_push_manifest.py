@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import PushFailed
+from launcher.push.files import manifest, tarstream
+from launcher.push.files.manifest import Entry
+from launcher.push.files.scan import scan
+
+
+def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:
+    def digest() -> str:
+        return scan(str(tmp_path), ignore=False).manifest.digest
+
+    file = tmp_path / "a"
+    file.write_text("1")
+    first = digest()
+    os.utime(file, ns=(0, 0))
+    file.chmod(0o600)
+    assert digest() == first
+    seen = {first}
+    for change in (
+        lambda: file.write_text("2"),
+        lambda: file.chmod(0o700),
+        lambda: file.rename(tmp_path / "b"),
+        lambda: (tmp_path / "empty").mkdir(),
+        lambda: (tmp_path / "link").symlink_to("b"),
+    ):
+        change()
+        assert digest() not in seen
+        seen.add(digest())
+
+
+def test_a_rewrite_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("one")
+    before = file.stat().st_mtime_ns
+    first = scan(str(tmp_path), ignore=False).manifest.digest
+    file.write_text("two")
+    os.utime(file, ns=(before, before))
+    assert scan(str(tmp_path), ignore=False).manifest.digest != first
+
+
+def test_an_unchanged_old_file_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("one")
+    monkeypatch.setattr("launcher.push.files.scan.RACY", -(10**12))
+    first = scan(str(tmp_path), ignore=False).manifest.digest
+    monkeypatch.setattr("launcher.push.files.scan._sha256", lambda path: pytest.fail("was read"))
+    assert scan(str(tmp_path), ignore=False).manifest.digest == first
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
+def test_a_link_out_of_the_tree_is_refused_by_name(tmp_path: Path, target: str) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "odd\nname").symlink_to(target)
+    with pytest.raises(PushFailed, match=r"odd\\nname: links out of the folder") as caught:
+        scan(str(tree), ignore=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) -> None:
+    files = {
+        ".gitignore": "*.log\n/build/\n!keep.log\nvenv\n",
+        ".ddpctlignore": "big.bin\n",
+        ".git/config": "",
+        "train.py": "",
+        "a.log": "",
+        "keep.log": "",
+        "build/x": "",
+        "src/build/x": "",
+        "src/.gitignore": "!a.log\n",
+        "src/a.log": "",
+        "venv/keep.log": "",
+        "big.bin": "",
+        "src/.git": "gitdir: elsewhere",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = scan(str(tmp_path), ignore=True).manifest.entries
+    assert {entry.path.decode() for entry in found if entry.is_file} == {
+        ".gitignore",
+        ".ddpctlignore",
+        "train.py",
+        "keep.log",
+        "src/build/x",
+        "src/.gitignore",
+        "src/a.log",
+    }
+
+
+_names = st.binary(min_size=1, max_size=8).filter(lambda b: not {0, 47} & set(b))
+_files = st.dictionaries(_names, st.sampled_from([b"0", b"1", b"2"]), max_size=8)
+
+
+@given(_files, _files)
+def test_the_delta_turns_one_tree_into_the_other(
+    old: dict[bytes, bytes], new: dict[bytes, bytes]
+) -> None:
+    def tree(files: dict[bytes, bytes]) -> manifest.Manifest:
+        return manifest.make(Entry(path, "f", 1, content) for path, content in files.items())
+
+    delta = tree(new).after(tree(old))
+    assert manifest.parse(tree(new).text, tree(new).digest) == tree(new)
+    copy = {path: content for path, content in old.items() if path not in delta.remove}
+    kept = set(copy)
+    copy |= {entry.path: entry.content for entry in delta.write}
+    assert copy == new
+    assert kept == {path for path in old if new.get(path) == old[path]}
+
+
+def test_a_folder_that_becomes_a_file_is_taken_away_whole() -> None:
+    old = manifest.make([Entry(b"a", "d"), Entry(b"a/b", "f", 1, b"x")])
+    delta = manifest.make([Entry(b"a", "f", 1, b"x")]).after(old)
+    assert delta.remove == (b"a",)
+
+
+def test_the_stream_is_a_tar_that_others_read(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90) / ("e" * 90)
+    deep.mkdir(parents=True)
+    (deep / "long").write_bytes(b"x" * 700)
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o711)
+    (tmp_path / "link").symlink_to("d" * 90 + "/" + "e" * 90)
+    raw = os.fsencode(tmp_path) + b"/\xff\n"
+    Path(os.fsdecode(raw)).write_text("odd")
+    tree = scan(str(tmp_path), ignore=False)
+    data = b"".join(tarstream.stream(tree, tree.manifest.entries, prefix=b"t/", extra={b"m": b"1"}))
+    assert len(data) == tarstream.size(tree.manifest.entries, prefix=b"t/", extra={b"m": b"1"})
+    with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
+        members = {member.name: member for member in tar}
+        assert tar.extractfile("t/" + "d" * 90 + "/" + "e" * 90 + "/long").read() == b"x" * 700
+        assert tar.extractfile("m").read() == b"1"
+    assert members["t/run.sh"].mode == 0o755
+    assert members["t/link"].linkname == "d" * 90 + "/" + "e" * 90
+    assert members["t/\udcff\n"].mode == 0o644
+
+
+def test_sizes_beyond_octal_are_written_in_base_256() -> None:
+    block = tarstream.header(Entry(b"huge", "f", 9 << 30), 0)
+    assert tarfile.TarInfo.frombuf(block, "utf-8", "strict").size == 9 << 30
+
+
+def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("one")
+    tree = scan(str(tmp_path), ignore=False)
+    for text in ("two", "on", "onee"):
+        file.write_text(text)
+        with pytest.raises(PushFailed, match="changed while it was pushed"):
+            list(tarstream.stream(tree, tree.manifest.entries))
+
+
+def test_folders_of_ddpctls_own_are_never_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder as workdir: its records and caches change while the push runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    for name in (".cache/ddpctl", ".local/state/ddpctl", ".ddpctl", ".cache/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("x")
+    files = {entry.path for entry in scan(str(tmp_path), ignore=True).manifest.entries}
+    assert b".cache/other/file" in files
+    assert not {path for path in files if b"ddpctl" in path}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from push_machines import Machine, Machines, push_to
+
+from launcher import push
+from launcher.hosts import Cluster, Job
+from launcher.push.files import prune as pruning
+from launcher.push.progress import Lines
+from launcher.terminal.console import Console
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "GRACE", 0)
+
+
+def versions(machine: Machine, data: Path, count: int) -> list[str]:
+    """So many pushed versions of one dataset; their digests."""
+    data.mkdir(exist_ok=True)
+    digests = []
+    for number in range(count):
+        (data / "file").write_text(str(number))
+        digests.append(str(push_to([machine], dataset=str(data)).dataset_digest))
+    return digests
+
+
+def prune(machine: Machine, data: Path, sure: Callable[[str], bool]) -> push.Pruned:
+    cluster = Cluster((machine.node.host,), Job(engine="process", dataset=str(data)))
+    return push.prune([machine.node], cluster, Lines(Console(quiet=True)), sure=sure)
+
+
+def test_what_this_hosts_file_or_a_process_uses_is_kept(machines: Machines, tmp_path: Path) -> None:
+    (machine,) = machines(1)
+    first, second, current = versions(machine, tmp_path / "data", 3)
+    attempt = machine.home / ".ddpctl" / "runs" / "r" / "nodes" / "0" / "attempt-1"
+    attempt.mkdir(parents=True)
+    home = machine.home / ".ddpctl"
+    environment = {**os.environ, "DDPCTL_DATA_DIR": f"{home}/datasets/{first}"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        (attempt / "pid").write_text(f"{process.pid} 1")
+        done = prune(machine, tmp_path / "data", lambda text: second in text)
+        process.kill()
+    assert [tree.folder for _, tree in done.trees] == [f"datasets/{second}"]
+    assert {path.name for path in machine.trees("datasets")} == {first, current}
+    assert not (home / "manifests" / second).exists()
+
+
+def test_nothing_goes_when_nobody_is_sure(machines: Machines, tmp_path: Path) -> None:
+    (machine,) = machines(1)
+    versions(machine, tmp_path / "data", 2)
+    done = prune(machine, tmp_path / "data", lambda text: False)
+    assert len(done.trees) == 1
+    assert not done.removed
+    assert len(machine.trees("datasets")) == 2
+
+
+def test_a_draft_that_nobody_works_on_goes_too(machines: Machines, tmp_path: Path) -> None:
+    (machine,) = machines(1)
+    versions(machine, tmp_path / "data", 1)
+    draft = machine.home / ".ddpctl" / "datasets" / ".abc.1"
+    draft.mkdir()
+    done = prune(machine, tmp_path / "data", lambda text: True)
+    assert [tree.folder for _, tree in done.trees] == ["datasets/.abc.1"]
+    assert not draft.exists()
+
+
+def test_the_command_prints_one_document(machines: Machines, tmp_path: Path) -> None:
+    (machine,) = machines(1)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").write_text("x")
+    host = machine.node.host
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text(
+        f"hosts: [{{host: {host.host}, port: {host.port}, identity_file: {host.identity_file}}}]\n"
+        "job: {dataset: data}\n"
+    )
+
+    def ddpctl(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "launcher", "push", str(hosts), *words]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    done = ddpctl("--dataset", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["version"] == 1
+    assert document["ok"]
+    assert document["hosts"][0]["files_sent"] == 1
+    assert document["sent_bytes"] == document["hosts"][0]["received_bytes"] > 0
+    assert "1 host ready" in done.stderr
+    assert json.loads(ddpctl("--prune", "--json").stdout)["unused"] == []
+    (data / "out").symlink_to("/etc/passwd")
+    failed = ddpctl("--dataset", "--json")
+    assert failed.returncode == 5
+    assert failed.stderr.count("\n") == 1
+    assert "links out of the folder" in failed.stderr

@@ -1,0 +1,250 @@
+"""From host to host, over real SSH and real TLS on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from push_machines import Machine, Machines
+
+from launcher import push
+from launcher.errors import HostUnreachable
+from launcher.push.transfer import relay
+
+SIZE = 24 << 20  # bytes
+
+Pushes = Callable[..., push.Pushed]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "big").write_bytes(os.urandom(SIZE))
+    (folder / "small").write_text("x")
+    return folder
+
+
+def has(machine: Machine, data: Path) -> bool:
+    trees = machine.trees("datasets")
+    return len(trees) == 1 and not subprocess.run(["diff", "-r", trees[0], data]).returncode
+
+
+def agents(machine: Machine) -> list[int]:
+    """Process ids of relay agents on a host."""
+    found = []
+    for pid in machine.server.descendants():
+        command = Path(f"/proc/{pid}/cmdline")
+        if command.exists() and b"ddpctl-agent" in command.read_bytes():
+            found.append(pid)
+    return found
+
+
+def test_the_bytes_leave_this_machine_once(machines: Machines, pushes: Pushes, data: Path) -> None:
+    hosts = machines(4)
+    report = pushes(hosts, dataset=str(data)).report
+    assert all(has(machine, data) for machine in hosts)
+    assert SIZE < report.sent < 1.02 * SIZE
+    assert all(host.received == report.sent for host in report.hosts)
+    until(lambda: not any(agents(machine) for machine in hosts))
+    assert not any(list((machine.home / ".ddpctl" / "spool").iterdir()) for machine in hosts)
+
+
+def test_a_host_that_dies_half_way_does_not_hold_up_the_others(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for victim in (0, 1):  # the one that is fed from here, and one in the middle
+        hosts = machines(4)
+        slowly(monkeypatch, 8 << 20)
+        killer = threading.Thread(target=kill_when, args=(hosts[victim], 4 << 20))
+        killer.start()
+        with pytest.raises(push.HostsNotReady) as caught:
+            pushes(hosts, dataset=str(data))
+        killer.join()
+        assert list(caught.value.failures) == [hosts[victim].node.name]
+        assert isinstance(caught.value.failures[hosts[victim].node.name], HostUnreachable)
+        rest = [machine for machine in hosts if machine is not hosts[victim]]
+        assert all(has(machine, data) for machine in rest)
+        assert caught.value.report.sent < 1.9 * SIZE
+        assert not hosts[victim].trees("datasets")
+
+
+def test_a_flipped_byte_on_the_way_is_seen_and_mended(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second host hands on one wrong byte; those after it notice and get it again."""
+    hosts = machines(3)
+    wrong = (
+        b"data = data[:-1] + bytes([data[-1] ^ 1]) if at <= 4 << 20 < at + len(data) and "
+        b"os.environ['HOME'].endswith('host1') else data\n            "
+    )
+    assert relay.SOURCE.count(b'link.sendall(struct.pack(">I", len(data)) + data)') == 1
+    bent = relay.SOURCE.replace(
+        b'link.sendall(struct.pack(">I", len(data)) + data)',
+        wrong + b'link.sendall(struct.pack(">I", len(data)) + data)',
+    )
+    monkeypatch.setattr(relay, "SOURCE", bent)
+    report = pushes(hosts, dataset=str(data)).report
+    assert all(has(machine, data) for machine in hosts)
+    (notice,) = report.notices
+    assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged on the way")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lame", [0, 1])
+def test_nobody_waits_for_a_slow_host(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch, lame: int
+) -> None:
+    """The first host, fed from here, or one in the middle takes a megabyte a second."""
+    hosts = machines(4)
+    slowly(monkeypatch, 8 << 20)
+    take = b"    def take(self, at: int, data: bytes) -> None:\n"
+    assert relay.SOURCE.count(take) == 1
+    late = (
+        b"        import time\n"
+        b"        if os.environ['HOME'].endswith('host%d'):\n"
+        b"            time.sleep(len(data) / 1e6)\n"
+    ) % lame
+    doc = b'        """Bytes that came.'
+    monkeypatch.setattr(relay, "SOURCE", relay.SOURCE.replace(doc, late + doc))
+    report = pushes(hosts, dataset=str(data)).report
+    assert all(has(machine, data) for machine in hosts)
+    rest = [host.seconds for number, host in enumerate(report.hosts) if number != lame]
+    assert report.hosts[lame].seconds > 20
+    assert max(rest) < 14
+    assert f"{hosts[lame].node.name}: slow, so no other host waits for it" in report.notices[0]
+
+
+def test_hosts_that_cannot_reach_each_other_are_fed_from_here_and_it_is_said(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = machines(3)
+    monkeypatch.setattr(
+        relay, "SOURCE", relay.SOURCE.replace(b'bind(("", 0))', b'bind(("::1", 0))')
+    )
+    report = pushes(hosts, dataset=str(data)).report
+    assert all(has(machine, data) for machine in hosts)
+    assert report.sent > 2.9 * SIZE
+    assert sum("from here, over this machine's uplink" in text for text in report.notices) == 2
+
+
+def test_a_host_without_python_gets_it_directly(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "tar", "cat", "mkdir", "mv", "rm", "cp", "ls", "df", "awk", "find", "tr"):
+        (tools / name).symlink_to(f"/bin/{name}")
+    for name in ("touch", "wc", "xargs"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    plain = machines(1, path=str(tools))
+    others = machines(2)
+    report = pushes(plain + others, dataset=str(data)).report
+    assert all(has(machine, data) for machine in plain + others)
+    assert 1.9 * SIZE < report.sent < 2.1 * SIZE
+
+
+def test_a_refusing_disk_is_told_and_the_hosts_after_it_have_it(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    hosts = machines(3)
+    folder = hosts[1].home / ".ddpctl"
+    (folder / "datasets").mkdir(parents=True)
+    (folder / "datasets").chmod(0o555)
+    if os.geteuid() == 0:
+        subprocess.run(["chattr", "+i", folder / "datasets"], check=False, capture_output=True)
+        if not subprocess.run(["touch", folder / "datasets" / "x"], capture_output=True).returncode:
+            pytest.skip("root may write everywhere here")
+    try:
+        with pytest.raises(push.HostsNotReady) as caught:
+            pushes(hosts, dataset=str(data))
+    finally:
+        subprocess.run(["chattr", "-i", folder / "datasets"], check=False, capture_output=True)
+    assert list(caught.value.failures) == [hosts[1].node.name]
+    assert has(hosts[0], data)
+    assert has(hosts[2], data)
+
+
+def test_only_holders_of_the_pushs_certificate_are_answered(machines: Machines, data: Path) -> None:
+    from launcher.push.transfer.tls import one_time_pair
+
+    (machine,) = machines(1)
+    agent = relay.Relay(machine.node, "127.0.0.1")
+    agent.start(*one_time_pair())
+    try:
+        import socket
+        import ssl
+
+        stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+        link = stranger.wrap_socket(socket.create_connection(("127.0.0.1", agent.port), 5))
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            link.sendall(b'{"id": "p0", "at": 0}\n')
+            if not link.recv(1):
+                raise ConnectionError
+    finally:
+        agent.close()
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
+    """The launcher feeds no faster than `rate` bytes a second."""
+    feed = relay.Relay.feed
+
+    def later(self: relay.Relay, name: str, at: int, data: bytes) -> None:
+        time.sleep(len(data) / rate)
+        feed(self, name, at, data)
+
+    monkeypatch.setattr(relay.Relay, "feed", later)
+
+
+def kill_when(machine: Machine, size: int) -> None:
+    """As if its power had been cut, once it has written some."""
+    draft = machine.home / ".ddpctl" / "datasets"
+    until(lambda: sum(f.stat().st_size for f in draft.glob(".*/tree/*")) > size)
+    machine.server.stop()
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
+    machines: Machines, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(24):
+        (data / str(number)).write_bytes(os.urandom(16 << 20))
+    hosts = machines(3)
+    rows = [m.node.host for m in hosts]
+    (tmp_path / "hosts.yaml").write_text(
+        "hosts:\n"
+        + "".join(
+            f"  - {{host: {h.host}, port: {h.port}, identity_file: {h.identity_file}}}\n"
+            for h in rows
+        )
+        + f"job: {{dataset: {data}}}\n"
+    )
+    argv = [sys.executable, "-m", "launcher", "push", str(tmp_path / "hosts.yaml")]
+    process = subprocess.Popen(
+        [*argv, "--dataset"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: any((hosts[2].home / ".ddpctl").rglob("*")), 60)  # it has begun there
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    until(lambda: not any(agents(machine) for machine in hosts))
+    assert not any(machine.trees("datasets") for machine in hosts)

@@ -1,0 +1,247 @@
+"""Trees to real hosts over real SSH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from push_machines import Machines
+
+from launcher import push
+from launcher.errors import PushFailed
+from launcher.push.files import tarstream
+from launcher.push.files.scan import scan
+from launcher.push.files.tree import BEGIN, RECEIVE
+
+Pushes = Callable[..., push.Pushed]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "class 1").mkdir(parents=True)
+    for number in range(40):
+        (folder / "class 1" / f"{number}.bin").write_bytes(os.urandom(3000))
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o700)
+    (folder / "new\nline").write_text("x")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe")).write_text("not UTF-8")
+    (folder / "-rf").write_text("a name like a flag")
+    (folder / "link").symlink_to("class 1/0.bin")
+    (folder / "empty").mkdir()
+    return folder
+
+
+def same(one: Path, other: Path) -> bool:
+    return (
+        subprocess.run(["diff", "-r", "--no-dereference", one, other], check=False).returncode == 0
+    )
+
+
+def test_a_tree_arrives_whole_and_is_not_sent_twice(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    hosts = machines(2)
+    first = pushes(hosts, dataset=str(data))
+    for machine in hosts:
+        (tree,) = machine.trees("datasets")
+        assert tree.name == first.dataset_digest
+        assert same(tree, data)
+        assert (tree / "run.sh").stat().st_mode & 0o777 == 0o755
+        assert (tree / "class 1" / "0.bin").stat().st_mode & 0o777 == 0o644
+        assert not machine.drafts("datasets")
+    assert first.report.hosts[0].files_sent == 44
+    again = pushes(hosts, dataset=str(data))
+    assert again.report.sent == 0
+    assert again.report.hosts[1].dataset == "present"
+    assert again.dataset_digest == first.dataset_digest
+
+
+def test_only_what_changed_travels_and_the_old_version_stays_as_it_was(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
+) -> None:
+    (machine,) = machines(1)
+    first = pushes([machine], dataset=str(data))
+    old = machine.home / ".ddpctl" / "datasets" / str(first.dataset_digest)
+    subprocess.run(["cp", "-a", old, tmp_path / "copy"], check=True)
+    (data / "class 1" / "0.bin").write_bytes(b"changed")
+    (data / "class 1" / "1.bin").unlink()
+    (data / "class 1" / "2.bin").chmod(0o755)
+    (data / "-rf").unlink()
+    second = pushes([machine], dataset=str(data))
+    new = machine.home / ".ddpctl" / "datasets" / str(second.dataset_digest)
+    assert same(new, data)
+    assert same(old, tmp_path / "copy")
+    assert not (old / "class 1" / "2.bin").stat().st_mode & 0o111
+    assert second.report.hosts[0].files_sent == 2
+    assert second.report.hosts[0].files_skipped == 40
+    untouched = "class 1/3.bin"
+    assert (new / untouched).stat().st_ino == (old / untouched).stat().st_ino
+
+
+def test_another_machine_learns_from_the_host_what_is_there(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine,) = machines(1)
+    pushes([machine], dataset=str(data))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    (data / "one more").write_text("x")
+    assert pushes([machine], dataset=str(data)).report.hosts[0].files_sent == 1
+
+
+def test_a_workdir_goes_beside_the_dataset_and_without_ignored_files(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    (machine,) = machines(1)
+    (data / ".gitignore").write_text("*.bin\n")
+    done = pushes([machine], dataset=str(data), workdir=str(data))
+    (code,) = machine.trees("workdirs")
+    assert code.name == done.workdir_digest
+    assert not list(code.glob("**/*.bin"))
+    assert (code / "run.sh").exists()
+
+
+def test_a_host_that_cannot_take_it_is_named_and_the_others_have_it(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    good, bad = machines(2)
+    (bad.home / ".ddpctl").write_text("in the way")
+    with pytest.raises(push.HostsNotReady) as caught:
+        pushes([good, bad], dataset=str(data))
+    assert str(caught.value).startswith(f"{bad.node.name}: dataset: ")
+    assert caught.value.exit_code == 5
+    assert same(good.trees("datasets")[0], data)
+    assert [host.error is None for host in caught.value.report.hosts] == [True, False]
+
+
+def test_a_full_disk_is_said_in_one_line_and_nothing_is_published(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
+) -> None:
+    (machine,) = machines(1)
+    small = machine.home / ".ddpctl"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=False, capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("may not mount")
+    try:
+        with pytest.raises(PushFailed, match="free space there, then push again") as caught:
+            pushes([machine], dataset=str(data))
+        assert "\n" not in str(caught.value)
+        assert not machine.trees("datasets")
+        subprocess.run(["mount", "-o", "remount,size=10m", small], check=True)
+        assert same(
+            small / "datasets" / str(pushes([machine], dataset=str(data)).dataset_digest), data
+        )
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_file_that_changes_while_it_is_sent_leaves_nothing_behind(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = machines(2)
+    whole = tarstream.stream
+
+    def late(*args, **kwargs):  # type: ignore[no-untyped-def]
+        (data / "class 1" / "7.bin").write_bytes(os.urandom(3000))
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(tarstream, "stream", late)
+    with pytest.raises(PushFailed, match=r"7\.bin: changed while it was pushed") as caught:
+        pushes(hosts, dataset=str(data))
+    assert "\n" not in str(caught.value)
+    assert not any(machine.trees("datasets") + machine.drafts("datasets") for machine in hosts)
+
+
+def test_a_push_that_was_cut_is_gone_on_with(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher dies half-way: here, the stream stops and nothing tidies up."""
+    (machine,) = machines(1)
+    tree = scan(str(data), ignore=False)
+    names = ["datasets", tree.manifest.digest, "cut"]
+    draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
+    (draft / "tree").mkdir(parents=True)
+    stream = machine.node.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
+    whole = b"".join(tarstream.stream(tree, tree.manifest.entries, prefix=b"tree/"))
+    stream.write(whole[: len(whole) // 2])
+    stream.close_stdin()
+    assert stream.wait(10) != 0
+    done = pushes([machine], dataset=str(data))
+    assert same(machine.trees("datasets")[0], data)
+    assert not machine.drafts("datasets")
+    assert 15 <= done.report.hosts[0].files_sent <= 30
+    assert done.report.sent < 0.7 * len(whole)
+
+
+def test_a_draft_that_somebody_works_on_is_left_alone(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    (machine,) = machines(1)
+    digest = scan(str(data), ignore=False).manifest.digest
+    draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
+    (draft / "tree").mkdir(parents=True)
+    stream = machine.node.open(["sh", "-c", RECEIVE, "sh", "datasets", digest, "other", "none"])
+    until(lambda: (draft / "holder").exists())
+    pushes([machine], dataset=str(data))
+    assert (draft / "tree").exists()
+    stream.close_stdin()
+    stream.wait(10)
+
+
+def test_two_pushes_at_once_end_with_one_tree(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    (machine,) = machines(1)
+    results: list[push.Pushed] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(pushes([machine], dataset=str(data))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    (tree,) = machine.trees("datasets")
+    assert same(tree, data)
+    assert not machine.drafts("datasets")
+
+
+def test_nothing_to_send_costs_one_round_trip(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine,) = machines(1)
+    pushes([machine], dataset=str(data))
+    asked = []
+    run = machine.node.run
+    monkeypatch.setattr(machine.node, "run", lambda *a, **k: asked.append(a) or run(*a, **k))
+    pushes([machine], dataset=str(data))
+    assert len(asked) == 1
+    assert BEGIN not in asked[0][0]
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_host_that_cannot_be_reached_does_not_keep_it_from_the_others(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    good, gone = machines(2)
+    gone.server.stop()
+    with pytest.raises(push.HostsNotReady) as caught:
+        pushes([good, gone], dataset=str(data))
+    assert caught.value.exit_code == 4
+    assert list(caught.value.failures) == [gone.node.name]
+    assert same(good.trees("datasets")[0], data)

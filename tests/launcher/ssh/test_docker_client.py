@@ -1,0 +1,409 @@
+"""The Docker SDK over SSH, against a real engine; and each way in which there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import os
+import shutil
+import socketserver
+import subprocess
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import docker
+import docker.errors
+import pytest
+from sshd_server import Sshd
+
+from launcher.engines import docker_client
+from launcher.errors import (
+    CommandFailed,
+    CommandTimeout,
+    DockerUnavailable,
+    HostUnreachable,
+    NodesFailed,
+)
+from launcher.hosts import Host
+from launcher.ssh.node import Node, each_node
+
+NodeMaker = Callable[..., Node]
+Server = Callable[..., Sshd]
+
+cluster = pytest.mark.cluster
+
+
+# -- where there is no engine, or none for us
+
+
+def why_not(node: Node) -> str:
+    with pytest.raises(DockerUnavailable) as caught:
+        _ = node.docker
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.startswith(f"{node.name}: ")
+    return message
+
+
+@pytest.fixture
+def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], Node]:
+    """A machine whose docker command is the given script; "" for none."""
+
+    def make(script: str) -> Node:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for name in ("sh", "cat", "sleep", "printf"):
+            (folder / name).symlink_to(shutil.which(name) or name)
+        if script:
+            (folder / "docker").write_text(f"#!/bin/sh\n{script}\n")
+            (folder / "docker").chmod(0o755)
+        home = tmp_path / "home"
+        server = sshd(SetEnv=f"HOME={home} PATH={folder}")
+        machine = node(server.host())
+        # what a stand-in does not shadow must not be found behind it
+        machine_open = machine._machine.open
+        dial = f"PATH={folder}; exec docker system dial-stdio"
+        machine._machine.open = lambda argv, **kw: machine_open(  # type: ignore[method-assign]
+            ["sh", "-c", dial] if "dial-stdio" in argv[-1] else argv, **kw
+        )
+        return machine
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("script", "problem", "remedy"),
+    [
+        ("", "Docker is not installed", "docs.docker.com/engine/install"),
+        (
+            "echo 'failed to open the raw stream connection: dial unix /var/run/docker.sock: "
+            "connect: no such file or directory' >&2; exit 1",
+            "the Docker daemon does not run",
+            "sudo systemctl start docker",
+        ),
+        (
+            "echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the "
+            "docker daemon running?' >&2; exit 1",
+            "the Docker daemon does not run",
+            "systemctl --user start docker",
+        ),
+        (
+            "echo 'permission denied while trying to connect to the Docker daemon socket at "
+            "unix:///var/run/docker.sock' >&2; exit 1",
+            "this user may not use Docker",
+            "sudo usermod -aG docker $USER",
+        ),
+        ("echo \"docker: 'dial-stdio' is not a docker command.\" >&2; exit 1", "too old", "18.09"),
+        ("printf '\\nUsage:\\tdocker system COMMAND\\n'; cat >/dev/null", "too old", "18.09"),
+        ("echo boom >&2; exit 3", "Docker does not answer: boom", ""),
+        ("exit 3", "Docker does not answer: `docker system dial-stdio` ended with 3", ""),
+    ],
+)
+def test_an_engine_that_is_not_there_is_one_line(
+    stand_in: Callable[[str], Node], script: str, problem: str, remedy: str
+) -> None:
+    message = why_not(stand_in(script))
+    assert problem in message
+    assert remedy in message
+
+
+def test_an_engine_that_does_not_answer_is_given_up(
+    stand_in: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.engines.docker_client.TIMEOUT", 1)
+    with pytest.raises(CommandTimeout, match="did not answer GET /_ping within 1 s"):
+        _ = stand_in("sleep 30").docker
+
+
+def test_an_unreachable_host_is_not_a_docker_problem(node: NodeMaker) -> None:
+    with pytest.raises(HostUnreachable):
+        _ = node(Host("127.0.0.1", port=1)).docker
+
+
+def test_this_machine_without_an_engine(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    assert "local: the Docker daemon does not run" in why_not(node(Host("local")))
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.setenv("DOCKER_CONTEXT", "no-such-context")
+    assert "no docker context is named no-such-context" in why_not(node(Host("local")))
+
+
+def test_the_current_context_of_this_machine_is_used(
+    node: NodeMaker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shutil.which("docker"):
+        pytest.skip("there is no docker command here to make a context with")
+    monkeypatch.setenv("DOCKER_CONFIG", str(home / ".docker"))
+    create = ["docker", "context", "create", "elsewhere", "--docker"]
+    subprocess.run([*create, "host=unix:///elsewhere.sock"], check=True, capture_output=True)
+    subprocess.run(["docker", "context", "use", "elsewhere"], check=True, capture_output=True)
+    why_not(node(Host("local")))
+    assert docker_client.local_endpoint()["base_url"] == "unix:///elsewhere.sock"
+
+
+@contextlib.contextmanager
+def engine_saying(
+    answer: Callable[[str], bytes], folder: Path, monkeypatch: pytest.MonkeyPatch, **headers: str
+) -> Iterator[None]:
+    """An engine of this machine that gives `answer(path)` and `headers` to every question."""
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return "a unix socket"
+
+        def do_GET(self) -> None:
+            body = answer(self.path)
+            self.send_response(200)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+    with Server(str(folder / "docker.sock"), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+        yield
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"), [({"Api_Version": "1.45"}, ["/_ping"]), ({}, ["/_ping", "/version"])]
+)
+def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
+    headers: dict[str, str],
+    expected: list[str],
+    node: NodeMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def answer(path: str) -> bytes:
+        asked.append(path)
+        return b"OK" if path == "/_ping" else b'{"ApiVersion": "1.45"}'
+
+    with engine_saying(answer, tmp_path, monkeypatch, **headers):
+        assert node(Host("local")).docker.api.api_version == "1.45"
+    assert asked == expected
+
+
+def test_no_engine_waits_for_another_ones_info(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def answer(path: str) -> bytes:
+        if path.endswith("/info"):
+            both.wait(10)
+        return b"{}"
+
+    with engine_saying(answer, tmp_path, monkeypatch, Api_Version="1.45"):
+        clients = [docker_client.local_client(name) for name in ("a", "b")]
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda client: client.about, clients)) == [{}, {}]
+
+
+# -- where there is one
+
+
+@pytest.fixture(scope="session")
+def engine() -> docker.DockerClient:
+    try:
+        client = docker.from_env(version="auto")
+        client.ping()
+    except docker.errors.DockerException as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must have a Docker Engine: {error}")
+        pytest.skip(f"no Docker Engine here (scripts/engine starts one): {error}")
+    return client
+
+
+@pytest.fixture(scope="session")
+def image(engine: docker.DockerClient) -> Iterator[str]:
+    """A few programs of this machine and the libraries they need, made in a second."""
+    programs = [shutil.which(name) or name for name in ("sh", "sleep", "cat")]
+    libraries = {
+        word
+        for program in programs
+        for word in subprocess.run(["ldd", program], capture_output=True, text=True).stdout.split()
+        if word.startswith("/")
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in [*programs, *libraries]:
+            name = f"bin/{Path(path).name}" if path in programs else path.lstrip("/")
+            tar.add(Path(path).resolve(), name)
+        folder = tarfile.TarInfo("tmp")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o777
+        tar.addfile(folder)
+    name = f"ddpctl-test-{uuid.uuid4().hex[:8]}:latest"
+    repository, tag = name.split(":")
+    engine.api.import_image_from_data(buffer.getvalue(), repository=repository, tag=tag)
+    yield name
+    engine.images.remove(name, force=True)
+
+
+@pytest.fixture(params=["ssh", "local"])
+def machine(request: pytest.FixtureRequest, sshd: Server, node: NodeMaker) -> Node:
+    return node(sshd().host() if request.param == "ssh" else Host("local"))
+
+
+@pytest.fixture
+def start(
+    machine: Node, image: str
+) -> Iterator[Callable[[str], docker.models.containers.Container]]:
+    """Starts a container on the machine that runs a shell script."""
+    started = []
+
+    def run(script: str) -> docker.models.containers.Container:
+        container = machine.docker.containers.run(
+            image, ["/bin/sh", "-c", script], detach=True, network_mode="none", init=False
+        )
+        started.append(container)
+        return container
+
+    yield run
+    for container in started:
+        container.remove(force=True)
+
+
+Start = Callable[[str], docker.models.containers.Container]
+
+
+@cluster
+def test_logs_are_streamed_and_the_exit_code_is_waited_for(start: Start) -> None:
+    container = start("echo one; sleep 0.7; echo two; echo three >&2; exit 5")
+    times = []
+    text = b""
+    for chunk in container.logs(stream=True, follow=True):
+        times.append(time.monotonic())
+        text += chunk
+    assert sorted(text.split()) == [b"one", b"three", b"two"]
+    assert times[-1] - times[0] > 0.4  # as it was said, not at the end
+    assert container.wait()["StatusCode"] == 5
+
+
+@cluster
+def test_many_calls_use_few_connections(machine: Node, engine: docker.DockerClient) -> None:
+    opened = []
+    machine_open = machine._machine.open
+    machine._machine.open = lambda *a, **k: opened.append(1) or machine_open(*a, **k)  # type: ignore
+    for _ in range(20):
+        assert machine.docker.ping()
+    assert len(opened) <= (0 if machine.host.is_local else 1)
+
+
+@cluster
+def test_twelve_waits_at_once_are_more_than_one_connection_allows(
+    machine: Node, start: Start
+) -> None:
+    containers = [start("sleep 1; exit 3") for _ in range(12)]
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda c=c: codes.append(c.wait()["StatusCode"]))
+        for c in containers
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert codes == [3] * 12
+
+
+@cluster
+def test_files_go_into_a_container_and_come_out(start: Start) -> None:
+    container = start("sleep 60")
+    payload = os.urandom(3_000_000)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo("a file")
+        entry.size = len(payload)
+        tar.addfile(entry, io.BytesIO(payload))
+    assert container.put_archive("/tmp", buffer.getvalue())
+    chunks, _ = container.get_archive("/tmp/a file")
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+        got = tar.extractfile("a file")
+        assert got and got.read() == payload
+
+
+@cluster
+def test_an_image_is_saved_and_loaded(machine: Node, image: str) -> None:
+    client = machine.docker
+    before = client.images.get(image)
+    saved = b"".join(before.save(chunk_size=1024 * 1024, named=True))
+    half = len(saved) // 2
+    loaded = client.images.load(iter([saved[:half], saved[half:]]))
+    assert [found.id for found in loaded] == [before.id]
+
+
+@cluster
+def test_a_command_in_a_container(start: Start) -> None:
+    container = start("sleep 60")
+    done = container.exec_run(["/bin/sh", "-c", "echo out; echo err >&2; exit 4"], demux=True)
+    assert (done.exit_code, done.output) == (4, (b"out\n", b"err\n"))
+
+
+@cluster
+def test_the_engines_own_errors_stay_its_own(machine: Node, engine: docker.DockerClient) -> None:
+    with pytest.raises(docker.errors.NotFound):
+        machine.docker.containers.get("no-such-container")
+
+
+@cluster
+def test_each_node_makes_one_line_of_the_engines_errors(
+    machine: Node, engine: docker.DockerClient
+) -> None:
+    with pytest.raises(NodesFailed) as caught:
+        each_node([machine], lambda n: n.docker.images.get("no-such-image"))
+    (error,) = caught.value.failures.values()
+    assert isinstance(error, CommandFailed)
+    assert str(error).startswith(f"{machine.name}: Docker refuses: ")
+    assert "No such image: no-such-image:latest" in str(error)
+
+
+@cluster
+def test_an_answer_that_is_late_is_a_timeout(start: Start) -> None:
+    with pytest.raises(CommandTimeout, match=r"POST /v1\.\d+/containers/\w+/wait within 1 s"):
+        start("sleep 60").wait(timeout=1)
+
+
+@cluster
+def test_a_connection_that_breaks_while_logs_stream_is_an_unreachable_host(
+    sshd: Server, node: NodeMaker, image: str, engine: docker.DockerClient
+) -> None:
+    server = sshd()
+    client = node(server.host()).docker
+    container = client.containers.run(
+        image, ["/bin/sh", "-c", "echo up; sleep 60"], detach=True, network_mode="none"
+    )
+    try:
+        stream = container.logs(stream=True, follow=True)
+        assert next(stream) == b"up\n"
+        server.stop()
+        with pytest.raises(HostUnreachable, match="connection lost"):
+            next(stream)
+    finally:
+        engine.containers.get(container.id).remove(force=True)
+
+
+@cluster
+def test_the_client_survives_a_lost_connection(
+    sshd: Server, node: NodeMaker, engine: docker.DockerClient
+) -> None:
+    server = sshd()
+    client = node(server.host()).docker
+    assert client.ping()
+    server.stop()
+    with pytest.raises(HostUnreachable, match=r"connection (lost|refused)"):
+        client.ping()
+    server.start()
+    assert client.ping()

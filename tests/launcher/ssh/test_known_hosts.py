@@ -1,0 +1,149 @@
+"""known_hosts is read as ssh reads it: ssh-keygen -F is asked the same."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sshd_server import keygen
+
+from launcher.ssh import known_hosts
+from launcher.ssh.known_hosts import Key, judge, known_kinds, parse
+
+A = Key("ssh-ed25519", b"a" * 51)
+B = Key("ssh-ed25519", b"b" * 51)
+R = Key("ssh-rsa", b"r" * 51)
+
+
+def line(names: str, key: Key, marker: str = "") -> str:
+    return f"{marker} {names} {key.kind} {base64.b64encode(key.blob).decode()} a comment\n"
+
+
+def standing(text: str, key: Key, host: str = "gpu1", port: int = 22, alias: str = "") -> str:
+    return judge(parse(text, "kh"), key, host, port, alias or None).standing
+
+
+def test_the_four_standings() -> None:
+    assert standing(line("gpu1", A), A) == "known"
+    assert standing(line("gpu1", A), B) == "changed"
+    assert standing(line("gpu2", A), A) == "unknown"
+    assert standing(line("gpu1", A) + line("*", A, "@revoked"), A) == "revoked"
+    assert standing("", A) == "unknown"
+
+
+def test_another_kind_of_key_is_unknown_and_not_changed() -> None:
+    assert standing(line("gpu1", R), A) == "unknown"
+
+
+def test_one_of_several_keys_is_enough() -> None:
+    assert standing(line("gpu1", B) + line("gpu1", A), A) == "known"
+
+
+def test_a_revocation_of_another_key_says_nothing() -> None:
+    assert standing(line("gpu1", A) + line("*", B, "@revoked"), A) == "known"
+
+
+def test_a_port_of_its_own_is_another_machine() -> None:
+    text = line("[gpu1]:2222", A)
+    assert standing(text, A, port=2222) == "known"
+    assert standing(text, A, port=22) == "unknown"
+    assert standing(text, B, port=2222) == "changed"
+
+
+def test_a_key_known_without_the_port_is_taken_and_a_different_one_is_not_changed() -> None:
+    assert standing(line("gpu1", A), A, port=2222) == "known"
+    assert standing(line("gpu1", A), B, port=2222) == "unknown"
+
+
+def test_an_alias_stands_for_name_and_port() -> None:
+    assert standing(line("the-alias", A), A, port=2222, alias="the-alias") == "known"
+    assert standing(line("gpu1", A), A, alias="the-alias") == "unknown"
+
+
+def test_a_certificate_authority_is_no_key() -> None:
+    finding = judge(parse(line("*", A, "@cert-authority"), "kh"), A, "gpu1", 22, None)
+    assert finding.standing == "unknown"
+    assert [found.marker for found in finding.lines] == ["@cert-authority"]
+
+
+def test_kinds_to_ask_for_are_those_of_the_host() -> None:
+    text = line("gpu1", R) + line("gpu2", A) + line("gpu1", A, "@revoked")
+    assert known_kinds(parse(text, "kh"), "gpu1", 22, None) == ("ssh-rsa",)
+    assert known_kinds(parse(text, "kh"), "gpu1", 2222, None) == ("ssh-rsa",)
+
+
+def test_places_are_files_and_lines() -> None:
+    lines = parse("# a comment\n\n" + line("gpu1", A), "/home/me/.ssh/known_hosts")
+    assert [found.place for found in lines] == ["/home/me/.ssh/known_hosts:3"]
+
+
+@given(st.one_of(st.text(), st.from_regex(r"(\|1\|\S*|\S+) \S+ \S+", fullmatch=True)))
+def test_no_text_is_too_strange(text: str) -> None:
+    for found in parse(text, "kh"):
+        found.matches("gpu1")
+
+
+PATTERNS = [
+    "gpu1.lab",
+    "*.lab",
+    "gpu?.lab",
+    "*.lab,!gpu1.lab",
+    "!gpu1.lab,*.lab",
+    "!gpu2.lab,*.lab",
+    "!gpu2.lab",
+    "a,b,gpu1.lab",
+    "GPU1.LAB",
+    "[gpu1.lab]:2222",
+    "[*.lab]:2222",
+    "[gpu1.lab]:*",
+    "gpu[1].lab",
+    "*",
+]
+
+
+@pytest.mark.parametrize("name", ["gpu1.lab", "gpu2.lab", "gpu10.lab", "[gpu1.lab]:2222"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_as_in_ssh_keygen(pattern: str, name: str, tmp_path: Path) -> None:
+    kind, blob = Path(f"{keygen(tmp_path / 'key')}.pub").read_text().split()[:2]
+    file = tmp_path / "known_hosts"
+    file.write_text(f"{pattern} {kind} {blob}\n")
+    command = ["ssh-keygen", "-F", name, "-f", str(file)]
+    theirs = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    ours = any(found.matches(name.lower()) for found in known_hosts.read([str(file)]))
+    assert ours == theirs
+
+
+def test_hashed_names_are_those_of_ssh_keygen(tmp_path: Path) -> None:
+    kind, blob = Path(f"{keygen(tmp_path / 'key')}.pub").read_text().split()[:2]
+    file = tmp_path / "known_hosts"
+    file.write_text(f"gpu1,[gpu2]:2222 {kind} {blob}\n")
+    subprocess.run(["ssh-keygen", "-H", "-f", str(file)], check=True, capture_output=True)
+    lines = known_hosts.read([str(file)])
+    assert len(lines) == 2
+    for name, count in (("gpu1", 1), ("[gpu2]:2222", 1), ("gpu2", 0)):
+        assert sum(found.matches(name) for found in lines) == count
+
+
+def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
+    key = keygen(tmp_path / "key", "rsa")
+    kind, blob = Path(f"{key}.pub").read_text().split()[:2]
+    shown = subprocess.run(
+        ["ssh-keygen", "-l", "-f", f"{key}.pub"], capture_output=True, check=True, text=True
+    ).stdout
+    assert Key(kind, base64.b64decode(blob)).fingerprint == shown.split()[1]
+
+
+def test_what_is_appended_is_found_again(tmp_path: Path) -> None:
+    file = tmp_path / "new folder" / "known_hosts"
+    known_hosts.append(str(file), "[gpu1]:2222", A, hashed=False)
+    known_hosts.append(str(file), "gpu2", B, hashed=True)
+    lines = known_hosts.read([str(file)])
+    assert judge(lines, A, "gpu1", 2222, None).standing == "known"
+    assert judge(lines, B, "gpu2", 22, None).standing == "known"
+    assert "gpu2" not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700

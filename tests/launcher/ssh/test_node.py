@@ -1,0 +1,324 @@
+"""Commands and streams, the same on a machine behind SSH and on this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from paramiko import Message
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_EOF
+from sshd_server import Sshd
+
+from launcher.errors import CommandTimeout, HostUnreachable, NodesFailed
+from launcher.hosts import Host
+from launcher.ssh.node import Node, ask_each, each_node
+from launcher.ssh.shell import command_line
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(params=["ssh", "local"])
+def machine(
+    request: pytest.FixtureRequest, sshd: Callable[..., Sshd], node: Callable[..., Node]
+) -> Node:
+    return node(sshd().host() if request.param == "ssh" else Host("local"))
+
+
+def test_a_command_returns_both_outputs_and_its_code(machine: Node) -> None:
+    done = machine.run(["sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"in")
+    assert (done.code, done.stdout, done.stderr) == (3, b"in", b"err\n")
+
+
+def test_four_mebibytes_on_both_outputs_do_not_block(machine: Node) -> None:
+    size = 4 * MIB
+    script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero; head -c {size} /dev/zero >&2"
+    done = machine.run(["sh", "-c", script])
+    assert (done.code, len(done.stdout), len(done.stderr)) == (0, size, 2 * size)
+
+
+def test_input_larger_than_any_buffer_comes_back(machine: Node) -> None:
+    data = os.urandom(8 * MIB)
+    assert machine.run(["cat"], stdin=data).stdout == data
+
+
+def test_a_command_that_does_not_read_its_input_is_no_error(machine: Node) -> None:
+    done = machine.run(["sh", "-c", "exit 4"], stdin=b"x" * (4 * MIB))
+    assert done.code == 4
+
+
+def test_an_end_of_input_that_comes_late_does_not_cost_the_connection(
+    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = node(sshd().host())
+    watching = machine.open(["sleep", "60"])
+    transport = machine._machine._links[0].connection.transport  # type: ignore[attr-defined]
+    send, closed = transport._send_user_message, threading.Event()
+
+    def late(message: Message) -> None:
+        kind = message.asbytes()[0]
+        if kind == MSG_CHANNEL_EOF:
+            closed.wait(0.5)  # the command has ended, and paramiko has answered
+        send(message)
+        if kind == MSG_CHANNEL_CLOSE:
+            closed.set()
+
+    monkeypatch.setattr(transport, "_send_user_message", late)
+    assert machine.run(["true"]).code == 0
+    monkeypatch.undo()
+    assert machine.run(["true"]).code == 0
+    assert transport.is_active() and watching.is_alive()
+    watching.close()
+
+
+AWKWARD = [
+    "a b",
+    "",
+    "'single' \"double\"",
+    "$(touch oops) `touch oops` $HOME",
+    "line\nline\n",
+    "back\\slash\\n \\0101 \\\\",
+    "!history! *?[a] ~ # ; & | < >",
+    "-n",
+    "%s%d",
+    "tab\tcr\rbell\a",
+    os.fsdecode(b"latin1 \xe9\xff\x80"),
+    "ünïcode ☃",
+]
+
+
+def test_arguments_arrive_unchanged(machine: Node) -> None:
+    done = machine.run(["printf", "%s\\0", *AWKWARD])
+    assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in AWKWARD]
+    assert machine.run(["ls"]).stdout == b""  # nothing was expanded into a command
+
+
+SHELLS = ("bash", "dash", "zsh", "tcsh", "fish")  # those that are here
+
+
+@given(st.lists(st.text(alphabet="a !'\\\n$`\"", max_size=9), max_size=3))
+def test_no_login_shell_sees_what_it_would_read_in_its_own_way(words: list[str]) -> None:
+    line = command_line(["printf", *words])
+    assert not set(b"!\n") & set(line)  # csh reads these inside single quotes
+    assert re.sub(rb"\\0[0-7]{3}", b"", line).count(b"\\") == 0  # and fish this
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.binary(min_size=0, max_size=40).filter(lambda b: b"\0" not in b), max_size=4))
+def test_any_bytes_survive_a_login_shell(words: list[bytes]) -> None:
+    line = command_line(["printf", "%s\\0", *map(os.fsdecode, words)])
+    for shell in filter(shutil.which, SHELLS):
+        done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
+        assert done.stdout.split(b"\0")[:-1] == (words or [b""])
+
+
+def test_a_null_byte_is_refused_before_anything_is_sent(machine: Node) -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        machine.run(["echo", "a\0b"])
+
+
+def test_environment_arrives_unchanged_and_is_in_no_process_list(machine: Node) -> None:
+    value = "secret 'x' $(y)\nend\n"
+    script = 'printf %s "$SECRET"; ps -eww -o args; cat'
+    done = machine.run(["sh", "-c", script], env={"SECRET": value}, stdin=b"the rest")
+    assert done.stdout.startswith(value.encode())
+    assert done.stdout.endswith(b"the rest")
+    assert done.stdout.count(b"secret") == 1
+
+
+@pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV"])
+def test_a_signal_is_never_lost(machine: Node, name: str) -> None:
+    done = machine.run(["sh", "-c", f"kill -{name} $$"])
+    assert done.code == 128 + signal.Signals[f"SIG{name}"]
+
+
+def test_a_command_that_is_not_there_gives_127(machine: Node) -> None:
+    done = machine.run(["no-such-command-here"])
+    assert done.code == 127
+    assert b"not found" in done.stderr
+
+
+def test_a_command_that_hangs_is_given_up(machine: Node) -> None:
+    start = time.monotonic()
+    with pytest.raises(CommandTimeout, match=r"`sleep` did not end within 0\.3 s"):
+        machine.run(["sleep", "60"], timeout=0.3)
+    assert time.monotonic() - start < 5
+    assert machine.run(["echo", "still here"]).stdout == b"still here\n"
+
+
+def test_a_command_starts_in_the_home_folder(machine: Node) -> None:
+    account = machine.run(["sh", "-c", 'getent passwd "$(id -u)" | cut -d: -f6']).stdout
+    expected = machine.home().encode() if machine.host.is_local else account.strip()
+    assert machine.run(["pwd"]).stdout.strip() == expected
+
+
+def test_a_stream_is_read_written_and_waited_for(machine: Node) -> None:
+    with machine.open(["sh", "-c", "echo ready >&2; cat; exit 7"]) as stream:
+        stream.write(b"one")
+        assert stream.read() == b"one"
+        with pytest.raises(TimeoutError):
+            stream.read(timeout=0.1)
+        stream.write(b"two")
+        assert stream.read() == b"two"
+        with pytest.raises(TimeoutError):
+            stream.wait(0.1)
+        stream.close_stdin()
+        assert stream.read() == b""
+        assert stream.wait(5) == 7
+        assert stream.stderr_tail() == "ready"
+
+
+def test_writing_to_a_command_that_has_ended_is_a_broken_pipe(machine: Node) -> None:
+    with machine.open(["true"]) as stream:
+        assert stream.read() == b""
+        assert stream.wait(5) == 0
+        with pytest.raises(BrokenPipeError):
+            for _ in range(200):
+                stream.write(b"x" * MIB)
+
+
+def test_stderr_is_drained_while_only_stdin_is_used(machine: Node) -> None:
+    with machine.open(["sh", "-c", f"head -c {4 * MIB} /dev/zero >&2; cat; echo end >&2"]) as s:
+        s.write(b"x")
+        assert s.read(timeout=20) == b"x"
+        s.close_stdin()
+        assert s.wait(10) == 0
+        assert s.stderr_tail().endswith("end")
+
+
+def test_a_followed_file_is_followed_and_the_follower_ends_with_the_stream(
+    machine: Node, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal with space"
+    journal.write_text("first\n")
+    with machine.open(["tail", "-c", "+1", "-F", str(journal)], stdin=False) as stream:
+        assert stream.read() == b"first\n"
+        with journal.open("a") as file:
+            file.write("second\n")
+        assert stream.read(timeout=10) == b"second\n"
+        assert _running(str(journal))
+    end = time.monotonic() + 10
+    while _running(str(journal)):
+        assert time.monotonic() < end, "tail stayed behind"
+        time.sleep(0.05)
+
+
+def test_a_silent_command_ends_with_its_stream_too(machine: Node) -> None:
+    with machine.open(["sh", "-c", "echo $$; exec sleep 600"], stdin=False) as stream:
+        pid = int(stream.read())
+        os.kill(pid, 0)
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, "the command stayed behind"
+        time.sleep(0.05)
+
+
+def test_without_stdin_the_exit_code_and_signal_are_still_told(machine: Node) -> None:
+    for script, code in (("cat; exit 9", 9), ("kill -9 $$", 137)):
+        with machine.open(["sh", "-c", script], stdin=False) as stream:
+            assert stream.read(timeout=10) == b""
+            assert stream.wait(10) == code
+
+
+def test_many_threads_share_one_node(machine: Node) -> None:
+    results: list[bytes] = []
+
+    def work(n: int) -> None:
+        results.append(machine.run(["sh", "-c", f"sleep 0.2; echo {n}"]).stdout)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(map(int, results)) == list(range(25))
+
+
+def test_every_failure_is_reported_and_every_answer_kept(
+    sshd: Callable[..., Sshd], node: Callable[..., Node]
+) -> None:
+    server = sshd()
+    good = [node(server.host()), node(Host("local")), node(server.host())]
+    refused = node(server.host(port=1))
+    unnamed = node(Host("no-such-host.invalid"))
+    nodes = [good[0], refused, good[1], unnamed, good[2]]
+    answers, failures = ask_each(nodes, lambda n: n.run(["echo", n.name]).stdout)
+    assert answers == {
+        "127.0.0.1": b"127.0.0.1\n",
+        "local": b"local\n",
+        "127.0.0.1 (3)": b"127.0.0.1\n",
+    }
+    assert set(failures) == {"127.0.0.1 (2)", "no-such-host.invalid"}
+    assert "connection refused" in str(failures["127.0.0.1 (2)"])
+    with pytest.raises(NodesFailed) as caught:
+        each_node(nodes, Node.connect)
+    assert caught.value.exit_code == 4
+    assert set(caught.value.failures) == set(failures)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_each_node_works_at_once_and_returns_in_the_order_given(
+    node: Callable[..., Node],
+) -> None:
+    nodes = [node(Host("local")) for _ in range(6)]
+    together = threading.Barrier(6, timeout=10)
+    found = each_node(nodes, lambda n: (together.wait(), nodes.index(n))[1])
+    assert list(found) == nodes
+    assert list(found.values()) == list(range(6))
+
+
+def test_each_node_lets_a_bug_through(node: Callable[..., Node]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        each_node([node(Host("local"))], lambda n: 1 // 0)
+
+
+def test_a_lost_connection_is_no_exit_code(
+    sshd: Callable[..., Sshd], node: Callable[..., Node]
+) -> None:
+    server = sshd()
+    machine = node(server.host())
+    with machine.open(["sh", "-c", "echo up; sleep 60"]) as stream:
+        assert stream.read() == b"up\n"
+        server.stop()
+        with pytest.raises(HostUnreachable, match=r"127\.0\.0\.1: connection lost"):
+            stream.read(timeout=10)
+        with pytest.raises(HostUnreachable, match="connection lost"):
+            stream.wait(10)
+    with pytest.raises(HostUnreachable, match="connection refused"):
+        machine.run(["true"])
+
+
+def test_a_new_connection_is_made_when_the_old_one_is_gone(
+    sshd: Callable[..., Sshd], node: Callable[..., Node]
+) -> None:
+    server = sshd()
+    machine = node(server.host())
+    machine.connect()
+    server.stop()
+    server.start()
+    assert machine.run(["echo", "back"]).stdout == b"back\n"
+
+
+def test_a_local_run_never_loads_paramiko_or_docker() -> None:
+    script = (
+        "import sys; from launcher.hosts import Host; from launcher.ssh.node import Node; "
+        "assert Node(Host('local')).run(['echo']).code == 0; "
+        "sys.exit(bool({'paramiko', 'docker'} & set(sys.modules)))"
+    )
+    assert subprocess.run(["python", "-c", script], check=False).returncode == 0
+
+
+def _running(word: str) -> bool:
+    found = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True)
+    return any(line.startswith("tail") and word in line for line in found.stdout.splitlines())

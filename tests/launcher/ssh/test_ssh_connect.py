@@ -1,0 +1,420 @@
+"""Every way in which a connection fails is one line: where, what, remedy. And the ways it works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sshd_server import USER, Sshd, add_to_agent, free_port, keygen, ssh_agent
+
+from launcher.errors import HostUnreachable
+from launcher.hosts import Host
+from launcher.ssh.ahead import dial_ahead
+from launcher.ssh.node import Node
+
+NodeMaker = Callable[..., Node]
+Server = Callable[..., Sshd]
+Config = Callable[[str], None]
+
+
+def why_not(node: Node) -> str:
+    """The one line that a user gets to read."""
+    with pytest.raises(HostUnreachable) as caught:
+        node.connect()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.startswith(f"{node.name}: ")
+    assert caught.value.exit_code == 4
+    return message
+
+
+# -- the network
+
+
+def test_a_name_that_does_not_resolve(node: NodeMaker) -> None:
+    message = why_not(node(Host("no-such-host.invalid")))
+    assert "does not resolve" in message
+    assert "hosts file" in message
+
+
+def test_connection_refused(node: NodeMaker) -> None:
+    port = free_port()
+    message = why_not(node(Host("127.0.0.1", port=port)))
+    assert f"connection refused at 127.0.0.1:{port}" in message
+    assert "look whether sshd runs" in message
+
+
+def test_no_answer_ends_within_the_timeout(node: NodeMaker) -> None:
+    with socket.socket() as full:  # a listener whose queue is full drops what comes
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        queue = [socket.socket() for _ in range(3)]
+        for sock in queue:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+        start = time.monotonic()
+        message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.7))
+        assert 0.6 < time.monotonic() - start < 3
+        for sock in queue:
+            sock.close()
+    assert "no answer from 127.0.0.1" in message
+    assert "within 0.7 s" in message
+
+
+def test_connect_timeout_of_the_config_counts(node: NodeMaker, config: Config) -> None:
+    config("Host slow\n  HostName 127.0.0.1\n  ConnectTimeout 1\n")
+    with listener(lambda sock: time.sleep(4)) as port:
+        start = time.monotonic()
+        message = why_not(node(Host("slow", port=port), connect_timeout=60))
+    assert time.monotonic() - start < 4
+    assert "within 1 s" in message
+
+
+def test_something_that_takes_the_connection_and_says_nothing(node: NodeMaker) -> None:
+    with listener(lambda sock: time.sleep(3)) as port:
+        message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.5))
+    assert "no sshd answers within 0.5 s" in message
+
+
+def test_something_that_is_not_sshd(node: NodeMaker) -> None:
+    with listener(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 200)) as port:
+        message = why_not(node(Host("127.0.0.1", port=port)))
+    assert "is not sshd" in message
+
+
+def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.ssh.connect.PAUSE", 0.01)
+    calls = []
+    with listener(lambda sock: calls.append(1)) as port:
+        message = why_not(node(Host("127.0.0.1", port=port)))
+    assert len(calls) == 6
+    assert "hangs up before the login" in message
+    assert "MaxStartups" in message
+
+
+# -- who we are
+
+
+def test_a_key_that_the_server_does_not_know(sshd: Server, node: NodeMaker, home: Path) -> None:
+    server = sshd()
+    other = keygen(home / "other key")
+    message = why_not(node(server.host(identity_file=str(other))))
+    assert f"permission denied for {USER}@127.0.0.1:{server.port}: tried {other}" in message
+    assert f"ssh-copy-id -p {server.port} {USER}@127.0.0.1" in message
+
+
+def test_no_key_at_all(sshd: Server, node: NodeMaker) -> None:
+    message = why_not(node(sshd().host(identity_file=None)))
+    assert "there is no key to try" in message
+
+
+def test_an_identity_file_that_is_not_there(sshd: Server, node: NodeMaker) -> None:
+    message = why_not(node(sshd().host(identity_file="/nowhere/key")))
+    assert "/nowhere/key (no such file)" in message
+
+
+def test_a_key_that_others_may_read_is_not_used_as_with_ssh(sshd: Server, node: NodeMaker) -> None:
+    server = sshd()
+    server.user_key.chmod(0o644)
+    message = why_not(node(server.host()))
+    assert "readable by others: `chmod 600`" in message
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_keys_of_every_kind_let_in(sshd: Server, node: NodeMaker, home: Path, kind: str) -> None:
+    server = sshd()
+    server.authorize(keygen(home / "key", kind))
+    node(server.host(identity_file=str(home / "key"))).connect()
+
+
+def test_a_default_key_of_the_home_folder_is_found(
+    sshd: Server, node: NodeMaker, home: Path
+) -> None:
+    server = sshd()
+    server.authorize(keygen(home / ".ssh" / "id_ed25519"))
+    node(server.host(identity_file=None)).connect()
+
+
+def test_a_key_with_a_passphrase_comes_from_the_agent_or_the_error_says_so(
+    sshd: Server, node: NodeMaker, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = sshd()
+    key = keygen(home / "locked", passphrase="open sesame")
+    server.authorize(key)
+    message = why_not(node(server.host(identity_file=str(key))))
+    assert f"{key} (has a passphrase and is not in the agent)" in message
+    assert "load it with `ssh-add`" in message
+    with ssh_agent(home) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+        add_to_agent(agent, key, "open sesame")
+        node(server.host(identity_file=str(key))).connect()
+
+
+def test_identity_agent_of_the_config_is_used(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    server = sshd()
+    with ssh_agent(home) as agent:
+        add_to_agent(agent, server.user_key)
+        config(f"Host *\n  IdentityAgent {agent}\n")
+        node(server.host(identity_file=None)).connect()
+        config("Host *\n  IdentityAgent none\n")
+        assert "there is no key to try" in why_not(node(server.host(identity_file=None)))
+
+
+def test_too_many_keys_of_an_agent_and_identities_only(
+    sshd: Server, node: NodeMaker, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = sshd(MaxAuthTries="3")
+    with ssh_agent(home) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+        for number in range(6):
+            add_to_agent(agent, keygen(home / f"k{number}"))
+        config(f"Host *\n  IdentityFile {server.user_key}\n")
+        message = why_not(node(server.host(identity_file=None)))
+        assert "MaxAuthTries" in message
+        assert "k0 (agent), k1 (agent)" in message
+        assert "IdentitiesOnly yes" in message
+        config(f"Host *\n  IdentityFile {server.user_key}\n  IdentitiesOnly yes\n")
+        node(server.host(identity_file=None)).connect()
+        config("")
+        node(server.host()).connect()  # the hosts file's own key comes first
+
+
+def test_a_named_key_in_the_agent_comes_first(
+    sshd: Server, node: NodeMaker, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = sshd(MaxAuthTries="2")
+    with ssh_agent(home) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+        for number in range(4):
+            add_to_agent(agent, keygen(home / f"k{number}"))
+        add_to_agent(agent, server.user_key)
+        config(f"Host *\n  IdentityFile {server.user_key}\n")
+        node(server.host(identity_file=None)).connect()
+
+
+def test_a_certificate_lets_in(sshd: Server, node: NodeMaker, home: Path) -> None:
+    authority = keygen(home / "ca")
+    server = sshd(TrustedUserCAKeys=f"{authority}.pub")
+    for kind in ("ed25519", "rsa", "ecdsa"):
+        key = keygen(home / kind, kind)
+        assert "permission denied" in why_not(node(server.host(identity_file=str(key))))
+        sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", USER, f"{key}.pub"]
+        subprocess.run(sign, check=True)
+        node(server.host(identity_file=str(key))).connect()
+
+
+def test_a_server_that_takes_no_keys(sshd: Server, node: NodeMaker) -> None:
+    server = sshd(PubkeyAuthentication="no", PasswordAuthentication="yes")
+    assert "sshd takes no keys, only password" in why_not(node(server.host()))
+
+
+def test_a_server_that_wants_more_than_a_key(sshd: Server, node: NodeMaker) -> None:
+    server = sshd(AuthenticationMethods="publickey,password", PasswordAuthentication="yes")
+    assert "wants password beside the key" in why_not(node(server.host()))
+
+
+def test_an_unknown_user(sshd: Server, node: NodeMaker) -> None:
+    server = sshd()
+    message = why_not(node(server.host(user="no-such-user")))
+    assert f"permission denied for no-such-user@127.0.0.1:{server.port}" in message
+
+
+# -- what the config says
+
+
+def test_match_include_and_host_alias(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    server = sshd(know=False)
+    server.know("the-alias")
+    (home / ".ssh" / "more").mkdir()
+    (home / ".ssh" / "more" / "lab.conf").write_text(
+        f"Match originalhost trainer exec true\n  Port {server.port}\n  HostKeyAlias the-alias\n"
+        f"  IdentityFile {server.user_key}\n"
+    )
+    config(f"Include {home}/.ssh/more/*.conf\nHost trainer\n  HostName 127.0.0.1\n")
+    assert node(Host("trainer")).run(["echo", "hi"]).stdout == b"hi\n"
+
+
+def test_the_hosts_file_wins_over_the_config(sshd: Server, node: NodeMaker, config: Config) -> None:
+    server = sshd()
+    config("Host *\n  User nobody-at-all\n  Port 1\n  ProxyJump nowhere.invalid\n")
+    node(server.host(user=USER, proxy_jump="none")).connect()
+
+
+def test_a_config_that_ssh_refuses(node: NodeMaker, config: Config) -> None:
+    config("NoSuchOption yes\n")
+    message = why_not(node(Host("gpu1")))
+    assert "bad configuration option: nosuchoption" in message.lower()
+    assert "mend ~/.ssh/config" in message
+
+
+def test_a_proxy_command(sshd: Server, node: NodeMaker, config: Config) -> None:
+    server = sshd(know=False)
+    server.know("behind")
+    relay = (shutil.which("socat") and "socat - TCP:127.0.0.1:%p") or _python_relay()
+    config(f"Host behind\n  ProxyCommand {relay}\n")
+    machine = node(server.host(host="behind", port=None, identity_file=str(server.user_key)))
+    config(f"Host behind\n  Port {server.port}\n  HostKeyAlias behind\n  ProxyCommand {relay}\n")
+    data = os.urandom(1024 * 1024)
+    assert machine.run(["cat"], stdin=data).stdout == data
+
+
+def test_a_proxy_command_that_fails_is_quoted(node: NodeMaker, config: Config) -> None:
+    config("Host behind\n  ProxyCommand sh -c 'echo the tunnel is shut >&2; exit 3'\n")
+    message = why_not(node(Host("behind")))
+    assert "exit code 3: the tunnel is shut" in message
+
+
+def test_without_the_ssh_command_the_config_is_still_read(
+    sshd: Server,
+    node: NodeMaker,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = sshd()
+    config(f"Host trainer\n  HostName 127.0.0.1\n  Port {server.port}\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    node(Host("trainer", identity_file=str(server.user_key))).connect()
+    assert "no `ssh` here" in caplog.text
+
+
+# -- the connection's life
+
+
+def test_a_peer_that_stops_answering_is_noticed(
+    sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.ssh.connect.ALIVE_INTERVAL", 0.3)
+    server = sshd()
+    with node(server.host()).open(["sh", "-c", "echo up; sleep 60"]) as stream:
+        assert stream.read() == b"up\n"
+        for pid in server.descendants():
+            os.kill(pid, 19)  # SIGSTOP: the kernel still acknowledges, nobody answers
+        start = time.monotonic()
+        with pytest.raises(HostUnreachable, match=r"no sign of life for 0\.9 s"):
+            stream.read(timeout=20)
+        assert time.monotonic() - start < 5
+
+
+def test_a_quiet_connection_is_kept(
+    sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.ssh.connect.ALIVE_INTERVAL", 0.1)
+    with node(sshd().host()).open(["sh", "-c", "sleep 2; echo done"]) as stream:
+        assert stream.read(timeout=20) == b"done\n"
+
+
+# -- the server's limits
+
+
+def test_max_startups_one_lets_all_in_after_a_while(sshd: Server, node: NodeMaker) -> None:
+    server = sshd(MaxStartups="1")
+    nodes = [node(server.host(), connect_timeout=10) for _ in range(8)]
+    failures: list[Exception] = []
+
+    def connect(one: Node) -> None:
+        try:
+            one.connect()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=connect, args=(one,)) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert "MaxStartups" in server.log.read_text()  # it did drop some
+
+
+def test_max_sessions_is_met_by_further_connections(sshd: Server, node: NodeMaker) -> None:
+    server = sshd(MaxSessions="2")
+    machine = node(server.host())
+    streams = [machine.open(["cat"]) for _ in range(7)]
+    for number, stream in enumerate(streams):
+        stream.write(b"%d" % number)
+    assert [stream.read(timeout=10) for stream in streams] == [b"%d" % n for n in range(7)]
+    assert server.log.read_text().count("Accepted publickey") == 4
+    for stream in streams:
+        stream.close()
+
+
+def test_ten_sessions_share_one_connection(sshd: Server, node: NodeMaker) -> None:
+    server = sshd()
+    machine = node(server.host())
+    streams = [machine.open(["cat"]) for _ in range(10)]
+    assert server.log.read_text().count("Accepted publickey") == 1
+    for stream in streams:
+        stream.close()
+
+
+def test_no_session_at_all(sshd: Server, node: NodeMaker) -> None:
+    machine = node(sshd(MaxSessions="0").host())
+    with pytest.raises(HostUnreachable, match="lets in no session at all"):
+        machine.run(["true"])
+
+
+@contextmanager
+def listener(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that is not sshd; `answer` has each connection until it returns."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    sock, _ = server.accept()
+                except OSError:
+                    return
+                with sock:
+                    sock.recv(100)
+                    answer(sock)
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+def _python_relay() -> str:
+    code = (
+        "import os,socket,sys,threading as t;"
+        "s=socket.create_connection((chr(49)+'27.0.0.1',int(sys.argv[1])));"
+        "f=lambda r,w:[w(d) for d in iter(r,b'')];"
+        "t.Thread(target=f,args=(lambda:os.read(0,65536),s.sendall),daemon=True).start();"
+        "f(lambda:s.recv(65536),lambda d:os.write(1,d))"
+    )
+    return f'python3 -c "{code}" %p'
+
+
+# -- hosts that are dialled while the program loads
+
+
+def test_a_host_that_is_dialled_ahead_is_dialled_once(sshd: Server, node: NodeMaker) -> None:
+    server = sshd()
+    dial_ahead([server.host(), Host("local")])
+    there = node(server.host())
+    assert there.run(["echo", "hello"]).stdout == b"hello\n"
+    assert there.run(["sh", "-c", "echo $PPID"]).code == 0
+    assert server.log.read_text().count("Accepted publickey") == 1
+
+
+def test_what_went_wrong_ahead_is_told_to_the_first_who_asks(node: NodeMaker) -> None:
+    host = Host("127.0.0.1", port=free_port())
+    dial_ahead([host])
+    there = node(host)
+    assert "connection refused" in why_not(there)
+    assert "connection refused" in why_not(there)  # by a new attempt

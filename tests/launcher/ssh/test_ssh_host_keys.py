@@ -1,0 +1,170 @@
+"""The server's own key, against a real server, by each policy that ssh has."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from sshd_server import keygen
+from test_ssh_connect import Config, NodeMaker, Server, why_not
+
+from launcher.hosts import Host
+from launcher.ssh import config, host_key
+from launcher.ssh.known_hosts import Key
+
+
+def known(home: Path) -> Path:
+    return home / ".ssh" / "known_hosts"
+
+
+def test_an_unknown_key_is_named_with_the_remedies(sshd: Server, node: NodeMaker) -> None:
+    server = sshd(know=False)
+    message = why_not(node(server.host()))
+    assert f"host key is unknown: ssh-ed25519 {server.fingerprint()}" in message
+    assert f"`ssh -p {server.port} 127.0.0.1`" in message
+    assert f"`ssh-keyscan -p {server.port} 127.0.0.1 >> ~/.ssh/known_hosts`" in message
+    assert "`host_keys: accept-new`" in message
+
+
+def test_accept_new_writes_the_key_once_and_says_so(
+    sshd: Server, node: NodeMaker, home: Path, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config("Host *\n  HashKnownHosts no\n")
+    server = sshd(know=False)
+    nodes = [node(server.host(host_keys="accept-new")) for _ in range(6)]
+    threads = [threading.Thread(target=one.connect) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    kind, blob = Path(f"{server.host_keys[0]}.pub").read_text().split()[:2]
+    assert known(home).read_text() == f"{server.known_as} {kind} {blob}\n"
+    assert known(home).stat().st_mode & 0o777 == 0o600
+    assert f"{server.fingerprint()} accepted and written to {known(home)}" in caplog.text
+    node(server.host()).connect()  # and asking finds it now
+
+
+def test_a_key_that_another_connection_has_just_accepted_is_not_written_again(
+    home: Path,
+) -> None:
+    route = config.make(Host("gpu1", host_keys="accept-new"))
+    key = Key("ssh-ed25519", b"blob")
+    for _ in range(2):
+        host_key.accept(route, key)
+    assert len(known(home).read_text().splitlines()) == 1
+
+
+def test_accept_new_keeps_what_is_there(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    config("Host *\n  HashKnownHosts no\n")
+    server = sshd(know=False)
+    known(home).write_text("# mine, without a newline at its end")
+    node(server.host(host_keys="accept-new")).connect()
+    lines = known(home).read_text().splitlines()
+    assert lines[0] == "# mine, without a newline at its end"
+    assert lines[1].startswith(server.known_as)
+
+
+def test_accept_new_writes_hashed_names_where_the_config_says_so(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    config("Host *\n  HashKnownHosts yes\n")
+    server = sshd(know=False)
+    node(server.host(host_keys="accept-new")).connect()
+    assert known(home).read_text().startswith("|1|")
+    find = ["ssh-keygen", "-F", server.known_as, "-f", str(known(home))]
+    assert subprocess.run(find, capture_output=True, check=False).returncode == 0
+    node(server.host()).connect()
+
+
+@pytest.mark.parametrize("policy", ["ask", "accept-new"])
+def test_a_changed_key_is_an_error_that_names_the_line(
+    sshd: Server, node: NodeMaker, home: Path, policy: str
+) -> None:
+    server = sshd(know=False)
+    other = Path(f"{keygen(home / 'other')}.pub").read_text().split()
+    known(home).write_text(f"# comment\n{server.known_as} {other[0]} {other[1]}\n")
+    before = known(home).read_bytes()
+    message = why_not(node(server.host(host_keys=policy)))
+    assert "its host key has CHANGED" in message
+    assert f"{known(home)}:2 has SHA256:" in message
+    assert server.fingerprint() in message
+    assert f"ssh-keygen -R '{server.known_as}'" in message
+    assert known(home).read_bytes() == before
+
+
+def test_hashed_names_are_understood(sshd: Server, node: NodeMaker, home: Path) -> None:
+    server = sshd()
+    subprocess.run(["ssh-keygen", "-H", "-f", str(known(home))], check=True, capture_output=True)
+    assert known(home).read_text().startswith("|1|")
+    node(server.host()).connect()
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
+def test_the_server_is_asked_for_the_kind_of_key_that_is_known(
+    sshd: Server, node: NodeMaker, kind: str
+) -> None:
+    server = sshd(host_key_kinds=("ed25519", "ecdsa", "rsa"), know=False)
+    line = {"rsa": "ssh-rsa", "ecdsa": "ecdsa-sha2-nistp256", "ed25519": "ssh-ed25519"}[kind]
+    server.know(kinds=(line,))
+    node(server.host()).connect()
+
+
+def test_a_revoked_key_is_refused_even_where_checking_is_off(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    config("Host *\n  StrictHostKeyChecking no\n")
+    server = sshd()
+    kind, blob = Path(f"{server.host_keys[0]}.pub").read_text().split()[:2]
+    with known(home).open("a") as file:
+        file.write(f"@revoked * {kind} {blob}\n")
+    assert f"marked @revoked in {known(home)}:2" in why_not(node(server.host()))
+
+
+def test_checking_that_the_user_has_turned_off_is_off_with_a_warning(
+    sshd: Server,
+    node: NodeMaker,
+    home: Path,
+    config: Config,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config("Host *\n  StrictHostKeyChecking no\n")
+    server = sshd(know=False)
+    node(server.host()).connect()
+    assert "is unknown and goes unchecked" in caplog.text
+    assert not known(home).exists()
+
+
+def test_strict_checking_of_the_config_is_not_softened_by_accept_new(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    config("Host *\n  StrictHostKeyChecking yes\n")
+    message = why_not(node(sshd(know=False).host(host_keys="accept-new")))
+    assert "host key is unknown" in message
+    assert not known(home).exists()
+
+
+def test_a_certificate_authority_is_said_not_to_be_supported(
+    sshd: Server, node: NodeMaker, home: Path
+) -> None:
+    server = sshd(know=False)
+    kind, blob = Path(f"{keygen(home / 'ca')}.pub").read_text().split()[:2]
+    known(home).write_text(f"@cert-authority {server.known_as} {kind} {blob}\n")
+    message = why_not(node(server.host()))
+    assert f"({known(home)}:1 has a certificate authority for it, which ddpctl" in message
+
+
+def test_several_files_and_a_known_hosts_that_cannot_be_written(
+    sshd: Server, node: NodeMaker, home: Path, config: Config
+) -> None:
+    config(f"Host *\n  UserKnownHostsFile {home} /dev/zero {home}/second\n")
+    server = sshd(know=False)
+    message = why_not(node(server.host(host_keys="accept-new")))
+    assert f"cannot be kept in {home}: Is a directory" in message
+    known(home).touch()
+    server.know()
+    known(home).rename(home / "second")
+    node(server.host()).connect()

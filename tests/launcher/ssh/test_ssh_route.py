@@ -1,0 +1,181 @@
+"""What `ssh -G` says becomes a Route; what it says is asked of the real ssh."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sshd_server import USER
+
+from launcher.errors import HostUnreachable
+from launcher.hosts import Host
+from launcher.ssh import config
+from launcher.ssh.route import Route, from_options, jump_parts, parse
+
+Config = Callable[[str], None]
+
+
+def route(text: str = "", host: Host | None = None) -> Route:
+    return from_options(host or Host("gpu1"), parse(text), home="/home/me")
+
+
+def test_plain_words() -> None:
+    found = route(
+        "hostname 10.0.0.1\nuser ada\nport 2222\nidentitiesonly yes\nhashknownhosts yes\n"
+        "connecttimeout 7\nserveraliveinterval 3\nserveralivecountmax 4\nhostkeyalias alias\n"
+        "addressfamily inet6\nbindaddress 10.0.0.9\nproxyjump a,b\n"
+    )
+    assert (found.hostname, found.user, found.port) == ("10.0.0.1", "ada", 2222)
+    assert found.identities_only
+    assert found.hash_known_hosts
+    assert (found.connect_timeout, found.alive_interval, found.alive_count) == (7.0, 3.0, 4)
+    assert found.host_key_alias == "alias"
+    assert found.address_family == socket.AF_INET6
+    assert found.bind_address == "10.0.0.9"
+    assert found.proxy_jump == "a,b"
+
+
+def test_none_is_none() -> None:
+    found = route(
+        "connecttimeout none\nproxycommand none\nproxyjump none\nuserknownhostsfile none\n"
+        "identityagent none\nidentityfile none\n"
+    )
+    assert found.connect_timeout is None
+    assert found.proxy_command is None
+    assert found.proxy_jump is None
+    assert found.identity_agent is None
+    assert found.known_hosts == ()
+    assert found.identity_files == ()
+
+
+def test_tokens_and_tildes_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", "/keys")
+    found = route(
+        "hostname 10.0.0.1\nport 22\nuser ada\nidentityfile ~/.ssh/%r@%h_%n\n"
+        "identityfile ${KEYS}/100%%\nproxycommand nc -p %p %h\n"
+    )
+    assert found.identity_files == ("/home/me/.ssh/ada@10.0.0.1_gpu1", "/keys/100%")
+    assert found.proxy_command == "nc -p 22 10.0.0.1"
+
+
+def test_paths_with_spaces_in_a_list_of_paths() -> None:
+    found = route("userknownhostsfile /home/me/.ssh/known_hosts /with a space/kh ~/x\n")
+    assert found.known_hosts == (
+        "/home/me/.ssh/known_hosts",
+        "/with a space/kh",
+        "/home/me/x",
+    )
+
+
+@pytest.mark.parametrize(
+    ("configured", "in_hosts_file", "policy"),
+    [
+        ("ask", "ask", "ask"),
+        ("ask", "accept-new", "accept-new"),
+        ("true", "accept-new", "yes"),
+        ("false", "ask", "no"),
+        ("false", "accept-new", "no"),
+        ("accept-new", "ask", "accept-new"),
+    ],
+)
+def test_host_key_policies(configured: str, in_hosts_file: str, policy: str) -> None:
+    host = Host("gpu1", host_keys=in_hosts_file)  # type: ignore[arg-type]
+    assert route(f"stricthostkeychecking {configured}\n", host).host_keys == policy
+
+
+def test_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/agent")
+    monkeypatch.setenv("OTHER", "/other")
+    assert route().identity_agent == "/agent"
+    assert route("identityagent SSH_AUTH_SOCK\n").identity_agent == "/agent"
+    assert route("identityagent $OTHER\n").identity_agent == "/other"
+    assert route("identityagent ~/agent\n").identity_agent == "/home/me/agent"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("bastion", (None, "bastion", None)),
+        ("ada@bastion:2222", ("ada", "bastion", 2222)),
+        ("[::1]:2222", (None, "::1", 2222)),
+        ("ada@[fe80::1]", ("ada", "fe80::1", None)),
+        ("::1", (None, "::1", None)),
+        ("ssh://ada@bastion:22", ("ada", "bastion", 22)),
+    ],
+)
+def test_jump_specifications(text: str, parts: tuple[object, ...]) -> None:
+    assert jump_parts(text) == parts
+
+
+def test_the_real_ssh_and_its_defaults(home: Path) -> None:
+    found = config.make(Host("gpu1.lab"))
+    assert (found.hostname, found.user, found.port) == ("gpu1.lab", USER, 22)
+    assert f"{home}/.ssh/id_ed25519" in found.identity_files
+    assert found.known_hosts[0] == f"{home}/.ssh/known_hosts"
+    assert found.host_keys == "ask"
+
+
+def test_the_real_ssh_with_a_config(home: Path, config: Config) -> None:
+    config(
+        "Match host gpu*.lab exec false\n  User wrong\n"
+        'Host gpu*.lab !gpu9.lab\n  User ada\n  Port 2222\n  IdentityFile "~/.ssh/lab key"\n'
+        "  UserKnownHostsFile ~/.ssh/kh_%h\n  IdentitiesOnly yes\n"
+        "Host *\n  ProxyJump bastion\n"
+    )
+    found = config.make(Host("gpu1.lab"))
+    assert (found.user, found.port, found.proxy_jump) == ("ada", 2222, "bastion")
+    assert found.identity_files == (f"{home}/.ssh/lab key",)
+    assert found.known_hosts == (f"{home}/.ssh/kh_gpu1.lab",)
+    assert config.make(Host("gpu9.lab")).user == getpass.getuser()
+
+
+def test_values_of_the_hosts_file_win(config: Config) -> None:
+    config("Host *\n  User ada\n  Port 2222\n  IdentityFile /config/key\n  ProxyJump a\n")
+    found = config.make(
+        Host("gpu1", user="bob", port=22, identity_file='/my "odd" 100% key', proxy_jump="b:23,c")
+    )
+    assert (found.user, found.port, found.proxy_jump) == ("bob", 22, "b:23,c")
+    assert found.identity_files == ('/my "odd" 100% key', "/config/key")
+
+
+def test_user_at_host(config: Config) -> None:
+    found = config.make(Host("ada@gpu1"))
+    assert (found.user, found.hostname) == ("ada", "gpu1")
+
+
+def test_jumps_are_those_of_ssh(config: Config) -> None:
+    config("Host inner\n  Port 2201\n  ProxyJump ignored\nHost outer\n  User eve\n")
+    inner = config.jump_before(
+        config.make(Host("gpu1", proxy_jump="outer,ada@inner", identity_file="/k")), "ask"
+    )
+    assert inner
+    assert (inner.hostname, inner.user, inner.port) == ("inner", "ada", 2201)
+    assert inner.identity_files[-1] == "/k"
+    outer = config.jump_before(inner, "ask")
+    assert outer
+    assert (outer.hostname, outer.user, outer.port) == ("outer", "eve", 22)
+    assert config.jump_before(outer, "ask") is None
+    assert (inner.depth, outer.depth) == (1, 2)
+
+
+def test_a_name_that_looks_like_an_option_is_no_option(tmp_path: Path) -> None:
+    marker = tmp_path / "touched"
+    with pytest.raises(HostUnreachable):
+        config.make(Host(f"-oProxyCommand=touch {marker}"))
+    assert not marker.exists()
+
+
+def test_the_simpler_reader_knows_the_same(
+    home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config("Host gpu1\n  HostName 10.0.0.1\n  Port 2222\n  ProxyJump bastion\n")
+    host = Host("gpu1", user="bob", identity_file="/k")
+    with_ssh = config.make(host)
+    monkeypatch.setenv("PATH", "/nowhere")
+    without = config.make(host)
+    for name in ("hostname", "user", "port", "identity_files", "proxy_jump", "host_keys"):
+        assert getattr(without, name) == getattr(with_ssh, name), name
+    assert without.known_hosts[0] == with_ssh.known_hosts[0]

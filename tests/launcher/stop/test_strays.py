@@ -1,0 +1,69 @@
+"""What counts as a leftover of a dead run, and what never does."""
+
+from __future__ import annotations
+
+from launcher.engines.base import NodeStatus
+from launcher.stop.strays import Seen, strays_of
+
+
+def node(
+    run_id: str, rank: int, state: str, *, nnodes: int = 2, owner: str = "ann@here"
+) -> NodeStatus:
+    return NodeStatus(
+        run_id=run_id,
+        name="",
+        attempt=1,
+        node_rank=rank,
+        nnodes=nnodes,
+        owner=owner,
+        host=f"h{rank}",
+        handle=f"ddpctl-{run_id}-{rank}",
+        state=state,
+        exit_code=None,
+    )
+
+
+def seen(*statuses: NodeStatus, carriers: tuple[tuple[int, str, str], ...] = ()) -> Seen:
+    return Seen(statuses, carriers, {})
+
+
+def handles(hosts: dict[str, Seen], *, complete: bool = True) -> list[str]:
+    return [stray.handle for stray in strays_of(hosts, "ann", complete=complete)]
+
+
+def test_a_run_whose_nodes_are_all_alive_has_none() -> None:
+    assert handles({"h0": seen(node("r", 0, "running")), "h1": seen(node("r", 1, "running"))}) == []
+
+
+def test_a_node_that_lives_on_after_another_ended_is_one() -> None:
+    hosts = {"h0": seen(node("r", 0, "exited")), "h1": seen(node("r", 1, "running"))}
+    assert handles(hosts) == ["ddpctl-r-1"]
+
+
+def test_a_node_that_was_never_started_is_one() -> None:
+    hosts = {"h0": seen(node("r", 0, "created")), "h1": seen()}
+    assert handles(hosts) == ["ddpctl-r-0"]
+
+
+def test_a_node_is_not_gone_because_its_host_is_out_of_sight() -> None:
+    hosts = {"h0": seen(node("r", 0, "running"))}
+    assert handles(hosts, complete=False) == []
+    assert handles(hosts, complete=True) == ["ddpctl-r-0"]
+
+
+def test_containers_of_other_people_are_never_touched() -> None:
+    theirs = node("r", 1, "running", owner="bob@there")
+    hosts = {"h0": seen(node("r", 0, "exited", owner="bob@there")), "h1": seen(theirs)}
+    assert handles(hosts) == []
+
+
+def test_a_process_without_a_living_node_of_its_run_is_one() -> None:
+    carriers = ((41, "dead", "python3"), (42, "r", "python3"))
+    hosts = {"h0": seen(node("r", 0, "running", nnodes=1), carriers=carriers)}
+    assert handles(hosts) == ["41"]
+
+
+def test_gpu_memory_that_it_holds_is_said() -> None:
+    hosts = {"h0": Seen((), ((41, "dead", "python3"),), {41: 70000})}
+    [stray] = strays_of(hosts, "ann", complete=True)
+    assert stray.what == "python3, holds 70000 MiB of a GPU"

@@ -1,0 +1,267 @@
+"""The live panel: what it says, where it is drawn, and that the lines above it stay whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from local_machine import Machine
+
+from launcher.follow.monitor import Line, NodeOutcome
+from launcher.terminal import live
+from launcher.terminal.metrics_poller import Gauges, Gpus, gpus_of, progress_of
+from launcher.terminal.panel import view
+
+START = {"kind": "start", "attempt": 2, "total_steps": 400, "steps_per_epoch": 100}
+TRAIN = {"kind": "train", "epoch": 1, "step": 120, "loss": 1.25, "img_s": 512.4, "eta_s": 3725}
+
+
+def lines_of(*entries: object) -> bytes:
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+
+
+def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not() -> None:
+    text = lines_of(START, {**TRAIN, "step": 20}, TRAIN, {"kind": "eval", "top1": 0.5}) + b'{"to'
+    progress = progress_of(text, attempt=2)
+    assert progress is not None
+    shown = view("r", 2, {}, Gauges(progress), 61).below
+    assert shown == "epoch 1/4  step 120/400  loss 1.2500  top1 50.00 %  512 images/s  eta 1:02:05"
+    assert progress_of(text, attempt=3) is None
+    assert progress_of(lines_of(TRAIN, START), attempt=2) is None
+
+
+def test_gpus_of_a_host_are_told_together() -> None:
+    gpus = gpus_of(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
+    assert gpus == Gpus(count=2, use=25.0, used=4096, total=163840)
+    assert gpus_of(b"NVIDIA-SMI has failed\n") is None
+    outcomes = {0: NodeOutcome(0, "a")}
+    shown = view("r", 1, outcomes, Gauges(None, {0: gpus}), 0)
+    assert shown.rows == (("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB"),)
+
+
+def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cursor() -> None:
+    outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
+    outcomes[0].tail.append(Line("h0", 0, b"older", 1.0))
+    outcomes[1].tail.append(Line("h1", 3, b"10%\r20% \x1b[2Jdone", 2.0))
+    outcomes[0].unseen_since = 5.0
+    shown = view("r", 1, outcomes, Gauges(), 3600)
+    assert (shown.head, shown.below) == ("r  up 1:00:00", "[h1:3] 20%  [2Jdone")
+    assert [state for _, state, _ in shown.rows] == ["out of sight", "running"]
+
+
+def test_a_panel_is_never_larger_than_its_room() -> None:
+    outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
+    lines = live.panel_lines(view("r" * 90, 1, outcomes, Gauges(), 0), 40, 8)
+    assert len(lines) == 8
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert max(map(len, plain)) < 40
+    assert plain[-1].strip() == "and 46 more"
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, True),
+        ({"TERM": "dumb"}, False),
+        ({}, False),
+        ({"TERM": "xterm", "CI": "true"}, False),
+    ],
+)
+def test_the_panel_is_for_terminals_that_can(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], shown: bool
+) -> None:
+    for name in ("TERM", "CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    leader, follower = pty.openpty()
+    with os.fdopen(leader), os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert live.wanted(plain=False, quiet=False) is shown
+        assert not live.wanted(plain=True, quiet=False)
+        assert not live.wanted(plain=False, quiet=True)
+
+
+# --- on a pseudo terminal -------------------------------------------------------------------------
+
+SCRIPT = """
+import json, os, time
+rank = int(os.environ["RANK"])
+for i in range(200):
+    print(f"line {i} of {rank}", "#" * 60, flush=True)
+with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "metrics.jsonl"), "a") as file:
+    if rank == 0:
+        file.write('{"kind": "start", "total_steps": 40, "steps_per_epoch": 10}\\n')
+        file.write('{"kind": "train", "epoch": 2, "step": 23, "loss": 0.5, "img_s": 99}\\n')
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.05)
+print(f"bye from {rank}", flush=True)
+"""
+
+
+class Terminal:
+    """A pseudo terminal with its paper: what a person would see, scrolled lines included."""
+
+    def __init__(self, machine: Machine, *argv: str) -> None:
+        self.leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+        env = {
+            k: v for k, v in machine.env.items() if k not in ("CI", "NO_COLOR", "COLUMNS", "LINES")
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *argv],
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            cwd=machine.folder,
+            env={**env, "TERM": "xterm", "GO": str(machine.folder / "go")},
+            start_new_session=True,
+        )
+        os.close(follower)
+        self.raw = b""
+
+    def paper(self) -> list[str]:
+        """The lines after cursor movements: \\r, up and erasing are all that is used."""
+        lines, row, column = [""], 0, 0
+        whole = re.sub(rb"\x1b\[?[?0-9;]*$", b"", self.raw)  # a sequence may be read in two parts
+        whole = re.sub(rb"\x1b\[(\?25[lh]|[0-9;]*m)", b"", whole)  # cursor on and off, colours
+        text = whole.decode(errors="replace")
+        for piece in re.split(r"(\r|\n|\x1b\[1A|\x1b\[J|\x1b\[2K)", text):
+            if piece == "\r":
+                column = 0
+            elif piece == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif piece == "\x1b[1A":
+                row -= 1
+            elif piece == "\x1b[J":
+                lines = [*lines[:row], lines[row][:column]]
+            elif piece == "\x1b[2K":
+                lines[row] = ""
+            else:
+                assert "\x1b" not in piece, piece
+                before = lines[row]
+                lines[row] = before[:column].ljust(column) + piece + before[column + len(piece) :]
+                column += len(piece)
+        return lines
+
+    def read_until(self, true: Callable[[list[str]], bool], what: str) -> None:
+        deadline = time.monotonic() + 120
+        while not true(self.paper()):
+            assert time.monotonic() < deadline, (what, self.paper()[-20:])
+            if not self._read():
+                raise AssertionError((what, self.paper()[-20:]))
+
+    def read_to_the_end(self) -> int:
+        while self._read():
+            pass
+        return self.process.wait(timeout=60)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self.leader, 65536)
+        except OSError:  # how a pseudo terminal says that nobody holds its other side
+            return False
+        self.raw += data
+        return bool(data)
+
+
+def expected(hosts: int = 2, each: int = 2) -> dict[int, list[str]]:
+    return {
+        rank: [f"[local:{rank}] line {i} of {rank} {'#' * 60}" for i in range(200)]
+        + [f"[local:{rank}] bye from {rank}"]
+        for rank in range(hosts * each)
+    }
+
+
+def said(paper: list[str]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for line in paper:
+        if match := re.match(r"\[local:(\d+)\] ", line):
+            found.setdefault(int(match[1]), []).append(line)
+    return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    machine = Machine(tmp_path)
+    (tmp_path / "code" / "train.py").write_text(SCRIPT)
+    return machine
+
+
+def test_on_a_terminal_a_panel_stands_below_lines_that_stay_whole(machine: Machine) -> None:
+    terminal = Terminal(machine, "launch", "hosts.yaml", "--env", "GO")
+    try:
+        terminal.read_until(
+            lambda paper: "epoch 2/4  step 23/40  loss 0.5000  99 images/s" in "".join(paper[-6:]),
+            "the trainer's numbers in the panel",
+        )
+        panel = terminal.paper()[-6:]
+        assert panel[0] == "─" * 119
+        assert " up 0:" in panel[1]
+        assert [row.split() for row in panel[3:5]] == [
+            ["0", "local", "running"],
+            ["1", "local", "running"],
+        ]
+    finally:
+        (machine.folder / "go").touch()
+    assert terminal.read_to_the_end() == 0
+    paper = terminal.paper()
+    assert said(paper) == expected()
+    assert not [line for line in paper if "─" in line or " up 0:" in line]
+
+
+def test_plain_moves_no_cursor(machine: Machine) -> None:
+    (machine.folder / "go").touch()
+    terminal = Terminal(machine, "launch", "hosts.yaml", "--plain", "--env", "GO")
+    assert terminal.read_to_the_end() == 0
+    assert b"\x1b" not in terminal.raw
+    assert said(terminal.paper()) == expected()
+
+
+def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
+    run_id = machine.ddpctl("launch", "hosts.yaml", "-d", "--env", f"GO={machine.folder / 'go'}")
+    name = run_id.stdout.strip()
+    terminal = Terminal(machine, "ps", "hosts.yaml", "--watch", "--interval", "0.2")
+
+    def rows(paper: list[str]) -> list[str]:
+        return [line for line in paper if name in line]
+
+    try:
+        terminal.read_until(lambda paper: len(rows(paper)) == 2, "the run's two nodes")
+    finally:
+        (machine.folder / "go").touch()
+    terminal.read_until(lambda paper: "no run there is alive" in paper, "their end")
+    assert rows(terminal.paper()) == []
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.read_to_the_end() == 130
+    assert "no run there is alive" in terminal.paper() and rows(terminal.paper()) == []
+
+
+def test_ps_watch_without_a_terminal_prints_each_table_that_differs(machine: Machine) -> None:
+    watching = machine.start("ps", "hosts.yaml", "--all", "--watch", "--interval", "0.1")
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == "no run there is known\n"
+    (machine.folder / "go").touch()
+    go = f"GO={machine.folder / 'go'}"
+    done = machine.ddpctl("launch", "hosts.yaml", "--name", "w", "--env", go)
+    name = re.findall(r"run (\S+) started", done.stderr)[0]
+    while "exited" not in (line := watching.stdout.readline()):
+        assert line == "\n" or line.startswith(("RUN ", name)), line
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 130 and "\x1b" not in out + err

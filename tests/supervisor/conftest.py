@@ -1,6 +1,0 @@
-"""The tests of the supervisor share gangs.py."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

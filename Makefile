@@ -31,6 +31,7 @@ check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy launcher trainer
+	$(BIN)/lint-imports
 
 box:
 	@scripts/engine

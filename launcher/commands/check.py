@@ -27,21 +27,17 @@ def check(
     import time
 
     from launcher.hosts import load
-    from launcher.launch.start import connect
     from launcher.preflight.run import survey_hosts
+    from launcher.ssh.node import connected
 
     cluster = load(options.hosts_of(hosts, host_list))
     console = options.console(quiet, verbose)
-    nodes = connect(cluster)
-    began = time.monotonic()
-    try:
+    with connected(cluster.hosts) as nodes:
+        began = time.monotonic()
         with console.step(
             f"looking at {len(nodes)} hosts" if len(nodes) > 1 else "looking at one host"
         ):
             survey = survey_hosts(nodes, cluster, with_trials=True)
-    finally:
-        for node in nodes:
-            node.close()
     if as_json:
         console.json(document(survey, time.monotonic() - began))
     else:

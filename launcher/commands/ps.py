@@ -44,16 +44,18 @@ def ps(
     ddpctl ps hosts.yaml --watch
     """
     from launcher.errors import UsageError
-    from launcher.runs.status import clusters_to_ask, connected, document, see
+    from launcher.runs.status import all_connected, clusters_to_ask, document, see
+    from launcher.stop.unconfirmed import finish_unconfirmed
 
     console = options.console(quiet, verbose)
     if watch and as_json:
         raise UsageError("--watch and --json: one document is no watch; call ps --json repeatedly")
     given = options.hosts_of(hosts, host_list) if hosts or host_list else None
-    with connected(clusters_to_ask(given, everything=everything)) as clusters:
+    with all_connected(clusters_to_ask(given, everything=everything)) as clusters:
         if watch:
             return _watch(clusters, console, interval, everything=everything)
-        statuses, failures = see(clusters, console)
+        finish_unconfirmed(clusters, console)
+        statuses, failures = see(clusters)
     shown = [s for s in statuses if everything or s.alive]
     if as_json:
         console.json(document(shown, failures))
@@ -73,6 +75,7 @@ def _watch(clusters: Connected, console: Console, interval: float, *, everything
     import time
 
     from launcher.runs.status import see
+    from launcher.stop.unconfirmed import finish_unconfirmed
     from launcher.terminal import live
 
     words = ""
@@ -81,7 +84,8 @@ def _watch(clusters: Connected, console: Console, interval: float, *, everything
     try:
         with console.live(display) if on_terminal else contextlib.nullcontext():
             while True:
-                statuses, failures = see(clusters, console)
+                finish_unconfirmed(clusters, console)
+                statuses, failures = see(clusters)
                 shown = [s for s in statuses if everything or s.alive]
                 lines = [
                     _table(shown)

@@ -10,14 +10,15 @@ import docker.errors
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from launcher.engines.base import NodeStatus
+from launcher.engines.docker_client import docker_of
 from launcher.errors import CommandFailed, DockerUnavailable
-from launcher.launch.supervisor_bundle import ALONE
 from launcher.plan.plan import CONTROL_DIR, LABEL, Container, NodePlan, Place
+from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.ssh.node import Node
 
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for people: what is followed is the journal
 STACK_BYTES = 67108864  # what NVIDIA's own images ask for
-SUPERVISOR = ("python3", *ALONE, f"{CONTROL_DIR}/supervisor.pyz", f"{CONTROL_DIR}/spec.json")
+SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/spec.json")
 
 
 class Containers:
@@ -27,7 +28,7 @@ class Containers:
         self.node = node
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        client = self.node.docker
+        client = docker_of(self.node)
         security = client.about.get("SecurityOptions") or []
         spec = _create_arguments(node.container, secrets, security)
         try:
@@ -37,15 +38,15 @@ class Containers:
 
     def start(self, node: NodePlan) -> None:
         try:
-            self.node.docker.api.start(node.container.name)
+            docker_of(self.node).api.start(node.container.name)
         except docker.errors.APIError as error:
             raise _failed(self.node.name, "start the container", error) from None
 
     def wait(self, place: Place) -> NodeStatus:
         name = place.container
         try:
-            self.node.docker.api.wait(name, timeout=None)
-            return self._status(self.node.docker.api.inspect_container(name))
+            docker_of(self.node).api.wait(name, timeout=None)
+            return self._status(docker_of(self.node).api.inspect_container(name))
         except docker.errors.NotFound:
             return NodeStatus(
                 run_id="",
@@ -65,7 +66,7 @@ class Containers:
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = f"{LABEL}.run-id" + (f"={run_id}" if run_id else "")
-        api = self.node.docker.api
+        api = docker_of(self.node).api
         found = []
         for row in api.containers(all=True, filters={"label": [label]}):
             try:
@@ -76,7 +77,7 @@ class Containers:
 
     def mounting(self, folder: str) -> tuple[NodeStatus, ...]:
         """Containers of ours, of runs and of checks, that mount something below `folder`."""
-        api = self.node.docker.api
+        api = docker_of(self.node).api
         found = []
         for label in (f"{LABEL}.run-id", f"{LABEL}.check"):
             for row in api.containers(all=True, filters={"label": [label]}):
@@ -90,7 +91,7 @@ class Containers:
         return tuple(found)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        api = self.node.docker.api
+        api = docker_of(self.node).api
         try:
             if status.state == "paused":
                 api.unpause(status.handle)  # a paused process cannot answer SIGTERM
@@ -102,7 +103,7 @@ class Containers:
 
     def remove(self, status: NodeStatus) -> None:
         try:
-            self.node.docker.api.remove_container(status.handle, force=True, v=True)
+            docker_of(self.node).api.remove_container(status.handle, force=True, v=True)
         except docker.errors.NotFound:
             return
         except docker.errors.APIError as error:

@@ -19,7 +19,9 @@ import urllib3.connection
 import urllib3.connectionpool
 from urllib3.exceptions import HTTPError
 
+from launcher.engines.dial_stdio import DialStdio
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
+from launcher.ssh.node import Node
 from launcher.ssh.stream import CHUNK, Stream
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
@@ -28,6 +30,20 @@ NOT_FOUND = 127  # a shell's exit code
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
 Open = Callable[[], Stream]
+
+
+def docker_of(node: Node) -> Client:
+    """The Docker SDK on a node, over the node's own connection.
+
+    DockerUnavailable in one line, with the remedy, when the machine is there and its engine is not.
+    """
+    return node.resource(Client, lambda: _connect(node))
+
+
+def _connect(node: Node) -> Client:
+    if node.is_local:
+        return local_client(node.name)
+    return client_through(node.name, DialStdio(node.open))
 
 
 def client_through(name: str, dial: Open) -> Client:
@@ -55,7 +71,7 @@ def local_endpoint() -> dict[str, Any]:
 
 def _client(name: str, **endpoint: Any) -> Client:
     try:
-        return Client(_Api(name, **endpoint))
+        return Client(name, _Api(name, **endpoint))
     except docker.errors.DockerException as error:
         if isinstance(error.__cause__, DdpctlError):
             raise error.__cause__ from None
@@ -63,7 +79,8 @@ def _client(name: str, **endpoint: Any) -> Client:
 
 
 class Client(docker.DockerClient):
-    def __init__(self, api: docker.APIClient) -> None:
+    def __init__(self, name: str, api: docker.APIClient) -> None:
+        self.name = name
         self.api = api
         self._about: dict[str, Any] | None = None
 
@@ -74,6 +91,9 @@ class Client(docker.DockerClient):
         if self._about is None:
             self._about = dict(self.api.info())
         return self._about
+
+    def explain(self, error: BaseException) -> DdpctlError | None:
+        return failure(self.name, error)
 
 
 class _Api(docker.APIClient):

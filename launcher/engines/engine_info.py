@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from launcher.engines.docker_client import docker_of
 from launcher.errors import DockerUnavailable
 from launcher.plan.plan import LABEL
 from launcher.ssh.node import Node
@@ -36,7 +37,7 @@ class _NotThere(DockerUnavailable):
 
 def _asked(node: Node, ask: Callable[[Any], Any]) -> Any:
     # It dials the engine while the SDK loads, so nothing here may load that before.
-    client = node.docker
+    client = docker_of(node)
     import docker.errors
     import requests.exceptions
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.engines.base import NodeStatus
-from launcher.launch.supervisor_bundle import ALONE, NAME
 from launcher.logs.journal import Reader
 from launcher.plan.plan import NodePlan, Place
+from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 
@@ -37,10 +37,10 @@ class Processes:
 
     def start(self, node: NodePlan) -> None:
         control = Path(node.place.control_dir)
-        files = [str(control / name) for name in (NAME, "spec.json")]
+        files = [str(control / name) for name in (BUNDLE, "spec.json")]
         with (control / "supervisor.out").open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *ALONE, *files],
+                [sys.executable, *ISOLATED, *files],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=out,

@@ -8,6 +8,7 @@ import docker.errors
 import requests.exceptions
 
 from launcher.engines.docker import _create_arguments, _failed
+from launcher.engines.docker_client import docker_of
 from launcher.errors import CommandTimeout
 from launcher.plan.plan import Container
 from launcher.ssh.node import Node
@@ -18,7 +19,7 @@ def run_trial(node: Node, container: Container, script: str, argument: str, *, t
 
     CommandFailed when the engine will not have it, CommandTimeout when it does not end.
     """
-    client = node.docker
+    client = docker_of(node)
     api = client.api
     spec = _create_arguments(container, {}, client.about.get("SecurityOptions") or [])
     command = ["python3", "-c", script]

@@ -9,26 +9,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
-from launcher.engines.base import Engine
+from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
+from launcher.follow.metrics_poller import Asking
 from launcher.follow.monitor import Follow, Lines, NodeOutcome
 from launcher.follow.node_watcher import Watch
+from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
-from launcher.launch.recorder import spawn
 from launcher.logs.store import LogStore, Mark, offset_in
-from launcher.plan.plan import Place
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from launcher.ssh.node import Node
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
-from launcher.terminal.live import Live, panel_lines, wanted
-from launcher.terminal.metrics_poller import Asking
-from launcher.terminal.panel import view
+from launcher.terminal.live import Live, wanted
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6
@@ -36,22 +32,14 @@ EXIT_INTERRUPTED = 130
 GANG_GRACE = 8.0  # seconds the supervisors have to stop each other before the launcher does it
 
 
-@dataclass(frozen=True)
-class Party:
-    """The nodes of one attempt, in rank order, with what is needed to act on each."""
-
-    nodes: Sequence[Node]
-    engines: dict[Node, Engine]
-    places: Sequence[Place]
-
-
 def follow(
-    party: Party,
+    party: RunningAttempt,
     folder: RunFolder,
     record: RunRecord,
     skews: Sequence[float],
     console: Console,
     interrupts: Interrupts,
+    leave_to: Callable[[RunFolder], None],
     *,
     owned: bool = True,
     known: Mapping[int, Mark] | None = None,
@@ -60,6 +48,7 @@ def follow(
 
     owned: the run is this command's own, so Ctrl-C can stop it. Otherwise Ctrl-C only leaves.
     known: what has been shown already.
+    leave_to: starts what keeps the logs when this command leaves the run running.
     """
     with contextlib.ExitStack() as stack:
         store = LogStore.acquire(folder.logs)
@@ -75,7 +64,9 @@ def follow(
             for node, place in zip(party.nodes, party.places, strict=True)
         ]
         stack.enter_context(interrupts.held())
-        following = Following(party, Follow(watches, store), folder, record, console, interrupts)
+        following = Following(
+            party, Follow(watches, store), folder, record, console, interrupts, leave_to
+        )
         following.owned = owned
         if wanted(plain=console.plain, quiet=console.quiet):
             stack.enter_context(display(party, following.follow, record, console))
@@ -83,7 +74,9 @@ def follow(
 
 
 @contextlib.contextmanager
-def display(party: Party, follow: Follow, record: RunRecord, console: Console) -> Iterator[None]:
+def display(
+    party: RunningAttempt, follow: Follow, record: RunRecord, console: Console
+) -> Iterator[None]:
     """A panel of nodes and progress below the lines, for as long as the attempt is followed."""
     asking = Asking(party.nodes, party.places)
     began = parse_timestamp(record.attempt.started) or time.time()
@@ -106,15 +99,17 @@ class Following:
 
     def __init__(
         self,
-        party: Party,
+        party: RunningAttempt,
         follow: Follow,
         folder: RunFolder,
         record: RunRecord,
         console: Console,
         interrupts: Interrupts,
+        leave_to: Callable[[RunFolder], None],
     ) -> None:
         self.party, self.follow, self.folder = party, follow, folder
         self.record, self.console, self.interrupts = record, console, interrupts
+        self.leave_to = leave_to
         self.owned = True
         self.stopping: threading.Thread | None = None
         self.unconfirmed: dict[str, DdpctlError] = {}
@@ -201,7 +196,7 @@ class Following:
         self.console.settle()
         if self.follow.store:
             self.follow.store.close()
-            spawn(self.folder)
+            self.leave_to(self.folder)
         self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
         return EXIT_INTERRUPTED
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.engines.attempt import RunningAttempt
 from launcher.follow.monitor import Follow, Lines
 from launcher.follow.node_watcher import Watch
-from launcher.follow.session import Party
 from launcher.follow.signals import Interrupts
-from launcher.follow.sync import catch_up
-from launcher.launch.attach import party_of
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
+from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
+from launcher.runs.sync_logs import catch_up
 from launcher.terminal.console import Console
 
 
 def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
     """Returns 0, or 4 when a host could not be seen, whose lines may then be missing."""
     record = folder.load()
-    with party_of(folder, record) as party:
+    with running_attempt(folder, record) as party:
         store = LogStore.acquire(folder.logs)
         failures = catch_up(party, store) if store else {}
         known = known_marks(folder.logs)
@@ -39,7 +39,7 @@ def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -
 
 
 def _go_on(
-    party: Party,
+    party: RunningAttempt,
     store: LogStore | None,
     known: Mapping[int, Mark],
     wanted: Wanted,

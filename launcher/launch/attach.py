@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from launcher.follow.session import EXIT, Party, follow, tell
+from launcher.follow.session import EXIT, follow, tell
 from launcher.follow.signals import Interrupts
-from launcher.follow.sync import catch_up
-from launcher.hosts import load
-from launcher.launch.start import connect, engine_of
+from launcher.launch.recorder import spawn
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, known_marks
-from launcher.plan.plan import place_in
-from launcher.runs.record import FINAL, RunFolder, RunRecord
+from launcher.runs.attempt import running_attempt
+from launcher.runs.record import FINAL, RunFolder
+from launcher.runs.sync_logs import catch_up
 from launcher.terminal.console import Console
 
 
 def attach(folder: RunFolder, console: Console) -> int:
     """Follows the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
-    with party_of(folder, record) as party:
+    with running_attempt(folder, record) as attempt:
         if store := LogStore.acquire(folder.logs):
-            for host, error in catch_up(party, store).items():
+            for host, error in catch_up(attempt, store).items():
                 console.say(f"cannot see {host} now: {error}")
             store.close()
         known = known_marks(folder.logs)
@@ -34,26 +30,15 @@ def attach(folder: RunFolder, console: Console) -> int:
             tell(folder.run_id, record.attempt, console)
             return EXIT[record.state]
         with Interrupts() as interrupts:
-            skews = [0.0] * len(party.nodes)
+            skews = [0.0] * len(attempt.nodes)
             return follow(
-                party, folder, record, skews, console, interrupts, owned=False, known=known
+                attempt,
+                folder,
+                record,
+                skews,
+                console,
+                interrupts,
+                spawn,
+                owned=False,
+                known=known,
             )
-
-
-@contextmanager
-def party_of(folder: RunFolder, record: RunRecord) -> Iterator[Party]:
-    """The nodes of a run that was started earlier, from what was remembered of it."""
-    cluster = load(folder.hosts_file, job_files=False)
-    nodes = connect(cluster)
-    try:
-        yield Party(
-            nodes,
-            {node: engine_of(node, record.engine) for node in nodes},
-            [
-                place_in(n.run_dir, record.run_id, n.node_rank, record.attempt.attempt)
-                for n in record.attempt.nodes
-            ],
-        )
-    finally:
-        for node in nodes:
-            node.close()

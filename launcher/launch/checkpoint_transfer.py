@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import CommandFailed
-from launcher.follow.node_watcher import READ_SIZE
 from launcher.launch.checkpoint_choice import Choice, File, Gift, Held, Step, choose
 from launcher.plan.plan import HOME
 from launcher.runs.record import AttemptRecord, RunRecord
 from launcher.ssh.node import Completed, Node, ask_each
+from launcher.ssh.stream import READ_SIZE
 from launcher.terminal.console import Console
 
 # $1 run folder. NUL-separated: the newest whole step, damaged ones above it, then every file.

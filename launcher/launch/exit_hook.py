@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.errors import DdpctlError
-from launcher.runs.record import RunFolder, RunRecord, write_atomically
+from launcher.runs.record import RunFolder, RunRecord
+from launcher.state import write_atomically
 from launcher.terminal.console import Console
 
 KEPT = "on-exit"

@@ -5,45 +5,35 @@ What comes after the first question to the hosts is imported there: it loads whi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import getpass
-import importlib
 import secrets
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from launcher import push
+from launcher.engines.attempt import RunningAttempt
+from launcher.engines.choose import engine_of
 from launcher.errors import HostUnreachable, PreflightError
+from launcher.facts.gather import gather
 from launcher.facts.script import Facts
+from launcher.follow.session import follow
 from launcher.follow.signals import Interrupts
 from launcher.hosts import Cluster, Host, dump
 from launcher.launch import exit_hook
 from launcher.launch.recorder import spawn
 from launcher.launch.restart import until_done
-from launcher.launch.start import ask, connect, engine_of, members, read_env_file, start
+from launcher.launch.start import members, read_env_file, start
 from launcher.plan.plan import Found, Plan, make_plan, writes_as_another
 from launcher.preflight.machine import Image
 from launcher.preflight.run import Survey, survey_hosts
-from launcher.runs.record import (
-    RunFolder,
-    RunRecord,
-    new_attempt,
-    new_record,
-    state_home,
-    timestamp,
-    write_atomically,
-)
-from launcher.ssh.node import Node, try_each
+from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from launcher.ssh.node import Node, connected
+from launcher.state import state_home, write_atomically
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
-
-if TYPE_CHECKING:
-    from launcher import push
-    from launcher.follow.session import Party
 
 
 @dataclass(frozen=True)
@@ -116,30 +106,26 @@ def run_attempt(
 
     earlier: what is resumed. former: hosts that take no part now and may have its checkpoints.
     """
-    nodes = connect(cluster)
-    leaving = [Node(host) for host in former]
-    try:
-        with Interrupts() as interrupts:
-            facts, plan = prepare_plan(cluster, wishes, console, nodes, run_id, earlier)
-            if earlier:
-                from launcher.launch.checkpoint_transfer import hand_over
+    with (
+        connected(cluster.hosts) as nodes,
+        connected(former) as leaving,
+        Interrupts() as interrupts,
+    ):
+        facts, plan = prepare_plan(cluster, wishes, console, nodes, run_id, earlier)
+        if earlier:
+            from launcher.launch.checkpoint_transfer import hand_over
 
-                foreign = any(writes_as_another(plan, f) for f in facts)
-                hand_over(nodes, leaving, earlier, console, open_to_all=foreign)
-            folder, record = remember(plan, cluster, wishes, earlier)
-            if wishes.on_exit is not None:
-                exit_hook.keep(folder, wishes.on_exit)
-            with interrupts.held():
-                party = start_all(cluster, wishes, console, nodes, facts, plan, folder, record)
-                if wishes.detach:
-                    return detach(folder, console)
-                from launcher.follow.session import follow
-
-                skews = [f.clock_skew for f in facts]
-                return follow(party, folder, record, skews, console, interrupts)
-    finally:
-        for node in [*nodes, *leaving]:
-            node.close()
+            foreign = any(writes_as_another(plan, f) for f in facts)
+            hand_over(nodes, leaving, earlier, console, open_to_all=foreign)
+        folder, record = remember(plan, cluster, wishes, earlier)
+        if wishes.on_exit is not None:
+            exit_hook.keep(folder, wishes.on_exit)
+        with interrupts.held():
+            party = start_all(cluster, wishes, console, nodes, facts, plan, folder, record)
+            if wishes.detach:
+                return detach(folder, console)
+            skews = [f.clock_skew for f in facts]
+            return follow(party, folder, record, skews, console, interrupts, spawn)
 
 
 def prepare_plan(
@@ -153,18 +139,13 @@ def prepare_plan(
     """Asks the hosts, checks and pushes; nothing is started yet, so a Ctrl-C may come any time."""
     finish_pending(nodes, cluster, console)
     inspected = None
-    threading.Thread(target=load_what_is_next, args=[cluster.job.engine], daemon=True).start()
     if wishes.check:
         survey = preflight(cluster, nodes, console)
         facts, cluster = survey.facts, survey.cluster
         inspected = inspected_by(survey, nodes) if cluster.job.engine == "docker" else None
     else:
         with console.step(f"asking {len(nodes)} hosts"):
-            facts = ask(nodes)
-        if cluster.job.engine == "docker":
-            threading.Thread(target=meet_engines, args=[nodes], daemon=True).start()
-    from launcher import push
-
+            facts = gather(nodes)
     what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
     progress = push.progress_for(console)
     pushed = push.push(nodes, cluster, what=what, progress=progress, inspected=inspected)
@@ -198,7 +179,7 @@ def start_all(
     plan: Plan,
     folder: RunFolder,
     record: RunRecord,
-) -> Party:
+) -> RunningAttempt:
     """All nodes started and recorded as RUNNING, or none and recorded as FAILED."""
     crew = members(nodes, plan)
     try:
@@ -220,9 +201,7 @@ def start_all(
     ranks = f"{plan.nnodes} nodes, {plan.world_size} ranks"
     where = f"master {plan.master_addr}:{plan.master_port}"
     console.say(f"run {plan.run_id} started: {ranks}, {where}")
-    from launcher.follow.session import Party
-
-    return Party(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
+    return RunningAttempt(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
 
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
@@ -251,23 +230,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     return survey
 
 
-def load_what_is_next(engine: str) -> None:
-    """For a thread beside the one that asks the hosts."""
-    importlib.import_module("launcher.push")
-    if engine == "docker":
-        importlib.import_module("launcher.engines.docker")
-
-
-def meet_engines(nodes: Sequence[Node]) -> None:
-    """For a thread beside the push: the start needs each engine's /info. What fails here is said when
-    it is asked again; a launch that gives up meanwhile closes the nodes."""
-    with contextlib.suppress(Exception):
-        try_each(nodes, lambda node: node.docker.about)
-
-
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask for it."""
-    from launcher import push
 
     def parsed(image: Image | None) -> push.Image | None:
         return push.parse_image(image.inspected) if image else None

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from launcher.engines.choose import engine_of
 from launcher.hosts import Cluster, Host
-from launcher.launch.start import connect, engine_of
 from launcher.plan.plan import place_in
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
-from launcher.ssh.node import Node, ask_each, try_each
+from launcher.ssh.node import Node, ask_each, connected, try_each
 from launcher.terminal.console import Console
 
 # What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
@@ -102,22 +102,18 @@ def until_done(
 
 def has_saved(cluster: Cluster, record: RunRecord) -> bool:
     """Whether any host that can be seen holds something that the last attempt saved."""
-    nodes = connect(cluster)
-    ranks = {node: rank for rank, node in enumerate(nodes)}
+    with connected(cluster.hosts) as nodes:
+        ranks = {node: rank for rank, node in enumerate(nodes)}
 
-    def look(node: Node) -> bool:
-        entry = record.attempt.nodes[ranks[node]]
-        attempt = record.attempt.attempt
-        place = place_in(entry.run_dir, record.run_id, entry.node_rank, attempt)
-        done = node.run(["sh", "-c", PROGRESS, "sh", place.run_dir, place.control_dir])
-        return bool(done.stdout.strip())
+        def look(node: Node) -> bool:
+            entry = record.attempt.nodes[ranks[node]]
+            attempt = record.attempt.attempt
+            place = place_in(entry.run_dir, record.run_id, entry.node_rank, attempt)
+            done = node.run(["sh", "-c", PROGRESS, "sh", place.run_dir, place.control_dir])
+            return bool(done.stdout.strip())
 
-    try:
         found, _ = try_each(nodes, look)
         return any(found.values())
-    finally:
-        for node in nodes:
-            node.close()
 
 
 @dataclass(frozen=True)
@@ -141,12 +137,8 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
         answering.add(node.name)
         engine_of(node, cluster.job.engine).list("none")
 
-    nodes = connect(cluster)
-    try:
+    with connected(cluster.hosts) as nodes:
         _, failures = ask_each(nodes, look)
-    finally:
-        for node in nodes:
-            node.close()
     lost = {name: str(failure) for name, failure in failures.items()}
     unwanted = dict(lost)
     if cut_off:

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.errors import CommandFailed
 from launcher.launch import supervisor_bundle
 from launcher.plan.plan import NodePlan, Plan
+from launcher.plan.supervisor_spec import BUNDLE
 from launcher.ssh.node import Node
 
 # $1 run folder, $2 control folder, $3 code to copy or "", $4 "open" when another user must write
@@ -72,7 +73,7 @@ _supervisor = functools.cache(supervisor_bundle.supervisor_file)  # the same for
 
 def _control_files(documents: Mapping[str, Any]) -> bytes:
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
-    files[supervisor_bundle.NAME] = _supervisor()
+    files[BUNDLE] = _supervisor()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.engines.base import Engine
-from launcher.engines.process import Processes
-from launcher.errors import CommandFailed, PreflightError, UsageError
-from launcher.facts import script as facts_module
+from launcher.engines.choose import engine_of
+from launcher.errors import PreflightError, UsageError
 from launcher.facts.script import Facts
-from launcher.hosts import Cluster
 from launcher.launch.run_folders import prepare
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.supervisor_spec import supervisor_spec
@@ -28,49 +24,6 @@ class Member:
     node: Node
     engine: Engine
     plan: NodePlan
-
-
-def connect(cluster: Cluster) -> list[Node]:
-    """One Node a host, in rank order; connections are made by the first act."""
-    return [Node(host) for host in cluster.hosts]
-
-
-def engine_of(node: Node, name: str) -> Engine:
-    if name == "process":
-        return Processes(node.name)
-    from launcher.engines.docker import Containers
-
-    return Containers(node)
-
-
-def ask(nodes: Sequence[Node]) -> tuple[Facts, ...]:
-    """What every host says about itself. Raises NodesFailed naming each that does not answer."""
-    found = each_node(nodes, lambda node: ask_one(node, ports=node is nodes[0]))
-    return tuple(found[node] for node in nodes)
-
-
-def ask_one(node: Node, *, ports: bool) -> Facts:
-    """ports: which ports are listened on too."""
-    argv = ["sh", "-c", facts_module.SCRIPT, "sh"]
-    if ports:
-        argv.append("ports")
-    if node.host.gpus != 0:
-        argv.append("gpus")
-    node.connect()
-    asked = time.time()
-    done = node.run(argv, timeout=30.0)
-    answered = time.time()
-    try:
-        facts = facts_module.parse(done.stdout.decode(errors="replace"))
-    except (ValueError, KeyError) as error:
-        raise CommandFailed(
-            f"{node.name}: its shell could not say what the host is ({error}); "
-            "the login shell of the SSH user must be able to run `sh`"
-        ) from None
-    # The host read its clock at the script's first line: near `asked`, at most a round trip later.
-    return dataclasses.replace(
-        facts, clock_skew=facts.clock - (asked + answered) / 2, clock_error=(answered - asked) / 2
-    )
 
 
 def members(nodes: Sequence[Node], plan: Plan) -> list[Member]:

@@ -12,8 +12,6 @@ import zipfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "supervisor"
-NAME = "supervisor.pyz"
-ALONE = ("-I", "-S")  # python3's: PYTHONPATH and the site's packages are the ranks', not for it
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same sources give the same bytes
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from launcher.plan.plan import CONTROL_DIR, NodePlan, Plan
 
+BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
+ISOLATED = ("-I", "-S")  # python3 flags: PYTHONPATH and site packages are for the ranks only
 OUR_TRAINER = ("-m", "trainer")
 HANG_TIMEOUT = 1800.0  # seconds; our trainer writes progress each minute, but not as it evaluates
 

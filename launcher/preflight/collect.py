@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from launcher.engines.choose import engine_of
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts import hardware as details_module
+from launcher.facts.gather import gather_one
 from launcher.facts.hardware import Details
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host
-from launcher.launch.start import ask_one, engine_of
 from launcher.preflight.machine import Docker, Image, Machine, docker_of, image_of
 from launcher.ssh.node import Node
 
@@ -34,7 +35,7 @@ def look(
         with ThreadPoolExecutor(3) as beside:
             if meanwhile:
                 beside.submit(meanwhile)
-            asking = beside.submit(lambda: facts or ask_one(node, ports=0 in ranks))
+            asking = beside.submit(lambda: facts or gather_one(node, ports=0 in ranks))
             port = cluster.job.master_port if 0 in ranks else "auto"
             asked = ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
             asked += [mount.split(":")[0] for mount in cluster.job.mounts]

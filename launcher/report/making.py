@@ -8,11 +8,12 @@ from pathlib import Path
 import yaml
 
 from launcher.errors import DdpctlError, UsageError
-from launcher.launch.attach import party_of
 from launcher.report.numbers import charts_by_host
 from launcher.report.page import page
-from launcher.runs.record import RunFolder, RunRecord, timestamp, write_atomically
+from launcher.runs.attempt import running_attempt
+from launcher.runs.record import RunFolder, RunRecord, timestamp
 from launcher.ssh.node import Node, ask_each
+from launcher.state import write_atomically
 from launcher.terminal.console import Console
 
 # $1 output folder. A long run's file is large, its curves need not be: the newest part serves.
@@ -51,7 +52,7 @@ def _metrics(
     """
     if not record.attempts:
         return {}, {}
-    with party_of(folder, record) as party, console.step("reading the metrics of the run"):
+    with running_attempt(folder, record) as party, console.step("reading the metrics of the run"):
         places = dict(zip(party.nodes, party.places, strict=True))
         machines = {(node.name, places[node].run_dir): node for node in reversed(party.nodes)}
 

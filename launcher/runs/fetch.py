@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, DdpctlError
-from launcher.follow.node_watcher import READ_SIZE
-from launcher.follow.session import Party
-from launcher.follow.sync import catch_up
-from launcher.launch.attach import party_of
 from launcher.logs.store import LogStore
 from launcher.plan.plan import Place
+from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
+from launcher.runs.sync_logs import catch_up
 from launcher.ssh.node import Node, ask_each
+from launcher.ssh.stream import READ_SIZE
 from launcher.terminal.console import Console
 
 # NUL-separated: sha256, two spaces, path relative to the run's folder, of every file that is whole.
@@ -44,7 +44,7 @@ class Fetched:
 def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> int:
     """Returns 0, or 4 when a host was not seen: then what the others have is here all the same."""
     record = folder.load()
-    with party_of(folder, record) as party:
+    with running_attempt(folder, record) as party:
         if store := LogStore.acquire(folder.logs):
             catch_up(party, store)
             store.close()
@@ -78,7 +78,7 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
     return 4 if failures else 0
 
 
-def listed(party: Party) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
+def listed(party: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
     """Every file of the run on every host, one node a run folder, and the hosts not seen."""
     by_folder: dict[tuple[str, str], tuple[Node, Place]] = {}
     for node, place in zip(party.nodes, party.places, strict=True):

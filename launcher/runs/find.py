@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.engines.base import Engine, NodeStatus
-from launcher.engines.process import Processes
+from launcher.engines.base import NodeStatus
+from launcher.engines.choose import engines
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump, load
-from launcher.launch.start import connect, engine_of
-from launcher.runs.record import RunFolder, find_run, state_home, write_atomically
-from launcher.ssh.node import Node, ask_each
+from launcher.runs.record import RunFolder, find_run
+from launcher.ssh.node import Node, ask_each, connected
+from launcher.state import state_home, write_atomically
 
 # The record of the newest attempt of run $1 that this host keeps.
 READ_RECORD = r"""
@@ -42,12 +42,8 @@ def find(target: str | None, hosts: str | None) -> RunFolder:
     if hosts is None:
         return find_run(target)
     cluster = load(hosts, job_files=False)
-    nodes = connect(cluster)
-    try:
+    with connected(cluster.hosts) as nodes:
         return find_on(nodes, cluster, target)
-    finally:
-        for node in nodes:
-            node.close()
 
 
 def find_on(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> RunFolder:
@@ -95,16 +91,6 @@ def look(
 
     found, failures = ask_each(machines, ask)
     return [status for statuses in found.values() for status in statuses], failures
-
-
-def engines(node: Node, cluster: Cluster) -> list[Engine]:
-    """A local host may hold nodes of both engines."""
-    by_name: list[Engine] = []
-    if node.host.is_local:
-        by_name.append(Processes(node.name))
-    if cluster.job.engine == "docker":
-        by_name.append(engine_of(node, "docker"))
-    return by_name
 
 
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,16 +13,10 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan.plan import Plan
+from launcher.state import state_home, write_atomically
 
 VERSION = 1
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
-
-
-def state_home() -> Path:
-    """$XDG_STATE_HOME/ddpctl, by default ~/.local/state/ddpctl."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
-    return home / "ddpctl"
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -131,15 +124,6 @@ class RunFolder:
                 f"{self.path / 'run.json'}: cannot be read ({error}); the hosts still know the "
                 "run: `ddpctl ps HOSTS`"
             ) from None
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
 
 
 def _record(document: dict[str, Any]) -> RunRecord:

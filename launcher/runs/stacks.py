@@ -21,11 +21,11 @@ from launcher.diagnosis.stack_groups import (
     standing,
     verdict,
 )
+from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
-from launcher.follow.session import Party
-from launcher.launch.attach import party_of
 from launcher.logs.fold import ranges
 from launcher.plan.plan import Place
+from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.ssh.node import Node, ask_each
 from launcher.terminal.console import Console
@@ -66,7 +66,7 @@ class Answer:
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
     """0, or 4 when a host was not seen: then what the others have is shown all the same."""
-    with party_of(folder, folder.load()) as party, console.step("asking every node"):
+    with running_attempt(folder, folder.load()) as party, console.step("asking every node"):
         answers, failures = ask(party, "all" if all_threads else "main")
     newest = max((answer.attempt for answer in answers), default=0)
     answers = [answer for answer in answers if answer.attempt in (0, newest)]
@@ -80,7 +80,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     return 4 if failures else 0
 
 
-def ask(party: Party, kind: str) -> tuple[list[Answer], dict[str, DdpctlError]]:
+def ask(party: RunningAttempt, kind: str) -> tuple[list[Answer], dict[str, DdpctlError]]:
     """Every node's answer, and the hosts that gave none."""
     places = dict(zip(party.nodes, party.places, strict=True))
     found, failures = ask_each(party.nodes, lambda node: _ask(node, places[node], kind))

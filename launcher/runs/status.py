@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from launcher.engines.base import NodeStatus
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
-from launcher.launch.start import connect
 from launcher.runs.find import look
 from launcher.runs.record import FINAL, run_folders
-from launcher.ssh.node import Node
-from launcher.stop.unconfirmed import finish_pending
-from launcher.terminal.console import Console
+from launcher.ssh.node import Node, connected
 
 
 def clusters_to_ask(hosts: str | None, *, everything: bool) -> list[Cluster]:
@@ -30,26 +27,17 @@ Connected = Sequence[tuple[Cluster, list[Node]]]
 
 
 @contextmanager
-def connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
+def all_connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
     """The clusters with their nodes, whose connections last until the end."""
-    pairs = [(cluster, connect(cluster)) for cluster in clusters]
-    try:
-        yield pairs
-    finally:
-        for _, nodes in pairs:
-            for node in nodes:
-                node.close()
+    with ExitStack() as stack:
+        yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
 
 
-def see(clusters: Connected, console: Console) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """All nodes of runs on all these hosts, each once, the newest run first.
-
-    Stops that are pending there are finished before.
-    """
+def see(clusters: Connected) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+    """All nodes of runs on all these hosts, each once, the newest run first."""
     found: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
     for cluster, nodes in clusters:
-        finish_pending(nodes, cluster, console)
         statuses, failed = look(nodes, cluster)
         found |= {(status.host, status.handle): status for status in statuses}
         failures |= failed

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import DdpctlError, UsageError
+from launcher.facts.gather import gather
 from launcher.hosts import Cluster, Host
 from launcher.launch.launch import Wishes, new_run, run_attempt
-from launcher.launch.start import ask
 from launcher.plan.topology import gpu_ids
-from launcher.runs.record import state_home, write_atomically
 from launcher.sanity.report import MARK, Report, document, problems, text
 from launcher.ssh.node import Node
+from launcher.state import state_home, write_atomically
 from launcher.terminal.console import Console
 
 SCRIPT = Path(__file__).with_name("collectives.py")
@@ -128,7 +128,7 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
 def _gpus_of(host: Host) -> tuple[int, ...]:
     node = Node(host)
     try:
-        return gpu_ids(host, ask([node])[0])
+        return gpu_ids(host, gather([node])[0])
     finally:
         node.close()
 

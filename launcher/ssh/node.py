@@ -5,34 +5,29 @@ node.run(["nvidia-smi", "-L"]).stdout
 with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
     while chunk := log.read():
         ...
-node.docker.containers.list()
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
-from launcher.engines.dial_stdio import DialStdio
 from launcher.errors import CommandTimeout, DdpctlError, NodesFailed
 from launcher.hosts import Host
+from launcher.ssh.client import SshMachine
 from launcher.ssh.local import LocalMachine
-from launcher.ssh.quiet import quietly
 from launcher.ssh.shell import with_environment
 from launcher.ssh.stream import CHUNK, STDERR_TAIL, Completed, Deadline, Stream
 
-if TYPE_CHECKING:
-    from launcher.engines.docker_client import Client
-
 T = TypeVar("T")
+R = TypeVar("R", bound="Resource")
 AT_ONCE = 32  # nodes
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-__all__ = ["Completed", "Node", "Stream", "ask_each", "each_node", "try_each"]
+__all__ = ["Completed", "Node", "Stream", "ask_each", "connected", "each_node", "try_each"]
 
 
 class Machine(Protocol):
@@ -45,6 +40,14 @@ class Machine(Protocol):
     def close(self) -> None: ...
 
 
+class Resource(Protocol):
+    """Something that uses a node's connection, and closes with it."""
+
+    def close(self) -> None: ...
+    def explain(self, error: BaseException) -> DdpctlError | None:
+        """An error of this resource's library as one line; None when it is another's."""
+
+
 class Node:
     """One machine. Connects on first use, then keeps the connection; safe in many threads."""
 
@@ -52,8 +55,8 @@ class Node:
         self.host = host
         self.name = host.name
         self._machine = _machine(host, connect_timeout)
-        self._docker: Client | None = None
-        self._docker_lock = threading.Lock()
+        self._resources: dict[type[Resource], Resource] = {}
+        self._resources_lock = threading.Lock()
         self._home: str | None = None
 
     def __repr__(self) -> str:
@@ -108,21 +111,21 @@ class Node:
         return self._machine.open(argv, stdin=stdin)
 
     @property
-    def docker(self) -> Client:
-        """The Docker SDK, over this same connection. DockerUnavailable in one line, with the
-        remedy, when the machine is there and its engine is not."""
-        with self._docker_lock:
-            if self._docker is None:
-                machine = self._machine
-                dial = None if isinstance(machine, LocalMachine) else DialStdio(machine.open)
-                with quietly():
-                    from launcher.engines import docker_client
+    def is_local(self) -> bool:
+        """Whether it is this machine, reached without SSH."""
+        return self.host.is_local
 
-                if dial:
-                    self._docker = docker_client.client_through(self.name, dial)
-                else:
-                    self._docker = docker_client.local_client(self.name)
-            return self._docker
+    def resource(self, kind: type[R], make: Callable[[], R]) -> R:
+        """This node's one `kind`: made on first use, closed with the node."""
+        with self._resources_lock:
+            if kind not in self._resources:
+                self._resources[kind] = make()
+            return cast(R, self._resources[kind])
+
+    def explain(self, error: BaseException) -> DdpctlError | None:
+        """An error of one of its resources as one line; None when it is none of theirs."""
+        explained = (resource.explain(error) for resource in self._resources.values())
+        return next((line for line in explained if line), None)
 
     def home(self) -> str:
         """The home folder of the user there."""
@@ -131,11 +134,22 @@ class Node:
         return self._home
 
     def close(self) -> None:
-        with self._docker_lock:
-            client, self._docker = self._docker, None
-        if client is not None:
-            client.close()
+        with self._resources_lock:
+            resources, self._resources = self._resources, {}
+        for resource in resources.values():
+            resource.close()
         self._machine.close()
+
+
+@contextlib.contextmanager
+def connected(hosts: Iterable[Host]) -> Iterator[list[Node]]:
+    """One Node per host, in order. Each connects on first use; all close at the end."""
+    nodes = [Node(host) for host in hosts]
+    try:
+        yield nodes
+    finally:
+        for node in nodes:
+            node.close()
 
 
 def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
@@ -196,11 +210,8 @@ def _one_line(node: Node, error: BaseException) -> DdpctlError:
     """The error as the user's; what is a bug of ours is raised as it is."""
     if isinstance(error, DdpctlError):
         return error
-    if "docker" in sys.modules:  # without it, it cannot be one of its errors
-        from launcher.engines import docker_client
-
-        if found := docker_client.failure(node.name, error):
-            return found
+    if explained := node.explain(error):
+        return explained
     raise error
 
 
@@ -216,9 +227,6 @@ def _unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
 def _machine(host: Host, connect_timeout: float) -> Machine:
     if host.is_local:
         return LocalMachine()
-    with quietly():
-        from launcher.ssh.client import SshMachine
-
     return SshMachine(host, connect_timeout=connect_timeout)
 
 

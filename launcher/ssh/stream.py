@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 CHUNK = 256 * 1024  # bytes in one write: the fastest that was measured over SSH
+READ_SIZE = 1 << 18  # bytes read at once where a lot is expected
 LAST_WORDS = 1.0  # seconds for what is still on its way when a command has ended
 STDERR_TAIL = 64 * 1024  # bytes
 

@@ -16,9 +16,8 @@ from launcher.engines.docker import Containers
 from launcher.engines.process import Processes
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
-from launcher.launch.start import connect
 from launcher.push.report import in_words
-from launcher.ssh.node import Node, ask_each, try_each
+from launcher.ssh.node import Node, ask_each, connected, try_each
 from launcher.stop.kill import kill_run
 from launcher.stop.strays import CARRIERS
 from launcher.terminal.console import Console
@@ -89,9 +88,8 @@ def clean(
     sure: asked once all is listed; None: only list.
     """
     cluster = load(hosts, job_files=False)
-    nodes = connect(cluster)
-    machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
-    try:
+    with connected(cluster.hosts) as nodes:
+        machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
         found, failures = look(machines, cluster)
         kept = set() if kill else living(found)
         to_go = [traces for traces in found if not traces.none and not traces.runs & kept]
@@ -102,9 +100,6 @@ def clean(
         if answer:
             end(machines, cluster, to_go, console)
             left, failures = look(machines, cluster)
-    finally:
-        for node in nodes:
-            node.close()
     return report(found, left, failures, console, removed=bool(answer), as_json=as_json)
 
 

@@ -6,12 +6,13 @@ import getpass
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.engines.choose import engines
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
-from launcher.launch.start import connect
-from launcher.runs.find import engines, find, look, names_hosts
-from launcher.runs.record import FINAL, RunFolder, find_run, state_home, timestamp
-from launcher.ssh.node import Node
+from launcher.runs.find import find, look, names_hosts
+from launcher.runs.record import FINAL, RunFolder, find_run, timestamp
+from launcher.ssh.node import Node, connected
+from launcher.state import state_home
 from launcher.stop.stop import Stopped, stop_run
 from launcher.terminal.console import Console
 
@@ -23,14 +24,10 @@ def kill(
 ) -> int:
     """Returns 0 when every host was seen to be clean, else 6."""
     cluster, run_ids = chosen(target, hosts, everything=everything)
-    nodes = connect(cluster)
-    try:
+    with connected(cluster.hosts) as nodes:
         if not run_ids:
             run_ids = alive_runs(nodes, cluster, everything=everything)
         reports = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
-    finally:
-        for node in nodes:
-            node.close()
     if as_json:
         console.json({"version": 1, "runs": reports})
     elif not reports:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.base import NodeStatus
+from launcher.engines.choose import engines
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
-from launcher.launch.start import connect
-from launcher.runs.find import engines
-from launcher.ssh.node import Node, ask_each, try_each
+from launcher.ssh.node import Node, ask_each, connected, try_each
 from launcher.terminal.console import Console
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL for a stray
@@ -72,18 +71,14 @@ class Seen:
 def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> int:
     """Lists the strays on the hosts; with `yes` ends them. 0, or 6 when some are not seen to be gone."""
     cluster = load(hosts, job_files=False)
-    nodes = connect(cluster)
-    machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
-    try:
+    with connected(cluster.hosts) as nodes:
+        machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
         found, failures = find(machines, cluster)
         left = found
         if yes and found:
             with console.step(f"ending {len(found)} leftovers"):
                 end(machines, cluster, found)
             left, failures = find(machines, cluster)
-    finally:
-        for node in nodes:
-            node.close()
     report(console, found, left, failures, ended=yes, as_json=as_json)
     return 6 if failures or (yes and left) else 0
 

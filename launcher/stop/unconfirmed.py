@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from launcher.engines.choose import engines
 from launcher.errors import UsageError
 from launcher.hosts import Cluster
-from launcher.runs.find import engines
 from launcher.runs.record import run_folders, timestamp
 from launcher.ssh.node import Node
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
+
+
+def finish_unconfirmed(clusters: Iterable[tuple[Cluster, list[Node]]], console: Console) -> None:
+    for cluster, nodes in clusters:
+        finish_pending(nodes, cluster, console)
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:

@@ -8,20 +8,14 @@ process leaves a terminal that works.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from launcher.terminal.panel import View
 
 EVERY = 0.5  # seconds between two drawings
-COLOURS = {"succeeded": "green", "failed": "bold red", "out": "yellow", "stopping": "yellow"}
 
 
 def wanted(*, plain: bool, quiet: bool) -> bool:
@@ -74,34 +68,6 @@ class Live:
         with contextlib.suppress(OSError, ValueError):  # the terminal has gone
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-def panel_lines(view: View, columns: int, rows: int) -> list[str]:
-    """The panel as terminal lines, none wider than the terminal, at most `rows` of them."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    out = io.StringIO()
-    # one column less: a full line would wrap on some terminals, and the panel lose its place
-    terminal = Console(
-        file=out, force_terminal=True, width=max(20, columns - 1), highlight=False, markup=False
-    )
-    terminal.print(Text("─" * (terminal.width), style="dim"), no_wrap=True, overflow="crop")
-    terminal.print(Text(view.head, style="bold"), no_wrap=True, overflow="ellipsis")
-    terminal.print(Text(view.below), no_wrap=True, overflow="ellipsis")
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(no_wrap=True, overflow="ellipsis")
-    room = max(0, rows - 3)
-    shown = view.rows if len(view.rows) <= room else view.rows[: max(0, room - 1)]
-    for node, state, gpus in shown:
-        table.add_row(Text(node), Text(state, COLOURS.get(state.split()[0], "")), Text(gpus))
-    if shown:
-        terminal.print(table)
-    if hidden := len(view.rows) - len(shown):
-        terminal.print(Text(f"and {hidden} more", style="dim"))
-    return out.getvalue().split("\n")[:-1]
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:

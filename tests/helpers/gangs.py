@@ -17,8 +17,9 @@ from typing import Any
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import FirstFailure, first_failure
-from launcher.launch.supervisor_bundle import ALONE, NAME, supervisor_file
+from launcher.launch.supervisor_bundle import supervisor_file
 from launcher.logs.journal import Reader, Record
+from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 
 NPROC = 2
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -41,10 +42,10 @@ class Node:
 
     def start(self) -> None:
         (self.folder / "spec.json").write_text(json.dumps(self.spec))
-        (self.folder / NAME).write_bytes(supervisor_file())
+        (self.folder / BUNDLE).write_bytes(supervisor_file())
         env = {**os.environ, "DDPCTL_RUN_ID": self.spec["run_id"], "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, *ALONE, str(self.folder / NAME), str(self.folder / "spec.json")],
+            [sys.executable, *ISOLATED, str(self.folder / BUNDLE), str(self.folder / "spec.json")],
             stdin=subprocess.DEVNULL,
             stdout=(self.folder / "stdout").open("wb"),
             env=env,

@@ -22,7 +22,7 @@ from launcher.errors import PushFailed
 from launcher.push.files import manifest
 from launcher.push.files.ignore import Ignore, read_rules
 from launcher.push.files.manifest import Entry, Manifest
-from launcher.runs.record import state_home
+from launcher.state import cache_home, state_home
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
@@ -43,11 +43,6 @@ class Tree:
 
     def path(self, entry: Entry) -> bytes:
         return b"%b/%b" % (self.root, entry.path)  # os.path.join takes ten times as long
-
-
-def cache_home() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "ddpctl"
 
 
 def scan(folder: str, *, ignore: bool) -> Tree:

@@ -19,11 +19,12 @@ from typing import TypeVar
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push.files import manifest, tarstream
 from launcher.push.files.manifest import Delta, Entry, Manifest
-from launcher.push.files.scan import Tree, cache_home
+from launcher.push.files.scan import Tree
 from launcher.push.report import in_words
 from launcher.push.transfer.send import Journey, Parcel, refused
 from launcher.push.transfer.sender import Sender
 from launcher.ssh.node import Node, try_each
+from launcher.state import cache_home
 
 T = TypeVar("T")
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}

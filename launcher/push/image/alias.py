@@ -11,8 +11,8 @@ import json
 import os
 from pathlib import Path
 
-from launcher.push.files.scan import cache_home
 from launcher.push.host import Image
+from launcher.state import cache_home
 
 
 def same(one: Image, other: Image) -> bool:

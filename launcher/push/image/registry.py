@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
-from launcher.push.files.scan import cache_home
+from launcher.state import cache_home
 
 BLOCK = 1 << 20
 

@@ -14,9 +14,9 @@ import pytest
 from namespaces import Namespaces
 
 from launcher.hosts import Cluster, Host, parse
-from launcher.launch.start import connect
 from launcher.preflight.findings import Finding
 from launcher.preflight.run import Survey, survey_hosts
+from launcher.ssh.node import connected
 
 HERE = ("ssh", "clock", "disk", "network", "ports")  # docker is another test's
 pytestmark = pytest.mark.skipif(bool(namespaces.lacking()), reason=namespaces.lacking() or "-")
@@ -41,12 +41,8 @@ def survey(net: Namespaces, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Su
     def look(*hosts: Host, **job: object) -> Survey:
         named = hosts or tuple(Host(net.address(i)) for i in (1, 2, 3))
         base = parse("hosts: [x]\njob: " + json.dumps(job), "hosts.yaml")
-        nodes = connect(Cluster(hosts=named, job=base.job))
-        try:
+        with connected(named) as nodes:
             return survey_hosts(nodes, Cluster(hosts=named, job=base.job))
-        finally:
-            for node in nodes:
-                node.close()
 
     return look
 

@@ -12,7 +12,8 @@ from host_facts import facts
 from launcher.errors import UsageError
 from launcher.hosts import parse
 from launcher.plan.plan import Found, make_plan
-from launcher.runs.record import RunFolder, find_run, new_attempt, new_record, state_home, timestamp
+from launcher.runs.record import RunFolder, find_run, new_attempt, new_record, timestamp
+from launcher.state import state_home
 
 
 @pytest.fixture(autouse=True)

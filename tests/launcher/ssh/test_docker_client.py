@@ -23,6 +23,7 @@ import pytest
 from sshd_server import Sshd
 
 from launcher.engines import docker_client
+from launcher.engines.docker_client import docker_of
 from launcher.errors import (
     CommandFailed,
     CommandTimeout,
@@ -44,7 +45,7 @@ cluster = pytest.mark.cluster
 
 def why_not(node: Node) -> str:
     with pytest.raises(DockerUnavailable) as caught:
-        _ = node.docker
+        _ = docker_of(node)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     assert message.startswith(f"{node.name}: ")
@@ -118,12 +119,12 @@ def test_an_engine_that_does_not_answer_is_given_up(
 ) -> None:
     monkeypatch.setattr("launcher.engines.docker_client.TIMEOUT", 1)
     with pytest.raises(CommandTimeout, match="did not answer GET /_ping within 1 s"):
-        _ = stand_in("sleep 30").docker
+        _ = docker_of(stand_in("sleep 30"))
 
 
 def test_an_unreachable_host_is_not_a_docker_problem(node: NodeMaker) -> None:
     with pytest.raises(HostUnreachable):
-        _ = node(Host("127.0.0.1", port=1)).docker
+        _ = docker_of(node(Host("127.0.0.1", port=1)))
 
 
 def test_this_machine_without_an_engine(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
         return b"OK" if path == "/_ping" else b'{"ApiVersion": "1.45"}'
 
     with engine_saying(answer, tmp_path, monkeypatch, **headers):
-        assert node(Host("local")).docker.api.api_version == "1.45"
+        assert docker_of(node(Host("local"))).api.api_version == "1.45"
     assert asked == expected
 
 
@@ -265,7 +266,7 @@ def start(
     started = []
 
     def run(script: str) -> docker.models.containers.Container:
-        container = machine.docker.containers.run(
+        container = docker_of(machine).containers.run(
             image, ["/bin/sh", "-c", script], detach=True, network_mode="none", init=False
         )
         started.append(container)
@@ -298,7 +299,7 @@ def test_many_calls_use_few_connections(machine: Node, engine: docker.DockerClie
     machine_open = machine._machine.open
     machine._machine.open = lambda *a, **k: opened.append(1) or machine_open(*a, **k)  # type: ignore
     for _ in range(20):
-        assert machine.docker.ping()
+        assert docker_of(machine).ping()
     assert len(opened) <= (0 if machine.host.is_local else 1)
 
 
@@ -337,7 +338,7 @@ def test_files_go_into_a_container_and_come_out(start: Start) -> None:
 
 @cluster
 def test_an_image_is_saved_and_loaded(machine: Node, image: str) -> None:
-    client = machine.docker
+    client = docker_of(machine)
     before = client.images.get(image)
     saved = b"".join(before.save(chunk_size=1024 * 1024, named=True))
     half = len(saved) // 2
@@ -355,7 +356,7 @@ def test_a_command_in_a_container(start: Start) -> None:
 @cluster
 def test_the_engines_own_errors_stay_its_own(machine: Node, engine: docker.DockerClient) -> None:
     with pytest.raises(docker.errors.NotFound):
-        machine.docker.containers.get("no-such-container")
+        docker_of(machine).containers.get("no-such-container")
 
 
 @cluster
@@ -363,7 +364,7 @@ def test_each_node_makes_one_line_of_the_engines_errors(
     machine: Node, engine: docker.DockerClient
 ) -> None:
     with pytest.raises(NodesFailed) as caught:
-        each_node([machine], lambda n: n.docker.images.get("no-such-image"))
+        each_node([machine], lambda n: docker_of(n).images.get("no-such-image"))
     (error,) = caught.value.failures.values()
     assert isinstance(error, CommandFailed)
     assert str(error).startswith(f"{machine.name}: Docker refuses: ")
@@ -381,7 +382,7 @@ def test_a_connection_that_breaks_while_logs_stream_is_an_unreachable_host(
     sshd: Server, node: NodeMaker, image: str, engine: docker.DockerClient
 ) -> None:
     server = sshd()
-    client = node(server.host()).docker
+    client = docker_of(node(server.host()))
     container = client.containers.run(
         image, ["/bin/sh", "-c", "echo up; sleep 60"], detach=True, network_mode="none"
     )
@@ -400,7 +401,7 @@ def test_the_client_survives_a_lost_connection(
     sshd: Server, node: NodeMaker, engine: docker.DockerClient
 ) -> None:
     server = sshd()
-    client = node(server.host()).docker
+    client = docker_of(node(server.host()))
     assert client.ping()
     server.stop()
     with pytest.raises(HostUnreachable, match=r"connection (lost|refused)"):

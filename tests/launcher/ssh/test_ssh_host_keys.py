@@ -11,7 +11,8 @@ from sshd_server import keygen
 from test_ssh_connect import Config, NodeMaker, Server, why_not
 
 from launcher.hosts import Host
-from launcher.ssh import config, host_key
+from launcher.ssh import config as ssh_config
+from launcher.ssh import host_key
 from launcher.ssh.known_hosts import Key
 
 
@@ -49,7 +50,7 @@ def test_accept_new_writes_the_key_once_and_says_so(
 def test_a_key_that_another_connection_has_just_accepted_is_not_written_again(
     home: Path,
 ) -> None:
-    route = config.make(Host("gpu1", host_keys="accept-new"))
+    route = ssh_config.make(Host("gpu1", host_keys="accept-new"))
     key = Key("ssh-ed25519", b"blob")
     for _ in range(2):
         host_key.accept(route, key)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from gangs import Gang, until
 
-from launcher.launch.supervisor_bundle import NAME, supervisor_file
+from launcher.launch.supervisor_bundle import supervisor_file
+from launcher.plan.supervisor_spec import BUNDLE
 from launcher.supervisor.file_watch import Growth
 
 
@@ -63,7 +64,7 @@ def test_a_path_that_is_not_there_arms_nothing(growth: Growth, tmp_path: Path) -
 def test_a_supervisor_reads_what_its_ranks_say_when_they_say_it(tmp_path: Path) -> None:
     made = Gang(tmp_path)
     [node] = made.add(1, ["chatter"])
-    bundle, spec = node.folder / NAME, node.folder / "spec.json"
+    bundle, spec = node.folder / BUNDLE, node.folder / "spec.json"
     bundle.write_bytes(supervisor_file())
     spec.write_text(json.dumps(node.spec))
     patient = "import sys, supervisor.main as s; s.QUIET_TICK = 3600; sys.exit(s.main())"

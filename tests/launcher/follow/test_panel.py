@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
+from launcher.follow.metrics_poller import Gauges, Gpus, gpus_of, progress_of
 from launcher.follow.monitor import Line, NodeOutcome
+from launcher.follow.panel import panel_lines, view
 from launcher.terminal import live
-from launcher.terminal.metrics_poller import Gauges, Gpus, gpus_of, progress_of
-from launcher.terminal.panel import view
 
 START = {"kind": "start", "attempt": 2, "total_steps": 400, "steps_per_epoch": 100}
 TRAIN = {"kind": "train", "epoch": 1, "step": 120, "loss": 1.25, "img_s": 512.4, "eta_s": 3725}
@@ -63,7 +63,7 @@ def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cur
 
 def test_a_panel_is_never_larger_than_its_room() -> None:
     outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
-    lines = live.panel_lines(view("r" * 90, 1, outcomes, Gauges(), 0), 40, 8)
+    lines = panel_lines(view("r" * 90, 1, outcomes, Gauges(), 0), 40, 8)
     assert len(lines) == 8
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40

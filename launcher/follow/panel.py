@@ -1,17 +1,23 @@
 """The live panel of `launch` and `attach`: what it says of a run at this moment, as plain cells.
 
-Pure: outcomes and gauges in, words out. `launcher.terminal.live` puts them on the terminal.
+Outcomes and metrics in, words and lines out. `launcher.terminal.live` puts them on the terminal.
 """
 
 from __future__ import annotations
 
+import io
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.follow.monitor import NodeOutcome
-from launcher.terminal.metrics_poller import Gauges, Gpus, Progress
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from launcher.follow.metrics_poller import Gauges, Gpus, Progress
+from launcher.follow.monitor import NodeOutcome
+
+COLOURS = {"succeeded": "green", "failed": "bold red", "out": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line that a panel may show; the terminal cuts it further
 
 
@@ -109,3 +115,27 @@ def clock(seconds: float) -> str:
     """h:mm:ss"""
     whole = max(0, int(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def panel_lines(view: View, columns: int, rows: int) -> list[str]:
+    """The panel as terminal lines, none wider than the terminal, at most `rows` of them."""
+    out = io.StringIO()
+    # one column less: a full line would wrap on some terminals, and the panel lose its place
+    terminal = Console(
+        file=out, force_terminal=True, width=max(20, columns - 1), highlight=False, markup=False
+    )
+    terminal.print(Text("─" * (terminal.width), style="dim"), no_wrap=True, overflow="crop")
+    terminal.print(Text(view.head, style="bold"), no_wrap=True, overflow="ellipsis")
+    terminal.print(Text(view.below), no_wrap=True, overflow="ellipsis")
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    room = max(0, rows - 3)
+    shown = view.rows if len(view.rows) <= room else view.rows[: max(0, room - 1)]
+    for node, state, gpus in shown:
+        table.add_row(Text(node), Text(state, COLOURS.get(state.split()[0], "")), Text(gpus))
+    if shown:
+        terminal.print(table)
+    if hidden := len(view.rows) - len(shown):
+        terminal.print(Text(f"and {hidden} more", style="dim"))
+    return out.getvalue().split("\n")[:-1]

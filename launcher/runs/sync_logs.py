@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
-from launcher.follow.node_watcher import READ_SIZE
-from launcher.follow.session import Party
 from launcher.logs.journal import Reader
 from launcher.logs.store import LogStore, offset_in
 from launcher.plan.plan import Place
 from launcher.ssh.node import Node, ask_each
+from launcher.ssh.stream import READ_SIZE
 
 
-def catch_up(party: Party, store: LogStore) -> dict[str, DdpctlError]:
+def catch_up(party: RunningAttempt, store: LogStore) -> dict[str, DdpctlError]:
     """Brings every node's log up to date. Returns the hosts that could not be seen."""
     places: dict[Node, list[Place]] = {}
     for node, place in zip(party.nodes, party.places, strict=True):

@@ -11,7 +11,7 @@ from launcher.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"```.*?```|^    [^\n]*|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 

@@ -1,6 +1,6 @@
-"""The five-minute tour of README.md: its commands run for real, their output put in.
+"""docs/tour.md: runs the commands of the tour and records what they print.
 
-python scripts/tour.py        (takes a minute; tests/test_tour.py runs the same and compares)
+python scripts/tour.py        (takes a minute; tests/test_tour.py does the same and compares)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from launcher.terminal.console import table  # noqa: E402
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "tour.md"
 HOSTS = """\
 hosts:
   - {host: local, gpus: 0}    # this machine, twice: two nodes
@@ -109,10 +109,10 @@ def anybodys(output: str, home: Path) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = tour(Path(folder))
-    readme = README.read_text()
-    before, _, rest = readme.partition(BEGIN)
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from launcher.diagnosis.stack_groups import (
 )
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
-from launcher.logs.fold import ranges
+from launcher.hosts.fold import ranges
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder

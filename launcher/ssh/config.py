@@ -42,11 +42,8 @@ def jump_route(route: Route) -> Route | None:
         return None
     *before, last = route.proxy_jump.split(",")
     user, name, port = jump_parts(last)
-    host_keys = "accept-new" if route.accept_new else "ask"
-    jump = Host(
-        name, user=user, port=port, proxy_jump=",".join(before) or None, host_keys=host_keys
-    )
-    found = route_to(jump)
+    further = ",".join(before) or None
+    found = route_to(Host(name, user, port, proxy_jump=further, host_keys=route.asked_host_keys))
     own = (route.own_identity,) if route.own_identity else ()
     return replace(
         found,

@@ -153,9 +153,7 @@ _jumps: dict[Route, _Jump] = {}
 _jumps_lock = threading.Lock()
 
 
-def _borrow_jump(
-    route: Route, timeout: float, on_exit: contextlib.ExitStack
-) -> Connection | None:
+def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) -> Connection | None:
     """The connection to the last jump host, shared until `on_exit` closes; None without one."""
     jump_route = config.jump_route(route)
     if jump_route is None:

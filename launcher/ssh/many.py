@@ -1,9 +1,9 @@
-"""One function on many nodes at once. All functions wait for all nodes."""
+"""One function on many nodes at once. Each of these waits for all nodes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from launcher.errors import DdpctlError, NodesFailed
@@ -61,6 +61,14 @@ def try_each(
         thread.join()
     failures = {node: _for_user(node, errors[node]) for node in nodes if node in errors}
     return {node: results[node] for node in nodes if node in results}, failures
+
+
+def one_per_account(nodes: Iterable[Node]) -> list[Node]:
+    """The first node of each account: two nodes may be one user on one machine."""
+    found: dict[tuple[str | None, str, int], Node] = {}
+    for node in nodes:
+        found.setdefault(node.host.account, node)
+    return [*found.values()]
 
 
 def _for_user(node: Node, error: BaseException) -> DdpctlError:

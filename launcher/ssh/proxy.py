@@ -19,7 +19,9 @@ from launcher.errors import HostUnreachable
 from launcher.ssh.route import Route
 
 # What the `ssh` in a ProxyCommand prints when its server drops it before the login.
-_DROPPED = re.compile(r"kex_exchange_identification|[Cc]onnection (reset|closed) by|banner exchange")
+_DROPPED = re.compile(
+    r"kex_exchange_identification|[Cc]onnection (reset|closed) by|banner exchange"
+)
 
 
 class Dropped(Exception):

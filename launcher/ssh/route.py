@@ -42,7 +42,7 @@ class Route:
     address_family: socket.AddressFamily
     bind_address: str | None
     own_identity: str | None  # from the hosts file
-    accept_new: bool  # the hosts file says `host_keys: accept-new`
+    asked_host_keys: Literal["ask", "accept-new"]  # from the hosts file, for jump hosts
     depth: int = 0  # how many jumps lie beyond this host
 
 
@@ -98,7 +98,7 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         }.get(one("addressfamily"), socket.AF_UNSPEC),
         bind_address=unless_none("bindaddress"),
         own_identity=_expand(host.identity_file, {}, home) if host.identity_file else None,
-        accept_new=host.host_keys == "accept-new",
+        asked_host_keys=host.host_keys,
     )
 
 

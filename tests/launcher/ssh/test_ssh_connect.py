@@ -277,7 +277,9 @@ def test_a_proxy_command_that_fails_is_quoted(node: NodeMaker, config: Config) -
 
 
 @pytest.mark.parametrize("path", ["/nowhere", ""])
-def test_without_the_ssh_command(node: NodeMaker, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_without_the_ssh_command(
+    node: NodeMaker, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     monkeypatch.setenv("PATH", path)
     assert "cannot run `ssh` on this machine" in why_not(node(Host("gpu1")))
 

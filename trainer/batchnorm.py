@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.ranks import Ranks
+from trainer.distributed import Ranks
 
 
 def norms(model: nn.Module) -> list[_BatchNorm]:

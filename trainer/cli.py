@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         for name, value in other["env"].items():
             os.environ.setdefault(name, value)
         if config.spawn and "RANK" not in os.environ:
-            from trainer.spawn import spawn
+            from trainer.tools.spawn import spawn
 
             return spawn(config.spawn, argv)
         return _train(config)
@@ -42,13 +42,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _command(name: str, argv: Sequence[str]) -> int:
     if name == "ckpt":
-        from trainer.ckpt_cli import main as command
+        from trainer.tools.checkpoint_command import main as command
     elif name == "data":
-        from trainer.data_cli import main as command
+        from trainer.tools.data_command import main as command
     elif name == "bench":
-        from trainer.bench import main as command
+        from trainer.tools.bench import main as command
     else:
-        from trainer.plot import main as command
+        from trainer.tools.plot import main as command
     return command(argv)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.schedule import lr_at
+from trainer.optim import lr_at
 from trainer.state import Training
 
 LONGEST_SILENCE = 60.0  # seconds between lines where steps are slow: whoever watches sees it move

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trainer import checkpoint
 from trainer.config import Config
+from trainer.distributed import Ranks
 from trainer.errors import CheckpointError
-from trainer.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 
 from trainer.config import Config
 from trainer.console import clock, say
+from trainer.distributed import Ranks
 from trainer.errors import PREEMPTED, OutOfMemory, PeerLost, TrainerError
-from trainer.metrics import write_status
-from trainer.ranks import Ranks
+from trainer.logs import write_status
 from trainer.run import Run
 
 LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
@@ -45,7 +45,7 @@ def finish(run: Run, state: str, reason: str) -> None:
 
 def draw_curves(run: Run) -> None:
     """curves.png, as far as that can be had: a picture is no reason to fail."""
-    from trainer.plot import draw, records
+    from trainer.tools.plot import draw, records
 
     try:
         draw(records(run.out / "metrics.jsonl"), run.out / "curves.png")

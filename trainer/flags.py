@@ -17,7 +17,12 @@ from typing import Any, NoReturn
 
 from trainer.config import GROUPS, Config, check
 from trainer.errors import UsageError
-from trainer.older import add_older_spellings, both_spellings, strict_bool, take_older_spellings
+from trainer.tools.older_flags import (
+    add_older_spellings,
+    both_spellings,
+    strict_bool,
+    take_older_spellings,
+)
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 TITLES = {

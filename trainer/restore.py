@@ -19,9 +19,9 @@ from trainer import checkpoint
 from trainer.checkpoint import Saved
 from trainer.config import Config
 from trainer.disks import Disks
+from trainer.distributed import Ranks
 from trainer.errors import CheckpointError
-from trainer.metrics import has_checkpoints
-from trainer.ranks import Ranks
+from trainer.logs import has_checkpoints
 
 CHUNK = 64 << 20  # bytes sent at a time
 

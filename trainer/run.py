@@ -16,7 +16,7 @@ from trainer.console import Progress, eval_line, say
 from trainer.disks import Disks, write_copy
 from trainer.errors import CheckpointError
 from trainer.evaluate import evaluate, evaluated
-from trainer.metrics import Metrics
+from trainer.logs import Metrics
 from trainer.signals import StopRequest
 from trainer.state import Training, to_checkpoint
 

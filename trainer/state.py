@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer import batchnorm
 from trainer.config import Config
 from trainer.data import Images
+from trainer.distributed import Ranks
 from trainer.model import build_model
-from trainer.ranks import Ranks
-from trainer.schedule import Plan
+from trainer.optim import Plan
 
 PLACES = ("out", "checkpoint_dir", "data", "resume")  # not part of what was trained
 

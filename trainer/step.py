@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import shards
 from trainer.loss import micro_batch_loss
-from trainer.schedule import lr_at, part_bounds
+from trainer.optim import lr_at, part_bounds
 from trainer.state import Training
+from trainer.tools import canonical_shards
 
 
 def train_step(t: Training, order: torch.Tensor) -> None:
@@ -26,7 +26,7 @@ def train_step(t: Training, order: torch.Tensor) -> None:
     start, end = t.plan.batch_of(t.step)
     batch = order[start:end]
     if t.config.canonical_shards:
-        shards.backward(t, batch)
+        canonical_shards.backward(t, batch)
     else:
         backward(t, batch)
     update(t)

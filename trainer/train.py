@@ -15,14 +15,14 @@ from collections.abc import Mapping
 import torch
 
 from trainer import batchnorm, replicas
-from trainer.begin import begin, meet
 from trainer.config import Config
 from trainer.console import say, train_line
-from trainer.data import epoch_order
+from trainer.data.order import epoch_order
+from trainer.distributed import kept, leave
 from trainer.ending import explain, fail, finish, preempted
 from trainer.errors import Diverged, TrainerError
-from trainer.ranks import kept, leave
 from trainer.run import Run, Stopped, export, record_evaluation, save, selecting_split
+from trainer.setup import begin, meet
 from trainer.signals import StopRequest, ignore
 from trainer.step import train_step
 

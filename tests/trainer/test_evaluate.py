@@ -10,8 +10,8 @@ from test_gradients import ALONE, make
 from trainer_ranks import Job, on_ranks
 
 from trainer import batchnorm, step
+from trainer.distributed import Ranks
 from trainer.evaluate import evaluate
-from trainer.ranks import Ranks
 from trainer.state import Training
 
 # Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainer_ranks import Job
 
-from trainer import ranks
+from trainer import distributed
 from trainer.errors import TrainerError
 
 
@@ -141,24 +141,24 @@ def test_images_missing_on_one_rank_only(tmp_path: Path) -> None:
 
 def lose_the_images() -> None:
     if os.environ["RANK"] == "1":
-        from trainer import begin
+        from trainer import setup
         from trainer.errors import DataError
 
         def load(config, device):
             raise DataError("/lost: no such folder")
 
-        begin.load_dataset = load
+        setup.load_dataset = load
 
 
 def other_images_on_rank_1() -> None:
-    from trainer import begin, data
+    from trainer import data, setup
 
     def load(config, device):
         images = data.load_dataset(config, device)
         images.fingerprint += os.environ["RANK"]
         return images
 
-    begin.load_dataset = load
+    setup.load_dataset = load
 
 
 def test_other_images_on_one_rank(tmp_path: Path) -> None:
@@ -178,11 +178,11 @@ def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ranks, "JOIN_TIMEOUT", 1)
+    monkeypatch.setattr(distributed, "JOIN_TIMEOUT", 1)
     env = {"RANK": "0", "WORLD_SIZE": "3", "TRAINER_STORE": str(tmp_path / "store")}
-    me = ranks.identity(env, torch.device("cpu"))
+    me = distributed.identity(env, torch.device("cpu"))
     with pytest.raises(TrainerError, match="ranks 1, 2 did not come within 1 s"):
-        ranks.join(me, env, 30, None)
+        distributed.join(me, env, 30, None)
 
 
 def test_an_unexpected_error_tells_status_json(tmp_path: Path) -> None:

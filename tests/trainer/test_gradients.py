@@ -8,12 +8,13 @@ import pytest
 import torch
 from trainer_ranks import TINY, on_ranks, same
 
-from trainer import batchnorm, flags, replicas, shards, step
+from trainer import batchnorm, flags, replicas, step
 from trainer.data import load_dataset
+from trainer.distributed import Ranks, identity
 from trainer.errors import ReplicaMismatch, TrainerError
-from trainer.ranks import Ranks, identity
-from trainer.schedule import make_plan
+from trainer.optim import make_plan
 from trainer.state import Training, build
+from trainer.tools import canonical_shards
 
 ALONE = identity({}, torch.device("cpu"))
 FROZEN = ("--bn", "frozen")
@@ -101,7 +102,7 @@ def shard_gradients(ranks: Ranks, *sizes: int) -> list[list[torch.Tensor]]:
     found = []
     for size in sizes:
         t = make(ranks, "--canonical-shards", "4")
-        shards.backward(t, torch.arange(size))
+        canonical_shards.backward(t, torch.arange(size))
         found.append([*[p.grad for p in t.parameters if p.grad is not None], *t.model.buffers()])
     return found
 
@@ -117,7 +118,7 @@ def test_canonical_shards_compute_the_gradient_of_ghost_batches() -> None:
     for size in (16, 13):
         ghost, _ = gradient(ALONE, size, "--grad-accum-steps", "4")
         t = make(ALONE, "--canonical-shards", "4")
-        shards.backward(t, torch.arange(size))
+        canonical_shards.backward(t, torch.arange(size))
         got = batchnorm.flatten([p.grad for p in t.parameters if p.grad is not None])
         assert error(got, ghost) < 1e-6
 

@@ -12,8 +12,8 @@ from test_gradients import ALONE, make
 from trainer_ranks import Job, metrics, newest_state, on_ranks, same
 
 from trainer import flags
-from trainer.metrics import truncate
-from trainer.ranks import Ranks
+from trainer.distributed import Ranks
+from trainer.logs import truncate
 from trainer.train import set_determinism
 
 KINDS = {

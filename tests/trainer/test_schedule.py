@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from trainer import flags
 from trainer.config import Config
-from trainer.data import epoch_order
+from trainer.data.order import epoch_order
 from trainer.errors import UsageError
-from trainer.schedule import Plan, lr_at, make_plan, part_bounds
+from trainer.optim import Plan, lr_at, make_plan, part_bounds
 
 
 def config(*argv: str) -> Config:

@@ -78,7 +78,7 @@ def _function(do: Callable[..., Any], args: tuple[Any, ...], result: str, *entry
     _enter(*entry)
     import torch
 
-    from trainer.ranks import identity, join, leave
+    from trainer.distributed import identity, join, leave
 
     ranks = identity(os.environ, torch.device("cpu"))
     join(ranks, os.environ, 30.0, None)

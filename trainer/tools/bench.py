@@ -23,7 +23,7 @@ from typing import Any
 
 from trainer.errors import TrainerError
 from trainer.flags import Parser
-from trainer.plot import records
+from trainer.tools.plot import records
 
 
 @dataclass(frozen=True)

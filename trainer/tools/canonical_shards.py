@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainer import batchnorm
 from trainer.loss import micro_batch_loss
-from trainer.schedule import part_bounds
+from trainer.optim import part_bounds
 from trainer.state import Training
 
 

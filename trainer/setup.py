@@ -12,13 +12,13 @@ from trainer.config import Config
 from trainer.console import Progress, say
 from trainer.data import Images, load_dataset
 from trainer.disks import find_disks
+from trainer.distributed import Ranks, backend, describe, identity, join, pick_device
 from trainer.ending import fail
 from trainer.errors import DataError, TrainerError
-from trainer.metrics import Metrics
-from trainer.ranks import Ranks, backend, describe, identity, join, pick_device
+from trainer.logs import Metrics
+from trainer.optim import FEW_STEPS, make_plan
 from trainer.restore import Restored, check_fits, restore
 from trainer.run import Run
-from trainer.schedule import FEW_STEPS, make_plan
 from trainer.signals import StopRequest
 from trainer.state import Training, build, from_checkpoint, versions
 from trainer.state import identity as checkpoint_identity

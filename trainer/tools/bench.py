@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli import Parser
 from trainer.errors import TrainerError
-from trainer.flags import Parser
 from trainer.tools.plot import records
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.flags import Parser
+from trainer.cli import Parser
 
 
 def main(argv: Sequence[str]) -> int:

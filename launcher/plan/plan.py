@@ -324,7 +324,7 @@ def _environment(
     if interface:
         env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = interface
     if facts and plan.nproc_per_node:
-        sharing = sum(_same_machine(cluster.hosts[rank], other) for other in cluster.hosts)
+        sharing = sum(cluster.hosts[rank].machine == other.machine for other in cluster.hosts)
         env["OMP_NUM_THREADS"] = str(max(1, facts.cores // (plan.nproc_per_node * sharing)))
     if in_container and cluster.job.user == "host":
         env |= {"HOME": "/tmp", "USER": facts.user if facts else "host"}
@@ -334,7 +334,3 @@ def _environment(
         if gpus != "all" and (gpus or cluster.hosts[rank].gpus == 0):
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
     return env | dict(cluster.job.env)
-
-
-def _same_machine(one: Host, other: Host) -> bool:
-    return (one.host, one.port) == (other.host, other.port)

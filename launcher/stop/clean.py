@@ -17,7 +17,7 @@ from launcher.engines.process import Processes
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.push.report import in_words
-from launcher.ssh.node import Node, ask_each, connected, try_each
+from launcher.ssh.node import Node, ask_each, connected, one_per_account, try_each
 from launcher.stop.kill import kill_run
 from launcher.stop.strays import CARRIERS
 from launcher.terminal.console import Console
@@ -89,7 +89,7 @@ def clean(
     """
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
-        machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
+        machines = one_per_account(nodes)
         found, failures = look(machines, cluster)
         kept = set() if kill else living(found)
         to_go = [traces for traces in found if not traces.none and not traces.runs & kept]
@@ -109,7 +109,7 @@ def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict
 
 
 def _look(node: Node, cluster: Cluster) -> Traces:
-    said = node.run(["sh", "-c", LOOK], timeout=TIMEOUT).stdout.decode(errors="replace")
+    said = node.script(LOOK, timeout=TIMEOUT).stdout.decode(errors="replace")
     folder, *rows = said.splitlines()
     parts = [(name, int(size) * 1024) for size, _, name in (row.partition("\t") for row in rows)]
     nodes: list[NodeStatus] = []
@@ -121,7 +121,7 @@ def _look(node: Node, cluster: Cluster) -> Traces:
     if node.host.is_local:
         nodes += Processes(node.name).list()
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
-    carriers = node.run(["sh", "-c", CARRIERS]).stdout.decode(errors="replace").splitlines()
+    carriers = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
     working = {row.split(" ", 2)[1] for row in carriers} & known
     alive = {status.run_id for status in nodes if status.alive}
     return Traces(node.name, folder, tuple(parts), tuple(nodes), frozenset(alive | working))
@@ -143,7 +143,7 @@ def end(
         for status in by_host[node.name].nodes:
             if not status.handle.startswith("/"):
                 Containers(node).remove(status)
-        done = node.run(["sh", "-c", REMOVE], timeout=TIMEOUT)
+        done = node.script(REMOVE, timeout=TIMEOUT)
         if done.code != 0:
             said = done.stderr.decode(errors="replace").strip().splitlines() or ["no word why"]
             raise CommandFailed(

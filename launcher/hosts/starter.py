@@ -42,7 +42,9 @@ def _lines(answers: Answers, name: str) -> Iterator[str]:
     yield "# Paths are relative to this file. The commented lines show what else you can set."
     yield ""
     yield "defaults:                      # for every host; a host may override them"
-    yield from _either("user", answers.user, "ubuntu", "the SSH user; default: what `ssh HOST` uses")
+    yield from _either(
+        "user", answers.user, "ubuntu", "the SSH user; default: what `ssh HOST` uses"
+    )
     yield from _either("identity_file", None, "~/.ssh/id_ed25519", "default: what `ssh HOST` uses")
     yield _row("  gpus: all", "all | a count | a list of ids | 0 for CPU")
     yield ""
@@ -56,11 +58,15 @@ def _lines(answers: Answers, name: str) -> Iterator[str]:
     yield "job:"
     yield _row(f"  image: {scalar(answers.image)}", "any image with Python and torch")
     yield from _either("workdir", answers.workdir, ".", "your code: pushed, mounted at /workspace")
-    yield from _either("dataset", answers.dataset, "./data", "your data: pushed, mounted read-only at /data")
+    yield from _either(
+        "dataset", answers.dataset, "./data", "your data: pushed, mounted read-only at /data"
+    )
     words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
     yield _row(f"  command: [{words}]", "what torchrun runs; `-- ...` overrides it")
     yield from _either("nproc_per_node", None, "2", "default: one per GPU; 1 on a CPU host")
-    yield from _either("max_restarts", None, "3", "restarts of the whole job from its newest checkpoint")
+    yield from _either(
+        "max_restarts", None, "3", "restarts of the whole job from its newest checkpoint"
+    )
 
 
 def _either(key: str, value: str | None, example: str, why: str) -> Iterator[str]:

@@ -401,9 +401,11 @@ def test_no_session_at_all(sshd: Server, node: NodeMaker) -> None:
 
 
 @contextlib.contextmanager
-def listener(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+def listener(
+    answer: Callable[[socket.socket], object], address: str = "127.0.0.1"
+) -> Iterator[int]:
     """A server that is not sshd; `answer` has each connection until it returns."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((address, 0)) as server:
 
         def serve(sock: socket.socket) -> None:
             with sock:

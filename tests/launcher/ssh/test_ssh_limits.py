@@ -40,15 +40,17 @@ def test_at_most_eight_logins_at_once_go_through_one_server(
                 file.write(f"{word}\n")
             time.sleep(0.1)
 
-    bastion = sshd()
-    with listener(login) as port:
+    bastion = sshd(know=False)
+    bastion.know(f"[localhost]:{bastion.port}")
+    with listener(login, "0.0.0.0") as port:
         settings = {
             "nothing": "",
-            "a jump host": f"ProxyJump 127.0.0.1:{bastion.port}",
+            "a jump host": f"ProxyJump localhost:{bastion.port}",
             "a ProxyCommand": f"ProxyCommand sh -c 'echo begin >> {log}; sleep 0.1; echo end >> {log}'",
         }
-        config(f"Host gpu*\n  HostName 127.0.0.1\n  {settings[through]}\n")
-        hosts = [bastion.host(host=f"gpu{n}", port=port) for n in range(20)]
+        config(f"Host 127.0.0.*\n  {settings[through]}\n")
+        names = ["127.0.0.2" if through == "nothing" else f"127.0.0.{n + 10}" for n in range(20)]
+        hosts = [bastion.host(host=name, port=port) for name in names]
         assert len(connect_all([node(host) for host in hosts])) == 20
     steps = [1 if word == "begin" else -1 for word in log.read_text().split()]
     assert steps.count(1) == 20

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from launcher.engines.engine_info import EngineInfo, ImageInfo
 from launcher.facts.hardware import Details, Disk, Interface
 from launcher.facts.nvidia import GpuState, Nvidia
 from launcher.facts.script import Address, Facts, Gpu
 from launcher.hosts import Cluster, Host, Job
-from launcher.preflight.machine import Docker, Image, Machine
+from launcher.preflight.machine import Machine
 
 GIB = 2**20  # KiB
-IMAGE = Image(
-    "sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", 4 * 2**30, {"CUDA_VERSION": "12.4.1"}
-)
+IMAGE = ImageInfo("sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", {"CUDA_VERSION": "12.4.1"})
 
 
 def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
@@ -67,7 +66,7 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 gpus=tuple(GpuState(i, "Enabled", "Disabled", 4) for i in range(4)),
             ),
         ),
-        docker=Docker(
+        engine=EngineInfo(
             version="27.3.1",
             storage="overlay2",
             cgroup_driver="systemd",
@@ -80,22 +79,19 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
 
 
 def with_facts(made: Machine, **changes: Any) -> Machine:
-    assert made.facts is not None
     return replace(made, facts=replace(made.facts, **changes))
 
 
 def with_details(made: Machine, **changes: Any) -> Machine:
-    assert made.details is not None
     return replace(made, details=replace(made.details, **changes))
 
 
-def with_docker(made: Machine, **changes: Any) -> Machine:
-    assert made.docker is not None
-    return replace(made, docker=replace(made.docker, **changes))
+def with_engine(made: Machine, **changes: Any) -> Machine:
+    assert made.engine is not None
+    return replace(made, engine=replace(made.engine, **changes))
 
 
 def with_nvidia(made: Machine, **changes: Any) -> Machine:
-    assert made.details is not None
     return with_details(made, nvidia=replace(made.details.nvidia, **changes))
 
 

@@ -39,17 +39,13 @@ class Window(io.StringIO):
         self.lines[-1] = last[:kept]
 
 
-@pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> Window:
-    made = Window(80)
-    size = lambda fallback=None: os.terminal_size((made.columns, 24))  # noqa: E731
-    monkeypatch.setattr("shutil.get_terminal_size", size)
-    monkeypatch.setattr(sys, "stderr", made)
-    return made
-
-
 @pytest.mark.parametrize("columns", [120, 80, 79, 40, 13])
-def test_nothing_is_left_when_the_window_is_resized(window: Window, columns: int) -> None:
+def test_nothing_is_left_when_the_window_is_resized(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = Window(80)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((window.columns, 24)))
+    monkeypatch.setattr(sys, "stderr", window)
     window.write("a line of a rank\n")
     live = Live(lambda columns, _: ["\x1b[2m" + "─" * (columns - 1), "\x1b[1mrun 1", "", "é" * 30])
     live.draw()

@@ -33,9 +33,12 @@ class Machine:
     ranks: tuple[int, ...]
     hosts: tuple[Host, ...]
     facts: Facts
-    details: Details
     engine: EngineInfo | None = None
     engine_error: str | None = None
+
+    @property
+    def details(self) -> Details:
+        return self.facts.details or Details()
 
     @property
     def rank(self) -> int:

@@ -32,7 +32,8 @@ from launcher.preflight.reach_routes import (
     retried,
     retries,
 )
-from launcher.ssh.node import Node, Stream
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Stream
 
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes the longest
 ROUND_TIMEOUT = 12.0  # seconds; an agent gives up a dial after three, so a slower one is overloaded

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.facts.script import Address
+from launcher.facts.network import Address
 from launcher.hosts import Cluster
 from launcher.preflight.machine import Machine
 

@@ -10,8 +10,8 @@ from healthy import cluster, machine, with_details, with_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.facts.hardware import Interface
-from launcher.facts.script import Address
+from launcher.facts.network import Address, Interface
+from launcher.facts.network import Route as Row
 from launcher.hosts import Host
 from launcher.preflight.check_network import check_probed, check_reached
 from launcher.preflight.findings import Finding, lines
@@ -256,8 +256,11 @@ def test_hosts_that_nobody_reaches_are_not_blamed_on_the_one_that_dials_them() -
 
 def test_a_host_that_drops_what_it_should_forward() -> None:
     machines = some()
-    detour = ((IPv4Network("10.0.0.0/24"), ""), (IPv4Network("10.0.0.2/32"), "10.0.0.1"))
-    machines[2] = with_details(machines[2], gateways=detour)
+    detour = (
+        Row(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),
+        Row(IPv4Network("10.0.0.0/24"), "", "eth0"),
+    )
+    machines[2] = with_details(machines[2], routes=detour)
     met = answers(machines) | {Dial(2, 1, "10.0.0.2"): Answer("timeout")}
     assert lines(judge(machines, met)) == [
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from 1 of 2 hosts (gpu3), on "

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.cells import cell_len
 
 from launcher.terminal.sanitize import Sanitizer, plain
 
@@ -34,7 +37,8 @@ class Console:
         self.quiet = quiet
         self.verbose = verbose
         self.plain = plain
-        self.stdout_closed = sys.stdout is None
+        self.stdout_closed = _reserve("stdout")
+        _reserve("stderr")
         self.fold: Fold | None = None  # set: identical lines of many ranks become one
         self._live: Live | None = None
         self._lock = threading.RLock()
@@ -124,28 +128,76 @@ class Console:
         return not self.stdout_closed and sys.stdout.isatty()
 
     def _write(self, text: bytes) -> None:
-        with self._lock, self._stdout():
+        with self._lock:
             if self._live:
                 self._live.hide()
             if self._on_terminal():
                 shown = self._sanitizer.feed(text)
                 text = shown.encode(sys.stdout.encoding or "utf-8", errors="replace")
-            sys.stdout.buffer.write(text)
+            self._try_stdout(lambda: sys.stdout.buffer.write(text))
             if self._live and self._live.due():  # lines may come without a pause
                 self._flush()
 
     def _flush(self) -> None:
-        with self._lock, self._stdout():
-            sys.stdout.flush()
+        with self._lock:
+            self._try_stdout(lambda: sys.stdout.flush())
             if self._live and self._live.due():
                 self._live.draw()
 
-    @contextlib.contextmanager
-    def _stdout(self) -> Iterator[None]:
-        """Nothing is done once stdout is unusable: its reader has left, or its disk is full."""
+    def _try_stdout(self, act: Callable[[], object]) -> None:
         if self.stdout_closed:
             return
         try:
-            yield
-        except OSError as error:
-            self._close_stdout(error)
+            act()
+        except OSError as error:  # its reader has left, or its disk is full
+            self.stdout_closed = True
+            _abandon(sys.stdout)
+            reason = "its reader has left" if error.errno == errno.EPIPE else error.strerror
+            self.say(f"nothing more is printed on stdout: {reason}")
+
+    def _stderr(self, text: str) -> None:
+        with self._lock:
+            if self._live:
+                self._live.hide()
+                self._try_stdout(lambda: sys.stdout.flush())  # what was written before comes first
+            try:
+                sys.stderr.write(plain(text) + "\n")
+                sys.stderr.flush()
+            except OSError:
+                _abandon(sys.stderr)
+
+
+def _abandon(stream: TextIO) -> None:
+    """Let the stream lead nowhere: Python flushes it once more at its end, and must not fail there."""
+    with open(os.devnull, "w") as null, contextlib.suppress(OSError):  # noqa: PTH123
+        os.dup2(null.fileno(), stream.fileno())
+
+
+def _reserve(name: str) -> bool:
+    """Whether a standard stream was closed before ddpctl began, as by `>&-`.
+
+    Then it becomes /dev/null: else the next file or connection would get its number.
+    """
+    closed = getattr(sys, name) is None
+    if closed:
+        setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    return closed
+
+
+def table(
+    rows: Sequence[Sequence[str]],
+    head: Sequence[str],
+    colours: Mapping[str, str] = _NO_COLOURS,
+) -> str:
+    """Plain columns, two spaces apart, as docker and kubectl print them.
+
+    colours: the SGR colour of a cell, by its text.
+    """
+    cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+
+    def drawn(text: str, width: int) -> str:
+        padded = text + " " * (width - cell_len(text))
+        return f"\x1b[{colours[text]}m{padded}\x1b[0m" if text in colours else padded
+
+    return "\n".join("  ".join(map(drawn, row, widths)).rstrip() for row in cells)

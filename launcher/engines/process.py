@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.engines.base import NodeStatus
+from launcher.logs.events import End
 from launcher.logs.journal import Reader
 from launcher.plan.plan import NodePlan, Place
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
@@ -102,7 +103,7 @@ class Processes:
             host=self.host,
             handle=str(control),
             state=state,
-            exit_code=end.get("exit_code") if state == "exited" else None,
+            exit_code=end.exit_code if end and state == "exited" else None,
             started=_modified(control / "pid"),
             ended=_modified(control / "journal") if state == "exited" else None,
             master_port=labels.get("master-port", ""),
@@ -152,18 +153,18 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
             continue  # another user's, or gone meanwhile
 
 
-def _end(journal: Path) -> dict[str, int]:
-    """The `end` event of a journal, or {}. It is the last record, so the tail is enough."""
+def _end(journal: Path) -> End | None:
+    """The `end` event of a journal. It is the last record, so the tail is enough."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - 65536))
             tail = file.read()
     except OSError:
-        return {}
+        return None
     for record in reversed(Reader().feed(tail.partition(b"\n")[2] if len(tail) == 65536 else tail)):
-        if record.event and record.event.get("kind") == "end":
-            return dict(record.event)
-    return {}
+        if isinstance(record.event, End):
+            return record.event
+    return None
 
 
 def _modified(path: Path) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launcher.engines.base import Engine, NodeStatus
 from launcher.errors import DdpctlError, HostUnreachable
+from launcher.logs.events import End
 from launcher.logs.journal import Reader, Record
 from launcher.plan.plan import Place
 from launcher.ssh.node import Node, Stream
@@ -112,7 +113,7 @@ class Watcher:
                     offset += len(data)
                     records = reader.feed(data)
                     self._put(Batch(rank, records, offset - reader.pending, offset))
-                    if records and (records[-1].event or {}).get("kind") == "end":
+                    if records and isinstance(records[-1].event, End):
                         return
                 stream.close()
                 reason = f"{watch.node.name} (its log stream ended)"

@@ -61,10 +61,9 @@ def state_of(outcome: NodeOutcome) -> str:
         return "failed" if code is None else f"failed ({code})"
     if outcome.unseen_since is not None:
         return "out of sight"
-    kinds = {event.get("kind") for _, event in outcome.events}
-    if "stopping" in kinds:
+    if any(isinstance(event, Stopping) for _, event in outcome.events):
         return "stopping"
-    return "running" if kinds or outcome.tail else "starting"
+    return "running" if outcome.events or outcome.tail else "starting"
 
 
 def progress_words(progress: Progress) -> str:

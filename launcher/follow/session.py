@@ -231,7 +231,7 @@ class Following:
             return None
         return first_failure(
             Evidence(
-                nproc_per_node=max(1, self.record.attempt.world_size // len(outcomes)),
+                world_size=self.record.attempt.world_size,
                 nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
             )
         )
@@ -254,7 +254,7 @@ def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
 
 
 def was_cancelled(outcomes: Sequence[NodeOutcome]) -> bool:
-    return any(o.end is not None and o.end.get("state") == "cancelled" for o in outcomes)
+    return any(o.end is not None and o.end.state == "cancelled" for o in outcomes)
 
 
 def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:

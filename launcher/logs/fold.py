@@ -1,30 +1,27 @@
-"""Identical lines of many ranks as one, as `clush -b` shows them: `[0-5] text`. Pure.
+"""Folds identical lines of several ranks into one, like `clush -b`: `[0-5] text`. Pure.
 
-Nothing is lost and the order of each rank's lines stays: a line joins an earlier group only where
-that group comes after all that its rank has said before.
+No line is lost, and each rank's lines keep their order: a line joins an earlier group only if that group
+comes after everything its rank wrote before.
 """
 
 from __future__ import annotations
 
 import bisect
-import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launcher.logs.query import PREFIX
+from launcher.logs.ranges import names, ranges
 
-LIMIT = 4096  # groups that may wait for more ranks: what bounds memory
-WAIT = 0.5  # seconds that a group waits for more ranks where lines are followed
-
-NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)")
+LIMIT = 4096  # groups that may wait for more ranks; bounds memory
+WAIT = 0.5  # seconds that a group waits for more ranks of a live run
 
 
 @dataclass
 class Group:
-    """One text, and who has said it."""
+    """One text, and which ranks or hosts wrote it."""
 
     text: bytes  # with its newline
-    first: bytes  # the whole line as its first rank said it
+    first: bytes  # the whole line of the first one
     born: float
     ranks: list[int] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)  # of lines that belong to no rank
@@ -44,17 +41,17 @@ class Fold:
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
         self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups of a text
-        self._said: dict[int | str, int] = {}  # number of the group that each rank was last in
+        self._last: dict[int | str, int] = {}  # number of the group that each rank was last in
 
     def feed(self, line: bytes, now: float = 0.0) -> list[bytes]:
-        """Takes a line; gives what may wait no longer, for there is too much of it."""
+        """Takes a line; returns the oldest groups if too many wait."""
         match = PREFIX.match(line)
         if match is None:
             return [*self.take_all(), line]
         who: int | str = int(match[2]) if match[2] else match[1].decode(errors="replace")
         text = line[match.end() :]
         key = (isinstance(who, int), text)
-        last = self._said.get(who, -1)
+        last = self._last.get(who, -1)
         alike = self._alike.setdefault(key, [])
         place = bisect.bisect_right(alike, last)
         number = alike[place] if place < len(alike) else None
@@ -68,7 +65,7 @@ class Fold:
             group.ranks.append(who)
         else:
             group.hosts.append(who)
-        self._said[who] = number
+        self._last[who] = number
         return self._take(len(self._open) - self._limit)
 
     def take_older(self, now: float, wait: float = WAIT) -> list[bytes]:
@@ -83,39 +80,8 @@ class Fold:
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))
             key = (bool(group.ranks), group.text)
-            del self._alike[key][0]  # the oldest of all is the oldest of its text
+            del self._alike[key][0]  # the oldest group is the oldest of its text
             if not self._alike[key]:
                 del self._alike[key]
             taken.append(group.render())
         return taken
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """0-3,5 of 0 1 2 3 5, in whatever order they come."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-
-
-def names(hosts: Sequence[str]) -> str:
-    """gpu[1-3],login of gpu1 gpu2 gpu3 login."""
-    numbered: dict[str, list[int]] = {}
-    found: dict[str, str] = {}  # prefix or whole name, in the order of first sight
-    for host in hosts:
-        if match := NUMBERED.fullmatch(host):
-            numbered.setdefault(match[1], []).append(int(match[2]))
-            found.setdefault(match[1] + "\0", match[1])
-        else:
-            found.setdefault(host, host)
-    words = []
-    for key, name in found.items():
-        if not key.endswith("\0"):
-            words.append(name)
-            continue
-        said = ranges(numbered[name])
-        words.append(name + (said if said.isdigit() else f"[{said}]"))
-    return ",".join(words)

@@ -1,12 +1,12 @@
 """What ddpctl adds to a launch: python -m benchmarks.launch [--rounds 3] [--write]
 
-On the simulated cluster, with image, dataset and code already on every host: the time from the command to
-the first line of every rank, compared with the same containers started by hand with `ssh HOST docker run`
-on all hosts at once. Each round measures both and yields one ratio, because the machine's speed changes
-between rounds. The script imports torch and prints a line, as training does; one row uses a script that
-imports nothing. By hand nothing is checked, so one row skips the check. The last rows show the cost of the
-end, the memory and `--help`. Use an optimised Python as users have it: pyenv's default build needs a fifth
-more CPU.
+On the simulated cluster, with image, dataset and code already on every host: the time from the
+command to the first line of every rank, compared with the same containers started by hand with `ssh
+HOST docker run` on all hosts at once. Each round measures both and yields one ratio, because the
+machine's speed changes between rounds. The script imports torch and prints a line, as training
+does; one row uses a script that imports nothing. By hand nothing is checked, so one row skips the
+check. The last rows show the cost of the end, the memory and `--help`. Use an optimised Python as
+users have it: pyenv's default build needs a fifth more CPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Launched:
 
 @contextmanager
 def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
-    """Hosts that already have everything, with code where both ways find it, and ddpctl compiled as pip does."""
+    """Hosts that already have everything; ddpctl is compiled, as pip does it."""
     compileall.compile_dir(Path(__file__).parents[1] / "launcher", quiet=1)
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder) / "cluster", count)

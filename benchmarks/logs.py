@@ -1,8 +1,8 @@
 """Logs of ranks that print as fast as they can: python -m benchmarks.logs [--lines 200000] [--write]
 
-On the simulated cluster, from the first line shown to the last: `ddpctl launch` compared with the same
-containers started by hand and `ssh HOST docker logs -f` of all hosts into one file. A second run cuts five SSH
-connections on the way; no line may be lost, doubled or torn.
+On the simulated cluster, from the first line shown to the last: `ddpctl launch` compared with the
+same containers started by hand and `ssh HOST docker logs -f` of all hosts into one file. A second
+run cuts five SSH connections on the way; no line may be lost, doubled or torn.
 """
 
 from __future__ import annotations

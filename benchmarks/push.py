@@ -1,9 +1,9 @@
 """How fast a push is, compared with doing it by hand: `python -m benchmarks.push` as root.
 
-Hosts are network namespaces behind one bridge, each with an sshd and a home folder. Every link, including the
-sender's, carries RATE Mbit/s each way (tc tbf, no added latency). Baselines and ddpctl run one after the other
-in the same setup. All times are wall seconds including process start and SSH; ratios are against
-bytes / link rate. `--write` writes the results into RESULTS.md.
+Hosts are network namespaces behind one bridge, each with an sshd and a home folder. Every link,
+including the sender's, carries RATE Mbit/s each way (tc tbf, no added latency). Baselines and
+ddpctl run one after the other in the same setup. All times are wall seconds including process start
+and SSH; ratios are against bytes / link rate. `--write` writes the results into RESULTS.md.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class Net:
 def network(count: int, rate: int) -> Iterator[Net]:
     folder = Path(tempfile.mkdtemp(prefix="ddpctl-bench."))
     net = Net(folder, count, rate, [])
-    sh(
-        "mount", "-t", "tmpfs", "-o", "size=16g", "tmpfs", folder
-    )  # in memory, so that the disk does not matter
+    sh("mount", "-t", "tmpfs", "-o", "size=16g", "tmpfs", folder)  # no disk in the way
     try:
         _wire(net)
         _servers(net)

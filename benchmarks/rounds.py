@@ -2,11 +2,11 @@
 
     python -m benchmarks.rounds [--rounds 100] [--seed 0] [--seconds 300] [--write]
 
-On the simulated cluster, every host also runs a foreign container and a foreign process. A round starts
-`ddpctl launch`. At a random moment of its first ten seconds the launcher gets SIGKILL, SIGTERM or SIGINT, or
-`ddpctl kill` runs while it is alive. Then come `ddpctl kill --all` and `kill --strays`. After each round, the
-hosts' own engines and /proc show what is left. `--write` adds the rounds to those in RESULTS.md, so you can run
-a hundred in pieces, each with its own seed.
+On the simulated cluster, every host also runs a foreign container and a foreign process. A round
+starts `ddpctl launch`. At a random moment of its first ten seconds the launcher gets SIGKILL,
+SIGTERM or SIGINT, or `ddpctl kill` runs while it is alive. Then come `ddpctl kill --all` and `kill
+--strays`. After each round, the hosts' own engines and /proc show what is left. `--write` adds the
+rounds to those in RESULTS.md, so you can run a hundred in pieces, each with its own seed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The smallest complete DDP script: a model, images, a sampler, a loop, one rank that prints.
 
-`python ddp_demo.py` runs one process; torchrun runs many. All ranks make the same learnable images. The
-network returns logits, because cross_entropy contains the softmax: a second softmax before it would stop all
-learning at a loss of 1.4612.
+`python ddp_demo.py` runs one process; torchrun runs many. All ranks make the same learnable images.
+The network returns logits, because cross_entropy contains the softmax: a second softmax before it
+would stop all learning at a loss of 1.4612.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A CIFAR-10 job with a cloud platform's argument names, run by torchrun.
 
-The platform passed --init_method, --rank and --world_size; there rank and size counted *nodes*, and one
-process drove all GPUs of its node. Here one process drives one GPU, ranks count processes, and torchrun's
-environment provides them, so the script accepts and ignores these three. Adam's learning rate grows with the
-square root of the number of ranks.
+The platform passed --init_method, --rank and --world_size; there rank and size counted *nodes*, and
+one process drove all GPUs of its node. Here one process drives one GPU, ranks count processes, and
+torchrun's environment provides them, so the script accepts and ignores these three. Adam's learning
+rate grows with the square root of the number of ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """ResNet-18 on CIFAR-10 with DistributedDataParallel, with resume.
 
-The classic two-node script, plus what it lacked: a new order each epoch, a test set without augmentation,
-evaluation by all ranks outside the DDP wrapper, and a checkpoint that holds the optimizer and the epoch. Only
-rank 0 writes it, replaces the old one atomically, and sends it to nodes that have none.
+The classic two-node script, plus what it lacked: a new order each epoch, a test set without
+augmentation, evaluation by all ranks outside the DDP wrapper, and a checkpoint that holds the
+optimizer and the epoch. Only rank 0 writes it, replaces the old one atomically, and sends it to
+nodes that have none.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.logs.events import Clock, End, Event, Reason, ResourceUsage, Stopping, clean
+from launcher.logs.events import clean
+from launcher.supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
 
 FULL = 65536  # bytes free, or less: nothing more can be written
 
@@ -62,7 +63,10 @@ class NodeEvidence:
         """Names of the disks that were full at the time of the failure."""
         free = [event.free for _, event in self.of(ResourceUsage)[:1]]
         return [
-            name for disks in free for name, left in disks.items() if left is not None and left < FULL
+            name
+            for disks in free
+            for name, left in disks.items()
+            if left is not None and left < FULL
         ]
 
 

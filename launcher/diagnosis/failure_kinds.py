@@ -11,7 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-RESTARTABLE = True  # may not happen again by itself; everything else would fail the same way once more
+RESTARTABLE = (
+    True  # may not happen again by itself; everything else would fail the same way once more
+)
 
 
 class FailureKind(enum.StrEnum):
@@ -210,7 +212,7 @@ class FailureKind(enum.StrEnum):
     SUPERVISOR = "supervisor", "ddpctl's supervisor failed.", "this is a bug in ddpctl: report it"
 
     @classmethod
-    def find(cls, value: Any) -> FailureKind | None:
+    def named(cls, value: Any) -> FailureKind | None:
         """The kind that a record names; None for one that this version does not know."""
         return next((kind for kind in cls if kind == value), None)
 
@@ -224,7 +226,9 @@ def docs_table() -> str:
     """The table of docs/troubleshooting.md."""
     rows = ["| kind | what happened | what to do | restart |", "|---|---|---|---|"]
     for kind in FailureKind:
-        remedy = kind.remedy[:1].upper() + kind.remedy[1:] + "." if kind.remedy else "See the excerpt."
+        remedy = (
+            kind.remedy[:1].upper() + kind.remedy[1:] + "." if kind.remedy else "See the excerpt."
+        )
         restart = "yes" if kind.restartable else "no"
         rows.append(f"| `{kind.value}` | {kind.meaning} | {remedy} | {restart} |")
     return "\n".join(rows) + "\n"

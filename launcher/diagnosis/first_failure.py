@@ -16,7 +16,7 @@ from launcher.diagnosis.evidence import Candidate, Evidence, NodeEvidence, Weigh
 from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.diagnosis.rank_exit import how_it_ended, oom_message, rank_exit
 from launcher.diagnosis.stop_reason import stop_reason
-from launcher.logs.events import RankExit, Stopping
+from launcher.supervisor.events import RankExit, Stopping
 
 LATEST = 253402300799.0  # the end of the year 9999
 
@@ -114,7 +114,9 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         message = f"the host is lost: {how or 'its container is gone'}"
     elif _connections_broke(node, evidence):
         weight, kind = Weight.UNREACHABLE, FailureKind.HOST_LOST
-        message = f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"
+        message = (
+            f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"
+        )
     else:
         return None  # only the launching machine cannot reach it
     time = node.last_seen - node.clock_skew

@@ -43,7 +43,7 @@ def _telling(lines: Sequence[str]) -> Sequence[str]:
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """`ValueError: boom`, or "". The exception of a DataLoader worker comes after the worker's traceback."""
+    """`ValueError: boom`, or "". A DataLoader worker's exception comes after the worker's traceback."""
     found = exception_lines(lines)
     if found and ": Caught " in found[0] and len(found) > 1:
         return f"{found[-1]} ({found[0].partition(' in ')[2].rstrip('.')})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.diagnosis import log_patterns
 from launcher.diagnosis.evidence import Candidate, NodeEvidence, Weight
 from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.logs.events import RankExit, ResourceUsage
+from launcher.supervisor.events import RankExit, ResourceUsage
 
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
@@ -71,7 +71,7 @@ def _we_did_it(exit: RankExit) -> bool:
 def how_it_ended(
     code: int | None, signal: str | None, lines: Sequence[str], recorded: str | None = None
 ) -> tuple[FailureKind, str]:
-    """(kind, message) of a process that failed. `recorded`: the exception, as torch's @record wrote it down."""
+    """(kind, message) of a failed process. `recorded`: the exception, as torch's @record wrote it."""
     known = log_patterns.known_kind(lines)
     raised = log_patterns.exception_line(lines) or recorded
     if signal and signal != "SIGABRT":

@@ -10,13 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from launcher.logs.events import Frame, Stack
-from launcher.logs.ranges import ranges
+from launcher.hosts.fold import ranges
+from launcher.supervisor.events import Frame, Stack
 
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 SHORTER = re.compile(r"^.*/(?:site-packages|dist-packages|workspace|python\d[\d.]*)/")
-COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # where ranks wait for others
+COLLECTIVE = re.compile(
+    r"/torch/(distributed|autograd|nn/parallel)/"
+)  # where ranks wait for others
 NOTES = {  # why a rank shows no stack, by the supervisor's word
     "stopped": "is stopped (SIGSTOP): SIGCONT resumes it",
     "traced": "is held by a debugger",

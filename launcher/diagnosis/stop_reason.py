@@ -7,7 +7,7 @@ from dataclasses import replace
 from launcher.diagnosis.evidence import Candidate, Evidence, NodeEvidence, Weight
 from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.diagnosis.stack_groups import grouped, located, stragglers
-from launcher.logs.events import RankStacks, Reason
+from launcher.supervisor.events import RankStacks, Reason
 
 # The supervisor's reason -> kind and weight. Others (a failed rank, torchrun, `kill`) have their own
 # events.
@@ -63,9 +63,7 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
     isolated = [node for node in evidence.nodes if votes[node.node_rank] == most]
     if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
         message = "lost contact with the other nodes while still running"
-        return replace(
-            candidate, kind=FailureKind.NETWORK_CUT, node=isolated[0], message=message
-        )
+        return replace(candidate, kind=FailureKind.NETWORK_CUT, node=isolated[0], message=message)
     remedy = "both hosts were running without hearing each other: look at the network between them"
     return replace(candidate, kind=FailureKind.NETWORK_CUT, remedy=remedy)
 

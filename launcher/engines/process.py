@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.engines.base import NodeStatus
-from launcher.logs.events import End
 from launcher.logs.journal import Reader
 from launcher.plan.plan import NodePlan, Place
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.supervisor.events import End
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 

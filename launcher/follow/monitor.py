@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from launcher.engines.base import NodeStatus
 from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watch, Watcher
-from launcher.logs.events import End, Event, Unreadable
+from launcher.logs.events import Unreadable
 from launcher.logs.journal import Record
 from launcher.logs.store import LogStore
+from launcher.supervisor.events import End, Event
 
 QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from launcher.follow.metrics_poller import Gauges, Gpus, Progress
 from launcher.follow.monitor import NodeOutcome
+from launcher.supervisor.events import Stopping
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "out": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line that a panel may show; the terminal cuts it further

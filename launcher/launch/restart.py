@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.engines.choose import engine_of
 from launcher.hosts import Cluster, Host
 from launcher.plan.plan import place_in
@@ -15,12 +16,6 @@ from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
 from launcher.ssh.node import Node, ask_each, connected, try_each
 from launcher.terminal.console import Console
 
-# What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
-# memory, a loss that diverged) would only fail the same way once more.
-MENDABLE = frozenset(
-    ("killed", "container-killed", "host-lost", "network-cut", "peer-gone", "stopped")
-    + ("never-joined", "terminated", "hung", "collective-timeout")
-)
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint
 
@@ -38,10 +33,10 @@ class Verdict:
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Verdict:
     """After a failure: another attempt, or the reason why not."""
     failure = attempts[-1].first_failure or {}
-    kind = failure.get("kind", "unknown")
+    kind = FailureKind.named(failure.get("kind"))
     restarts = since_asked_for(attempts)
-    if kind not in MENDABLE:
-        return Verdict(False, f"a restart does not mend `{kind}`")
+    if kind is None or not kind.restartable:
+        return Verdict(False, f"a restart does not help against `{failure.get('kind', 'unknown')}`")
     if restarts >= max_restarts:
         return Verdict(False, f"{restarts} of {max_restarts} restarts are used up")
     idle = 0
@@ -84,7 +79,7 @@ def until_done(
         console.say(f"{verdict.why} in {verdict.wait:g} s")
         time.sleep(verdict.wait)
         failure = record.attempt.first_failure or {}
-        cut_off = failure["host"] if failure.get("kind") == "network-cut" else None
+        cut_off = failure["host"] if failure.get("kind") == FailureKind.NETWORK_CUT else None
         standing = with_spares(cluster, console, cut_off)
         for wait in BACKOFF[1:]:  # a host that was switched on again takes its time
             if not standing.missing:
@@ -109,7 +104,7 @@ def has_saved(cluster: Cluster, record: RunRecord) -> bool:
             entry = record.attempt.nodes[ranks[node]]
             attempt = record.attempt.attempt
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, attempt)
-            done = node.run(["sh", "-c", PROGRESS, "sh", place.run_dir, place.control_dir])
+            done = node.script(PROGRESS, place.run_dir, place.control_dir)
             return bool(done.stdout.strip())
 
         found, _ = try_each(nodes, look)

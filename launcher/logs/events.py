@@ -7,35 +7,26 @@ fields and kinds that this version does not know are ignored.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from launcher.supervisor.events import (
     Clock,
     End,
     Event,
-    Frame,
     Joined,
     RankExit,
     RankPids,
     RankStacks,
-    Reason,
     Refused,
     ResourceUsage,
-    Stack,
     Start,
     Stopping,
 )
-
-__all__ = [
-    "Clock", "End", "Event", "Frame", "RankExit", "RankPids", "RankStacks", "Reason",
-    "ResourceUsage", "Stack", "Start", "Stopping", "Unreadable", "clean", "parsed", "parsed_event",
-]  # fmt: skip
 
 LARGEST = 1e11  # of times and durations in seconds: no calendar overflows
 LONGEST_TEXT = 1 << 16
@@ -76,17 +67,16 @@ def parsed(kind: type[T], document: Any) -> T:
     """A dataclass of the supervisor's from its JSON object. Raises ValueError."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
-    given = {name: document[name] for name in _hints(kind) if name in document}
+    hints = _hints(kind).items()
     try:
-        return kind(**{name: _value(_hints(kind)[name], given[name]) for name in given})
+        return kind(**{name: _value(hint, document[name]) for name, hint in hints if name in document})
     except TypeError as error:  # a field is missing
         raise ValueError(str(error)) from None
 
 
-@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
 
 def _value(hint: Any, value: Any) -> Any:

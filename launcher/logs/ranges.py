@@ -21,7 +21,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def names(hosts: Sequence[str]) -> str:
     """gpu[1-3],login for gpu1 gpu2 gpu3 login."""
-    numbers: dict[tuple[str, bool], list[int]] = {}  # (prefix or whole name, numbered), by first sight
+    numbers: dict[
+        tuple[str, bool], list[int]
+    ] = {}  # (prefix or whole name, numbered), by first sight
     for host in hosts:
         match = NUMBERED.fullmatch(host)
         key = (match[1], True) if match else (host, False)

@@ -56,6 +56,16 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class StackAnswer:
+    """stacks-<id>.json, the answer to a request for stacks."""
+
+    attempt: int
+    node_rank: int
+    phase: str  # running, done, stopped
+    ranks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
 class Event:
     kind: ClassVar[str]
 

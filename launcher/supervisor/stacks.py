@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, Iterable
 
-from .events import Frame, Stack, Thread
+from .events import Frame, Stack, StackAnswer, Thread
 from .proc import descendants, proc_stat
 from .ranks import Rank
 from .sitecustomize import ALL_THREADS, MAIN_THREAD
@@ -212,13 +212,12 @@ class StackTaker:
         return found
 
     def _answer(self, request: str, phase: str, stacks: list[Stack]) -> None:
-        spec, ranks = self._spec, [asdict(stack) for stack in stacks]
-        answer: dict[str, Any] = {"v": 1, "attempt": spec.attempt, "node_rank": spec.node_rank}
-        answer.update(host=spec.host, phase=phase, expected=spec.nproc_per_node, ranks=ranks)
+        spec = self._spec
+        answer = StackAnswer(spec.attempt, spec.node_rank, phase, tuple(stacks))
         scratch = os.path.join(spec.dir, ".stacks-" + request)
         try:
             with open(scratch, "w") as file:
-                json.dump(answer, file)
+                json.dump(asdict(answer), file)
             os.chmod(scratch, 0o644)
             os.rename(scratch, os.path.join(spec.dir, "stacks-%s.json" % request))
         except OSError:

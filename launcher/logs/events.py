@@ -69,7 +69,9 @@ def parsed(kind: type[T], document: Any) -> T:
         raise ValueError(f"not an object: {document!r:.100}")
     hints = _hints(kind).items()
     try:
-        return kind(**{name: _value(hint, document[name]) for name, hint in hints if name in document})
+        return kind(
+            **{name: _value(hint, document[name]) for name, hint in hints if name in document}
+        )
     except TypeError as error:  # a field is missing
         raise ValueError(str(error)) from None
 

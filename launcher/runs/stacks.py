@@ -125,7 +125,7 @@ def show(
     *,
     seen: bool,
 ) -> None:
-    """The groups as `clush -b` has them, the largest first; the last lines say who stands elsewhere."""
+    """The groups as `clush -b` has them, the largest first; the last lines name the stragglers."""
     for group in groups:
         console.print("\n".join(block(group)))
     for answer in answers:

@@ -69,7 +69,7 @@ def decision_of(message: dict[str, Any]) -> Decision:
 
 
 def _reason(fields: Any) -> Reason | None:
-    return Reason(**fields) if fields else None
+    return Reason(**dict(fields, last_lines=tuple(fields["last_lines"]))) if fields else None
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""Real supervisors with real torchruns on this machine: each is a node, loopback is the network."""
+"""Supervisors on this machine: their inputs, and real ones with real torchruns, each a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from launcher.diagnosis.first_failure import FirstFailure, first_failure
 from launcher.launch.supervisor_bundle import supervisor_file
 from launcher.logs.journal import Reader, Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.supervisor.channel import Status
 from launcher.supervisor.events import End, Event, RankPids, Reason
+from launcher.supervisor.spec import Spec, spec_of
 
 E = TypeVar("E", bound=Event)
 
@@ -32,6 +34,21 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def spec(**given: Any) -> Spec:
+    known = dict.fromkeys(Spec.__annotations__) | vars(Spec)
+    fields = {name: known[name] for name in Spec.__annotations__}
+    nodes = {"nnodes": 2, "node_rank": 0, "nproc_per_node": 2, "first_rank": 0, "host": "gpu1"}
+    return spec_of({**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
+
+
+def status(node_rank: int, **given: Any) -> Status:
+    return replace(Status(node_rank, alive=2, first_rank=2 * node_rank), **given)
+
+
+def why(kind: str, node_rank: int, time: float) -> Reason:
+    return Reason(kind, "exited with code 7", node_rank, f"gpu{node_rank + 1}", time)
 
 
 @dataclass
@@ -162,7 +179,9 @@ class Attempt:
 
     def cause(self, **facts: Any) -> FirstFailure | None:
         """facts: node-<K>_exit_code and so on are the engine's, by NodeEvidence's own names."""
-        return first_failure(Evidence(NPROC * len(self.nodes), [evidence_of(n, facts) for n in self.nodes]))
+        return first_failure(
+            Evidence(NPROC * len(self.nodes), [evidence_of(n, facts) for n in self.nodes])
+        )
 
     def survivors(self) -> list[int]:
         """Processes of the run, wherever they are now."""

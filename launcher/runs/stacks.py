@@ -28,7 +28,8 @@ from launcher.logs.events import parsed
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 from launcher.supervisor.events import Frame, StackAnswer
 from launcher.terminal.console import Console
 

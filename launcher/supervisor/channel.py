@@ -78,10 +78,10 @@ class Channel:
     The token itself is never sent, and a recorded conversation cannot be replayed.
     """
 
-    def __init__(self, sock: socket.socket, token: str, listening: bool) -> None:
+    def __init__(self, sock: socket.socket, token: str, listening: bool, address: str = "") -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = sock
+        self.sock, self.address = sock, address
         self.opened = self.heard = time.monotonic()
         self.node_rank: int | None = None  # of the other end, once it has proved itself
         self._token = token.encode()

@@ -59,8 +59,10 @@ class Coordinator:
 
     def _verdict(self, now: float) -> Reason | None:
         reasons = [status.reason for status in self.statuses.values() if status.reason]
+        limit = self.spec.time_limit
         return (
             min(reasons, key=lambda reason: reason.time, default=None)
+            or (time_limit_reason(self.spec) if limit and now - self.began > limit else None)
             or self._not_joined(now)
             or self._lost(now)
             or self._early_exit(now)
@@ -138,6 +140,11 @@ class Coordinator:
 
     def _reason(self, kind: str, message: str, node_rank: int) -> Reason:
         return Reason(kind, message, node_rank, self.spec.hosts[node_rank], time.time())
+
+
+def time_limit_reason(spec: Spec) -> Reason:
+    message = "the run reached its time limit of %d s" % (spec.time_limit or 0)
+    return Reason("time-limit", message, spec.node_rank, spec.host, time.time())
 
 
 def odd_one_out(places: dict[tuple[int, int, int], str]) -> tuple[int, int, int] | None:

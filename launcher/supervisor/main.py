@@ -265,7 +265,7 @@ class Supervisor:
         self.journal.event(Stopping(reason))
         self.journal.event(self.resources.usage())
         grace = stop_grace(self.spec.stop_timeout)
-        if reason.kind not in ("cancelled", "signal"):
+        if reason.kind not in ("cancelled", "signal", "time-limit"):
             grace = min(grace, self.spec.failure_grace)
         self.kill_at = time.monotonic() + grace
         if not self.ranks.failed():  # else torchrun ends the others; a signal would cut its report
@@ -330,8 +330,10 @@ class Supervisor:
             return "cancelled"
         if reason is None:
             return "succeeded" if code == 0 else "failed"
-        if reason.kind in ("cancelled", "hung"):
-            return reason.kind
+        if reason.kind in ("cancelled", "time-limit"):
+            return "cancelled"
+        if reason.kind == "hung":
+            return "hung"
         if self.reason and self.reason.node_rank == self.spec.node_rank:
             return "stopped" if self.reason.kind in ("signal", "peer-lost") else "failed"
         return "stopped"

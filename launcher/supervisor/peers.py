@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from .channel import Channel, Decision, Refused, Status, decision_of
-from .coordinator import RECONNECT, SETTLE
+from .coordinator import RECONNECT, SETTLE, time_limit_reason
 from .events import Clock, Reason
 from .events import Refused as RefusedEvent
 from .journal import Journal
@@ -22,6 +22,8 @@ from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between two attempts to connect, or to bind
+REFUSED_EVERY = 60.0  # seconds between two events about refused connections
+TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the others do
 
 
 class Peers:
@@ -36,6 +38,7 @@ class Peers:
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
         self._sent: Status | None = None
         self._next_heartbeat = 0.0
+        self._refused, self._report_refused_at = 0, 0.0
 
     def turn(self, status: Status) -> None:
         """Called all the time. `status` is this node's own."""
@@ -62,6 +65,13 @@ class Peers:
 
     def close(self) -> None:
         raise NotImplementedError
+
+    def refuse(self, message: str) -> None:
+        """Strangers must not fill the journal: they get one event a minute, with their number."""
+        self._refused += 1
+        if self.turned >= self._report_refused_at:
+            self.journal.event(RefusedEvent(message, self._refused))
+            self._refused, self._report_refused_at = 0, self.turned + REFUSED_EVERY
 
     def listen_to(self, channel: Channel) -> None:
         self.selector.register(channel.sock, selectors.EVENT_READ, lambda _: self.receive(channel))
@@ -98,6 +108,9 @@ class NodePeer(Peers):
             return
         if self.channel is None:
             self._connect(now)
+        limit = self.spec.time_limit
+        if limit and self.verdict is None and now - self.began > limit + TIME_LIMIT_MARGIN:
+            self.verdict = time_limit_reason(self.spec)
         if why := self._lost(now):
             self.over = True  # as far as this node will ever know
             self.verdict = self.verdict or status.reason or why
@@ -130,7 +143,7 @@ class NodePeer(Peers):
             was_ready = channel.ready
             messages = [decision_of(message) for message in channel.receive()]
         except (Refused, TypeError, ValueError) as error:
-            self.journal.event(RefusedEvent("node 0 %s" % error))
+            self.refuse("node 0 %s" % error)
             self._disconnect()
             return
         except OSError:

@@ -8,12 +8,15 @@ import time
 from typing import Any
 
 from .channel import Channel, Decision, Refused, Status, status_of
-from .coordinator import SETTLE, Coordinator
+from .coordinator import Coordinator
 from .events import Joined
-from .events import Refused as RefusedEvent
 from .journal import Journal
 from .peers import RETRY, Peers
 from .spec import Spec
+
+MAX_STRANGERS = 64  # connections that have not authenticated yet, in total
+MAX_PER_ADDRESS = 8
+HELLO_TIMEOUT = 3.0  # seconds for a connection to authenticate
 
 
 class Server(Peers):
@@ -35,7 +38,7 @@ class Server(Peers):
     def decide(self, status: Status, now: float) -> None:
         self.coordinator.report(status, now)
         self._listen(now)
-        for late in [other for other in self._strangers if now - other.opened > SETTLE]:
+        for late in [other for other in self._strangers if now - other.opened > HELLO_TIMEOUT]:
             self._disconnect(late)
         before = (self.verdict, self.over, self.stacks_wanted)
         self.coordinator.decide(now)
@@ -54,7 +57,7 @@ class Server(Peers):
             if channel.node_rank is not None:
                 self._answer(channel.node_rank)
         except (Refused, TypeError, ValueError) as error:
-            self.journal.event(RefusedEvent("a peer %s" % error))
+            self.refuse("a peer %s" % error)
             self._disconnect(channel)
         except OSError:
             self._disconnect(channel)
@@ -84,11 +87,16 @@ class Server(Peers):
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
+        """Strangers must not use up our descriptors: the oldest one makes room for the newest."""
         try:
-            sock, _ = server.accept()
-            channel = Channel(sock, self.spec.token, listening=True)
+            sock, (address, *_) = server.accept()
+            channel = Channel(sock, self.spec.token, listening=True, address=address)
         except OSError:
             return
+        neighbours = [other for other in self._strangers if other.address == address]
+        for crowd, most in ((neighbours, MAX_PER_ADDRESS), (self._strangers, MAX_STRANGERS)):
+            if len(crowd) >= most:
+                self._disconnect(crowd[0])
         self._strangers.append(channel)
         self.listen_to(channel)
 

@@ -18,8 +18,8 @@ from launcher.supervisor.coordinator import RECONNECT
 from launcher.supervisor.events import Clock, Event, Joined
 from launcher.supervisor.events import Refused as RefusedEvent
 from launcher.supervisor.journal import Journal
-from launcher.supervisor.peers import NodePeer, Peers
-from launcher.supervisor.server import Server
+from launcher.supervisor.peers import REFUSED_EVERY, TIME_LIMIT_MARGIN, NodePeer, Peers
+from launcher.supervisor.server import HELLO_TIMEOUT, MAX_PER_ADDRESS, MAX_STRANGERS, Server
 
 TOKEN = "a run's secret"
 
@@ -62,11 +62,16 @@ class Network:
             node.turn(self.statuses[node.spec.node_rank])
 
     def until(self, true: Callable[[], bool], *nodes: Peers, step: float = 0.0) -> None:
+        """The clock moves by `step` seconds between two looks at everything."""
+
         def turned() -> bool:
             self.turn(*nodes)
-            self.clock.now += step
+            while step and not true() and self.clock.now < self.end:
+                self.clock.now += step
+                self.turn(*nodes)
             return true()
 
+        self.end = self.clock.now + 1000.0
         until(turned, 20)
 
     def events(self, rank: int, kind: type[Event]) -> list[Any]:
@@ -219,3 +224,96 @@ def test_a_taken_control_port_is_reported(network: Network) -> None:
     with socket.create_server(("127.0.0.1", network.given["control_port"])):
         network.until(lambda: first.verdict is not None, step=0.5)
     assert first.verdict and first.verdict.kind == "control-port"
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strangers(network: Network) -> Iterator[list[socket.socket]]:
+    """Connections from `127.0.0.<n>` that the tests open."""
+    opened: list[socket.socket] = []
+    yield opened
+    for sock in opened:
+        sock.close()
+
+
+def connect(network: Network, number: int) -> socket.socket:
+    where = ("127.0.0.1", network.given["control_port"])
+    return socket.create_connection(where, source_address=(f"127.0.0.{number}", 0))
+
+
+def test_idle_connections_cannot_use_up_the_descriptors(
+    network: Network, strangers: list[socket.socket]
+) -> None:
+    """From one address or from many: a node can still join, and is not dropped."""
+    [first] = network.nodes
+    network.turn()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in [2] * 40 + list(range(3, 203)):
+        strangers.append(connect(network, number))
+        network.turn()
+        held = len(list(Path("/proc/self/fd").iterdir())) - before - len(strangers)
+        assert held <= (MAX_PER_ADDRESS if number == 2 else MAX_STRANGERS)
+    peer = network.add(NodePeer)
+    assert isinstance(peer, NodePeer)
+    network.until(lambda: peer.joined, step=0.1)
+    network.clock.now += HELLO_TIMEOUT + 0.1
+    first.turned = network.clock.now
+    network.until(lambda: all(sock_closed(sock) for sock in strangers))
+    assert peer.channel is not None and not any(node.verdict for node in network.nodes)
+
+
+def sock_closed(sock: socket.socket) -> bool:
+    """By the other end."""
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_bad_hellos_do_not_fill_the_journal(pair: Network, strangers: list[socket.socket]) -> None:
+    for _ in range(50):
+        strangers.append(connect(pair, 2))
+        strangers[-1].sendall(b"hello\nworld\n")
+        pair.until(lambda: sock_closed(strangers[-1]))
+    assert [event.count for event in pair.events(0, RefusedEvent)] == [1]
+    end = pair.clock.now + REFUSED_EVERY
+    pair.until(lambda: pair.clock.now > end, step=0.5)
+    strangers.append(connect(pair, 2))
+    strangers[-1].sendall(b"hello\nworld\n")
+    pair.until(lambda: len(pair.events(0, RefusedEvent)) == 2)
+    assert [event.count for event in pair.events(0, RefusedEvent)] == [1, 50]
+
+
+# --- the time limit -------------------------------------------------------------------------------
+
+
+def test_node_0_ends_all_nodes_at_the_time_limit(tmp_path: Path, clock: Time) -> None:
+    network = Network(tmp_path, clock, time_limit=60.0)
+    network.add(Server)
+    network.add(NodePeer)
+    began = clock.now
+    network.until(lambda: all(node.verdict for node in network.nodes), step=0.5)
+    assert 60 < clock.now - began < 62
+    for node in network.nodes:
+        assert node.verdict
+        assert (node.verdict.kind, node.verdict.node_rank) == ("time-limit", 0)
+        assert node.verdict.message == "the run reached its time limit of 60 s"
+    network.close()
+
+
+def test_a_node_enforces_the_time_limit_if_node_0_does_not(tmp_path: Path, clock: Time) -> None:
+    network = Network(tmp_path, clock)
+    network.add(Server)
+    peer = network.add(NodePeer, time_limit=60.0)
+    began = clock.now
+    network.until(lambda: bool(peer.verdict), step=0.5)
+    assert peer.verdict and (peer.verdict.kind, peer.verdict.node_rank) == ("time-limit", 1)
+    assert 60 + TIME_LIMIT_MARGIN < clock.now - began < 62 + TIME_LIMIT_MARGIN
+    network.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -59,6 +60,19 @@ def test_a_rank_that_sigstop_holds_is_timed_from_the_first_look() -> None:
         until(lambda: proc_stat(process.pid)[0] != "T", 10)
         assert rank.stopped_for(30.0) == 0.0
         process.kill()
+
+
+def test_without_a_descriptor_left_a_live_rank_is_not_taken_for_gone() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    rank = Rank(os.getpid(), 0, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            proc_stat(rank.pid)
+        assert not rank.has_exited() and rank.stopped_for(1.0) == 0.0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not rank.has_exited()
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,10 @@ def test_a_closed_connection_may_come_back_for_a_moment() -> None:
     made.disconnect(1, START)
     assert decided(made, START + RECONNECT) is None
     made.report(status(1), START + RECONNECT)
-    made.disconnect(1, START + 2)
-    assert decided(made, START + 2 + RECONNECT) is None
-    verdict = decided(made, START + 2.1 + RECONNECT)
+    assert decided(made, START + 6) is None
+    made.disconnect(1, START + 6)
+    assert decided(made, START + 6 + RECONNECT) is None
+    verdict = decided(made, START + 6.1 + RECONNECT)
     assert verdict and (verdict.kind, verdict.node_rank) == ("peer-lost", 1)
 
 

@@ -46,7 +46,7 @@ def make_folder(path: Path) -> Path:
             home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StateError(_cannot(error, "create", path)) from None
+        raise StateError(_cannot(error, "created", path)) from None
     return path
 
 
@@ -62,7 +62,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise StateError(_cannot(error, "write", path)) from None
+        raise StateError(_cannot(error, "written", path)) from None
 
 
 def _cannot(error: OSError, act: str, path: Path) -> str:
@@ -70,4 +70,4 @@ def _cannot(error: OSError, act: str, path: Path) -> str:
         remedy = "free space there"
     else:
         remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write"
-    return f"cannot {act} {path}: {(error.strerror or str(error)).lower()}; {remedy}"
+    return f"{path}: cannot be {act}: {(error.strerror or str(error)).lower()}; {remedy}"

@@ -41,7 +41,7 @@ def test_other_folders_keep_their_mode(state: Path, tmp_path: Path) -> None:
 
 def test_a_state_folder_that_cannot_be_made_is_one_line(state: Path) -> None:
     state.parent.write_text("a file")
-    with pytest.raises(StateError, match=r"cannot create .*: .*; .*XDG_STATE_HOME") as caught:
+    with pytest.raises(StateError, match=r"cannot be created: .*; .*XDG_STATE_HOME") as caught:
         make_folder(state / "runs")
     assert "\n" not in str(caught.value)
 

@@ -1,6 +1,6 @@
-"""The five-minute tour of README.md: its commands run for real, their output put in.
+"""Write docs/tour.md: run the commands of the tour and record what they print.
 
-python scripts/tour.py        (takes a minute; tests/test_tour.py runs the same and compares)
+python scripts/tour.py        (takes a minute; tests/test_tour.py does the same and compares)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from launcher.terminal.console import table  # noqa: E402
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "tour.md"
 HOSTS = """\
 hosts:
   - {host: local, gpus: 0}    # this machine, twice: two nodes
@@ -53,7 +53,7 @@ BEGIN, END = "<!-- made by scripts/tour.py -->\n", "<!-- end of the tour -->\n"
 
 
 def tour(folder: Path) -> str:
-    """The tour as Markdown, from commands that were run in `folder`."""
+    """Run the commands in `folder` and return the tour as Markdown."""
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -96,7 +96,7 @@ def tour(folder: Path) -> str:
 
 
 def anybodys(output: str, home: Path) -> str:
-    """Without what is this machine's own: folders, its name, the user's."""
+    """Replace this machine's folders, host name and user name."""
     text = output.replace(str(home), "~")
     text = re.sub(r"\S+@\S+", "you@laptop", text)
     text = re.sub(r"host \S+, pid", "host laptop, pid", text)
@@ -109,10 +109,10 @@ def anybodys(output: str, home: Path) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = tour(Path(folder))
-    readme = README.read_text()
-    before, _, rest = readme.partition(BEGIN)
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
 
 
 if __name__ == "__main__":

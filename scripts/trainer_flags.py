@@ -1,6 +1,6 @@
-"""The table of the trainer's flags in docs/trainer.md, from the fields that the flags are made from.
+"""Write the table of the trainer's flags into docs/trainer.md, from the fields that define the flags.
 
-python scripts/trainer_flags.py: rewrites it.
+Run: python scripts/trainer_flags.py
 """
 
 from __future__ import annotations

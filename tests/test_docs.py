@@ -1,4 +1,4 @@
-"""The pages for people: links lead somewhere, commands that are shown exist."""
+"""The documentation: its links work and the commands it shows exist."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from launcher.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = re.compile(r"```.*?```|^    [^\n]*|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -18,19 +19,20 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 def test_links_lead_to_files_and_commands_exist(page: Path) -> None:
     text = page.read_text()
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
-    shown = re.findall(r"(?m)(?:^|`)ddpctl ([a-z]+)", text)
+    code = "\n".join(each.strip("` ") for each in CODE.findall(text))
+    shown = re.findall(r"(?m)^(?:\$ )?ddpctl ([a-z]+)", code)
     assert set(shown) - set(COMMANDS) == set()
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_the_readme_links_every_page() -> None:
     linked = {(ROOT / link).resolve() for link in LINK.findall((ROOT / "README.md").read_text())}
     assert set((ROOT / "docs").glob("*.md")) <= linked
 
 
-def test_messages_that_are_explained_exist() -> None:
+def test_explained_messages_exist() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     messages = re.findall(r"(?m)^\| `([^`]+)` \|", page)
     source = "\n".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
-    said = re.sub(r'"\s*\n\s*f?"', "", source)  # a text that is written on several lines
+    said = re.sub(r'"\s*\n\s*f?"', "", source)  # join a message that spans several lines
     assert len(messages) > 10
     assert [message for message in messages if message not in said] == []

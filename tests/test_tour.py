@@ -1,4 +1,4 @@
-"""The README's tour is what its commands really print."""
+"""The tour page shows what its commands really print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
-from tour import BEGIN, END, README, STEPS, tour
+from tour import BEGIN, END, PAGE, STEPS, tour
 
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
@@ -35,7 +35,7 @@ def alike(text: str) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.timeout(400)
 def test_the_tour_is_what_its_commands_print(tmp_path: Path) -> None:
-    _, _, rest = README.read_text().partition(BEGIN)
+    _, _, rest = PAGE.read_text().partition(BEGIN)
     shown, end, _ = rest.partition(END)
-    assert end, "the README has its tour between two marks"
+    assert end, "the PAGE has its tour between two marks"
     assert alike(tour(tmp_path)) == alike(shown)

@@ -45,6 +45,19 @@ class Host:
         return self.host == "local"
 
     @property
+    def machine(self) -> tuple[str, int]:
+        """The same for two hosts that are one machine, whoever logs in there.
+
+        A host name is the same in any letter case, and no port is port 22.
+        """
+        return self.host.lower(), self.port or 22
+
+    @property
+    def account(self) -> tuple[str | None, str, int]:
+        """The same for two hosts that share a home folder: one user on one machine."""
+        return self.user, *self.machine
+
+    @property
     def name(self) -> str:
         """What log lines and messages call it."""
         return self.host

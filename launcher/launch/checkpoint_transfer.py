@@ -100,13 +100,12 @@ def keepers_of(nodes: Sequence[Node], former: Sequence[Node], record: RunRecord)
     """Each machine once; two nodes on one machine share its folder."""
     attempt: AttemptRecord = record.attempt
     before = {entry.host: entry for entry in reversed(attempt.nodes)}
-    found: dict[tuple[str, str | None, int | None], Keeper] = {}
+    found: dict[tuple[str | None, str, int], Keeper] = {}
     for rank, node in [*enumerate(nodes), *((None, node) for node in former)]:
         entry = before.get(node.name)
         run_dir = entry.run_dir if entry else f"{HOME}/runs/{record.run_id}"
         same = entry is not None and entry.node_rank == rank
-        machine = (node.host.host, node.host.user, node.host.port)
-        found.setdefault(machine, Keeper(node, run_dir, rank, same))
+        found.setdefault(node.host.account, Keeper(node, run_dir, rank, same))
     return [*found.values()]
 
 

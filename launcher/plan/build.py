@@ -169,7 +169,7 @@ class _NodeBuilder:
             "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
             "PYTHONUNBUFFERED": "1",
         }
-        sharing = sum(_same_machine(self.host, other) for other in self.cluster.hosts)
+        sharing = sum(other.machine == self.host.machine for other in self.cluster.hosts)
         if self.job.dataset:
             env["DDPCTL_DATA_DIR"] = self.paths.data
         if self.interface:
@@ -271,7 +271,3 @@ def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
     if host.gpus == "all":
         return "all" if facts is None or facts.gpus else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
-
-
-def _same_machine(one: Host, other: Host) -> bool:
-    return (one.host, one.port) == (other.host, other.port)

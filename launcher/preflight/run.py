@@ -147,9 +147,9 @@ def _trials(
 
 def _machines(nodes: Sequence[Node]) -> list[list[int]]:
     """The ranks of each machine, in the order of its first."""
-    groups: dict[tuple[str, int | None], list[int]] = {}
+    groups: dict[tuple[str, int], list[int]] = {}
     for rank, node in enumerate(nodes):
-        groups.setdefault((node.host.host.lower(), node.host.port), []).append(rank)
+        groups.setdefault(node.host.machine, []).append(rank)
     return list(groups.values())
 
 

@@ -21,7 +21,7 @@ from launcher.push.progress import Progress
 from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
 from launcher.push.transfer.send import Journey
 from launcher.push.transfer.sender import Sender
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.node import Node, one_per_account, try_each
 
 What = Literal["image", "dataset", "workdir"]
 ALL: frozenset[What] = frozenset(("image", "dataset", "workdir"))
@@ -87,13 +87,11 @@ def push(
     HostsNotReady (a PushFailed) names each host that failed; the others are ready and stay so.
     PushFailed when something on this machine cannot be sent at all.
     """
-    machines = _machines(nodes)
-    journey = Journey(
-        progress, PushReport([]), {node: HostReport(node.name) for node in machines.values()}
-    )
+    machines = one_per_account(nodes)
+    journey = Journey(progress, PushReport([]), {node: HostReport(node.name) for node in machines})
     journey.report.hosts = list(journey.hosts.values())
     with ThreadPoolExecutor(1) as beside:  # the hosts are dialled while the disk is read
-        dialled = beside.submit(try_each, list(machines.values()), Node.connect)
+        dialled = beside.submit(try_each, machines, Node.connect)
         goods = _goods(cluster, what if only else ALL, journey, inspected)
         there, unreached = dialled.result()
     with progress:
@@ -110,7 +108,8 @@ def push(
         journey.hosts[node].error = str(error)
     if failures:
         raise HostsNotReady({node.name: error for node, error in failures.items()}, report)
-    by_node = [machines[_machine(node)] for node in nodes]
+    by_account = {node.host.account: node for node in machines}
+    by_node = [by_account[node.host.account] for node in nodes]
     return Pushed(
         images=tuple(images[node].id if goods.image else "" for node in by_node),
         image_digest=report.image_digest,
@@ -127,7 +126,7 @@ def prune(
 
     HostsNotReady names each host that could not be asked, or where something is left.
     """
-    machines = list(_machines(nodes).values())
+    machines = one_per_account(nodes)
     journey = Journey(progress, PushReport([]), {})
     asked: frozenset[What] = frozenset(("dataset", "workdir"))
     goods = _goods(cluster, asked, journey)
@@ -251,15 +250,3 @@ def _identity(goods: Goods, images: dict[Node, Image]) -> str | None:
     if goods.here is not None:
         return goods.here.id
     return next((image.id for image in images.values()), None)
-
-
-def _machine(node: Node) -> tuple[str, str | None, int | None]:
-    return (node.host.host, node.host.user, node.host.port)
-
-
-def _machines(nodes: Sequence[Node]) -> dict[tuple[str, str | None, int | None], Node]:
-    """Two nodes may be one machine: it gets everything once."""
-    found: dict[tuple[str, str | None, int | None], Node] = {}
-    for node in nodes:
-        found.setdefault(_machine(node), node)
-    return found

@@ -11,7 +11,7 @@ from launcher.engines.choose import engines
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump, load
 from launcher.runs.record import RunFolder, find_run
-from launcher.ssh.node import Node, ask_each, connected
+from launcher.ssh.node import Node, ask_each, connected, one_per_account
 from launcher.state import state_home, write_atomically
 
 # The record of the newest attempt of run $1 that this host keeps.
@@ -84,7 +84,7 @@ def look(
     nodes: Sequence[Node], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
     """Every node of every run that the hosts' engines know, and the hosts that cannot be seen."""
-    machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
+    machines = one_per_account(nodes)
 
     def ask(node: Node) -> list[NodeStatus]:
         return [s for engine in engines(node, cluster) for s in engine.list(run_id)]

@@ -94,7 +94,7 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
 
 def separate(cluster: Cluster) -> tuple[dict[str, str], ...]:
     """Nodes that share a machine count as machines of their own, so that NCCL uses the network."""
-    if len({(host.host, host.port) for host in cluster.hosts}) == cluster.nnodes:
+    if len({host.machine for host in cluster.hosts}) == cluster.nnodes:
         return ()
     return tuple({"NCCL_HOSTID": f"ddpctl-{rank}"} for rank in range(cluster.nnodes))
 
@@ -135,7 +135,7 @@ def _gpus_of(host: Host) -> tuple[int, ...]:
 
 def _record_of(cluster: Cluster) -> Path:
     """Where the last result on the same hosts, with the same GPUs, is kept."""
-    hosts = repr([(host.host, host.port, host.gpus) for host in cluster.hosts])
+    hosts = repr([(*host.machine, host.gpus) for host in cluster.hosts])
     return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
 
 

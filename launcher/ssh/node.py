@@ -202,6 +202,14 @@ def try_each(
     return {node: results[node] for node in nodes if node in results}, failures
 
 
+def one_per_account(nodes: Iterable[Node]) -> list[Node]:
+    """The first node of each account: two nodes may be one user on one machine."""
+    found: dict[tuple[str | None, str, int], Node] = {}
+    for node in nodes:
+        found.setdefault(node.host.account, node)
+    return [*found.values()]
+
+
 def _by(names: Mapping[Node, str], found: Mapping[Node, T]) -> dict[str, T]:
     return {names[node]: value for node, value in found.items()}
 

@@ -17,7 +17,7 @@ from launcher.engines.process import Processes
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.push.report import in_words
-from launcher.ssh.node import Node, ask_each, connected, try_each
+from launcher.ssh.node import Node, ask_each, connected, one_per_account, try_each
 from launcher.stop.kill import kill_run
 from launcher.stop.strays import CARRIERS
 from launcher.terminal.console import Console
@@ -89,7 +89,7 @@ def clean(
     """
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
-        machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
+        machines = one_per_account(nodes)
         found, failures = look(machines, cluster)
         kept = set() if kill else living(found)
         to_go = [traces for traces in found if not traces.none and not traces.runs & kept]

@@ -11,7 +11,7 @@ from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.runs.find import find, look, names_hosts
 from launcher.runs.record import FINAL, RunFolder, find_run, timestamp
-from launcher.ssh.node import Node, connected
+from launcher.ssh.node import Node, connected, one_per_account
 from launcher.state import state_home
 from launcher.stop.stop import Stopped, stop_run
 from launcher.terminal.console import Console
@@ -75,7 +75,7 @@ def kill_run(
     folder = RunFolder(state_home() / "runs" / run_id)
     known = (folder.path / "run.json").exists()
     timeout = folder.load().stop_timeout if known else DEFAULT_TIMEOUT
-    machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
+    machines = one_per_account(nodes)
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
         stopped, failures = stop_run(
             machines, {node: engines(node, cluster) for node in machines}, run_id, timeout

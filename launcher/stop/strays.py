@@ -16,7 +16,7 @@ from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
-from launcher.ssh.node import Node, ask_each, connected, try_each
+from launcher.ssh.node import Node, ask_each, connected, one_per_account, try_each
 from launcher.terminal.console import Console
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL for a stray
@@ -72,7 +72,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
     """Lists the strays on the hosts; with `yes` ends them. 0, or 6 when some are not seen to be gone."""
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
-        machines = list({(n.name, n.host.user, n.host.port): n for n in nodes}.values())
+        machines = one_per_account(nodes)
         found, failures = find(machines, cluster)
         left = found
         if yes and found:

@@ -249,3 +249,17 @@ def test_importing_the_launcher_hosts_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "machine", "account"),
+    [
+        (Host("gpu1"), Host("GPU1", port=22), True, True),
+        (Host("gpu1", user="ann"), Host("gpu1", user="bob"), True, False),
+        (Host("gpu1", port=22), Host("gpu1", port=2222), False, False),
+        (Host("gpu1", gpus=(0,)), Host("gpu1", gpus=(1,)), True, True),
+        (Host("gpu1"), Host("gpu2"), False, False),
+    ],
+)
+def test_hosts_on_one_machine(one: Host, other: Host, machine: bool, account: bool) -> None:
+    assert (one.machine == other.machine, one.account == other.account) == (machine, account)

@@ -80,12 +80,3 @@ class ContainerEngine(Engine, Protocol):
 
     def run_to_end(self, container: Container, timeout: int) -> str:
         """Runs a container for at most `timeout` seconds, removes it, and returns its output."""
-
-
-@dataclass(frozen=True)
-class RunningNode:
-    """One node of an attempt, with what is needed to act on it."""
-
-    node: Node
-    engine: Engine
-    place: Place

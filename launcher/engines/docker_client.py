@@ -45,7 +45,7 @@ def docker_of(node: Node) -> Client:
 def _connect(node: Node) -> Client:
     if node.is_local:
         return local_client(node.name)
-    adapter = _Adapter(node.name, lambda: node.open(["sh", "-c", DIAL]))
+    adapter = _Adapter(node.name, lambda: node.open_script(DIAL))
     return _client(node.name, base_url="http://docker:80", adapter=adapter)
 
 

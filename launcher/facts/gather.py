@@ -20,14 +20,12 @@ def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
 
 def gather_one(node: Node, *, ports: bool) -> Facts:
     """ports: which ports are listened on too."""
-    argv = ["sh", "-c", script.SCRIPT, "sh"]
-    if ports:
-        argv.append("ports")
+    asked_for = ["ports"] if ports else []
     if node.host.gpus != 0:
-        argv.append("gpus")
+        asked_for.append("gpus")
     node.connect()
     asked = time.time()
-    done = node.run(argv, timeout=30.0)
+    done = node.script(script.SCRIPT, *asked_for)
     answered = time.time()
     try:
         facts = script.parse(done.stdout.decode(errors="replace"))

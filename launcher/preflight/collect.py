@@ -72,8 +72,7 @@ def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
 
 def _details(node: Node, docker_root: str, *asked: str) -> Details:
     """asked: what else details.SCRIPT takes."""
-    argv = ["sh", "-c", details_module.SCRIPT, "sh", docker_root, *asked]
-    done = node.run(argv, timeout=60.0)
+    done = node.script(details_module.SCRIPT, docker_root, *asked, timeout=60.0)
     try:
         return details_module.parse(done.stdout.decode(errors="replace"))
     except ValueError as error:

@@ -67,7 +67,7 @@ class Inspected:
 
 def ask(node: Node, image: str, dataset: str, workdir: str) -> HostState:
     """DockerUnavailable when the host cannot say what images it has."""
-    done = node.run(["sh", "-c", SCRIPT, "sh", image, dataset, workdir], timeout=60.0)
+    done = node.script(SCRIPT, image, dataset, workdir, timeout=60.0)
     text = done.stdout.decode(errors="replace")
     if done.code != 0 or not text.startswith("home "):
         said = done.stderr.decode(errors="replace").strip() or f"exit {done.code}"

@@ -64,7 +64,7 @@ def remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
 
     def act(node: Node) -> None:
         folders = [tree.folder for tree in trees[node]]
-        done = node.run(["sh", "-c", REMOVE, "sh", *folders], timeout=TIMEOUT)
+        done = node.script(REMOVE, *folders, timeout=TIMEOUT)
         if done.code != 0:
             raise refused(node.name, "prune", done.stderr.decode(errors="replace"), done.code)
 
@@ -72,7 +72,7 @@ def remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
 
 
 def _find(node: Node, keep: Sequence[str]) -> list[Unused]:
-    done = node.run(["sh", "-c", FIND, "sh", str(GRACE), *keep], timeout=TIMEOUT)
+    done = node.script(FIND, str(GRACE), *keep, timeout=TIMEOUT)
     if done.code != 0:
         raise refused(node.name, "prune", done.stderr.decode(errors="replace"), done.code)
     rows = [line.rpartition(" ") for line in done.stdout.decode(errors="replace").splitlines()]

@@ -132,8 +132,7 @@ class _TreePush:
         return results
 
     def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
-        argv = ["sh", "-c", script, "sh", *self.names, *more]
-        done = node.run(argv, stdin=stdin, timeout=STEP_TIMEOUT)
+        done = node.script(script, *self.names, *more, stdin=stdin, timeout=STEP_TIMEOUT)
         if done.code != 0:
             said = done.stderr.decode(errors="replace")
             raise refused(node.name, self.what, said, done.code)
@@ -260,7 +259,7 @@ def remembered(digest: str) -> Manifest | None:
 
 def fetched(node: Node, digest: str) -> Manifest | None:
     """The manifest of a tree from the host that has it; it proves itself by its digest."""
-    done = node.run(["sh", "-c", 'cat "$HOME/.ddpctl/manifests/$1"', "sh", digest], timeout=60.0)
+    done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     try:
         found = manifest.parse(zlib.decompress(done.stdout), digest)
     except zlib.error:

@@ -116,7 +116,7 @@ class _Sending:
 
     def _layers_there(self, node: Node) -> int:
         """How many of the first layers a host has: only those can be left out."""
-        done = node.run(["sh", "-c", HAVE], timeout=DOCKER_TIMEOUT)
+        done = node.script(HAVE, timeout=DOCKER_TIMEOUT)
         if done.code != 0:
             raise docker_says(node.name, done.stderr.decode(errors="replace"))
         images = [json.loads(line) or [] for line in done.stdout.splitlines()]
@@ -163,8 +163,7 @@ class _Sending:
     def _verify(self, node: Node) -> Image:
         said = ""
         for ref in self.refs:
-            argv = ["sh", "-c", VERIFY, "sh", ref, *sorted(self.made)]
-            done = node.run(argv, timeout=DOCKER_TIMEOUT)
+            done = node.script(VERIFY, ref, *sorted(self.made), timeout=DOCKER_TIMEOUT)
             if done.code == 0:
                 return self._expected(node, parse_image(json.loads(done.stdout.splitlines()[0])))
             said = done.stderr.decode(errors="replace")

@@ -1,0 +1,38 @@
+"""An attempt that can be acted on: its nodes, each with its engine and its place on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.engines.base import Engine
+from launcher.plan.plan import Place
+from launcher.ssh.node import Node
+
+
+@dataclass(frozen=True)
+class RunningNode:
+    """One node of an attempt, with what is needed to act on it."""
+
+    node: Node
+    engine: Engine
+    place: Place
+
+
+@dataclass(frozen=True)
+class RunningAttempt:
+    """All nodes of an attempt, by node rank."""
+
+    members: tuple[RunningNode, ...]
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return [member.node for member in self.members]
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return [member.place for member in self.members]
+
+    @property
+    def engines(self) -> Mapping[Node, Engine]:
+        return {member.node: member.engine for member in self.members}

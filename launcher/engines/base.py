@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -56,7 +56,7 @@ class Engine(Protocol):
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         """All nodes of runs on this host, in any state; of one run if `run_id` is given."""
 
-    def using(self, folder: str) -> list[NodeStatus]:
+    def using(self, folder: str) -> Sequence[NodeStatus]:
         """Everything of ddpctl on this host, runs and checks, that uses something below `folder`."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:

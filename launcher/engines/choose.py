@@ -7,6 +7,7 @@ from typing import cast
 from launcher.engines.base import ContainerEngine, Engine
 from launcher.engines.docker import Docker
 from launcher.engines.process import LocalProcesses
+from launcher.errors import UsageError
 from launcher.plan.plan import EngineTraits
 from launcher.ssh.node import Node
 
@@ -16,17 +17,26 @@ ENGINES: dict[str, type[Engine]] = {
 }
 
 
+def _engine(name: str) -> type[Engine]:
+    try:
+        return ENGINES[name]
+    except KeyError:
+        raise UsageError(f"no engine is called {name!r}: {', '.join(ENGINES)}") from None
+
+
 def engine_traits(name: str) -> EngineTraits:
-    return ENGINES[name].traits
+    return _engine(name).traits
 
 
 def engine_of(node: Node, name: str) -> Engine:
-    return ENGINES[name](node)
+    return _engine(name)(node)
 
 
 def container_engine(node: Node, name: str) -> ContainerEngine | None:
     """None if the job's engine uses no containers."""
-    return cast(ContainerEngine, engine_of(node, name)) if engine_traits(name).in_container else None
+    return (
+        cast(ContainerEngine, engine_of(node, name)) if engine_traits(name).in_container else None
+    )
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:

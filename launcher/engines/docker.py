@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import docker.errors
 import requests.exceptions
@@ -27,7 +27,7 @@ ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl re
 class Docker:
     """Satisfies launcher.engines.base.ContainerEngine."""
 
-    traits = EngineTraits("docker", in_container=True)
+    traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -67,9 +67,9 @@ class Docker:
         rows = self._labelled(RUN_LABEL + (f"={run_id}" if run_id else ""))
         return list(self._statuses(row["Id"] for row in rows))
 
-    def using(self, folder: str) -> list[NodeStatus]:
+    def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
-        return list(self._statuses(row["Id"] for row in rows if _mounts_below(row, folder)))
+        return tuple(self._statuses(row["Id"] for row in rows if _mounts_below(row, folder)))
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         with contextlib.suppress(docker.errors.NotFound), doing(self.host, "stop the container"):
@@ -88,8 +88,8 @@ class Docker:
             if error.status_code not in (404, 409):  # gone; another client is removing it
                 raise
 
-    def _labelled(self, label: str) -> list[dict[str, Any]]:
-        return list(self._api.containers(all=True, filters={"label": [label]}))
+    def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
+        return tuple(self._api.containers(all=True, filters={"label": [label]}))
 
     def _statuses(self, ids: Iterable[str]) -> Iterator[NodeStatus]:
         for container in ids:
@@ -118,7 +118,7 @@ class Docker:
     def run_of_containers(self) -> dict[str, str]:
         with asking(self.host):
             rows = self._api.containers(filters={"label": [RUN_LABEL]})
-        found = {row["Id"]: (row.get("Labels") or {}).get(RUN_LABEL) for row in rows}
+        found = {row["Id"]: (row.get("Labels") or {}).get(RUN_LABEL, "") for row in rows}
         return {container: run_id for container, run_id in found.items() if is_run_id(run_id)}
 
     def run_to_end(self, container: Container, timeout: int) -> str:
@@ -141,9 +141,7 @@ class Docker:
             ) from None
 
     def _arguments(self, container: Container, secrets: Mapping[str, str]) -> dict[str, Any]:
-        return create_arguments(
-            container, secrets, self._client.about.get("SecurityOptions") or []
-        )
+        return create_arguments(container, secrets, self._client.about.get("SecurityOptions") or [])
 
 
 def create_arguments(

@@ -14,9 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from launcher.engines.base import NodeStatus
 from launcher.engines.labels import Seen, read_status, status_at
@@ -34,7 +34,7 @@ TAIL_BYTES = 65536  # of a journal; its `end` event is the last record
 class LocalProcesses:
     """Satisfies launcher.engines.base.Engine for `host: local`."""
 
-    traits = EngineTraits("process", in_container=False)
+    traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
 
     def __init__(self, node: Node) -> None:
         self.host = node.name
@@ -72,7 +72,7 @@ class LocalProcesses:
         ]
         return [status for status in found if status]
 
-    def using(self, folder: str) -> list[NodeStatus]:
+    def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
 
     def stop(self, status: NodeStatus, timeout: float) -> None:

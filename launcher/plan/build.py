@@ -95,9 +95,7 @@ def make_plan(
     return dataclasses.replace(plan, nodes=tuple(nodes))
 
 
-def _ports(
-    job: Job, run_id: str, attempt: int, found: Found | None
-) -> tuple[int | str, int | str]:
+def _ports(job: Job, run_id: str, attempt: int, found: Found | None) -> tuple[int | str, int | str]:
     """The master port and the supervisors' control port, both on node 0."""
     if found is None:
         return ASKED if job.master_port == "auto" else job.master_port, ASKED
@@ -258,8 +256,13 @@ def _job_paths(engine: EngineTraits, place: Place, data: str, env: Mapping[str, 
         paths = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
     else:
         run_dir = place.run_dir
-        folders = [f"{run_dir}/{name}" for name in ("checkpoints", "output", "workspace")]
-        paths = JobPaths(place.control_dir, *folders, data)
+        paths = JobPaths(
+            place.control_dir,
+            f"{run_dir}/checkpoints",
+            f"{run_dir}/output",
+            f"{run_dir}/workspace",
+            data,
+        )
     return dataclasses.replace(
         paths,
         checkpoints=env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),

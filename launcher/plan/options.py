@@ -1,7 +1,7 @@
 """What the command line asks of a launch beyond the hosts file, as one value.
 
-A new flag of `launch` is a field here, its option in launcher/commands/launch.py and the code that
-acts on it: the plan carries these options whole, `--dry-run` prints them and run.json keeps them.
+To add a flag to `launch`: a field here, its option in launcher/commands/launch.py, and the code that
+acts on it. The plan carries the options whole, `--dry-run` prints them, run.json keeps RunOptions.
 """
 
 from __future__ import annotations
@@ -16,16 +16,22 @@ TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute, except 
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
-    """How to launch one attempt. All values are plain JSON."""
+class RunOptions:
+    """Options that hold for every attempt of a run. All values are plain JSON."""
 
     name: str = ""
+    hang_timeout: float | None = None  # seconds without progress; 0: never; None: by command
+    network_only: bool = False  # nodes that share a machine use the network between them too
+
+
+@dataclass(frozen=True)
+class LaunchOptions(RunOptions):
+    """All options of one attempt."""
+
     detach: bool = False
     push: bool = True
     check: bool = True
-    hang_timeout: float | None = None  # seconds without progress; 0: never; None: by command
-    on_exit: str | None = None  # for `sh -c` once the run has ended
-    network_only: bool = False  # nodes that share a machine use the network between them too
+    on_exit: str | None = None  # for `sh -c` once the run has ended; may hold a token
     by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
 
     def settled(self, command: Sequence[str]) -> LaunchOptions:
@@ -37,3 +43,7 @@ class LaunchOptions:
 
     def for_restart(self) -> LaunchOptions:
         return dataclasses.replace(self, by="restart", detach=False)
+
+    def of_run(self) -> RunOptions:
+        names = [field.name for field in dataclasses.fields(RunOptions)]
+        return RunOptions(**{name: getattr(self, name) for name in names})

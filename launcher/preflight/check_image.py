@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.engines.choose import engine_traits
 from launcher.hosts import Cluster
 from launcher.preflight.findings import Finding, failure, warning
 from launcher.preflight.machine import Image, Machine, common
@@ -14,7 +15,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686"
 
 def check_image(machines: Sequence[Machine], cluster: Cluster, here: Image | None) -> list[Finding]:
     """here: the image as this machine has it; push sends that to whoever lacks it."""
-    if cluster.job.engine != "docker":
+    if not engine_traits(cluster.job.engine).in_container:
         return []
     name = cluster.job.image
     asked = [m for m in machines if m.docker is not None]

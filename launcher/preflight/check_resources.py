@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from launcher.engines.choose import engine_traits
 from launcher.facts.hardware import Disk
 from launcher.hosts import Cluster, Job
 from launcher.preflight.findings import Finding, failure, warning
@@ -38,7 +39,8 @@ def check_disk(machine: Machine, job: Job) -> list[Finding]:
     ]
     if disk is not None:
         found += _room(machine, disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)
-    store = details.disk(docker.root) if docker and job.engine == "docker" else None
+    in_container = engine_traits(job.engine).in_container
+    store = details.disk(docker.root) if docker and in_container else None
     if docker is not None and store is not None:
         # An image that is there needs only the container's own layer.
         needed = LEAST_FREE // 4 if docker.image else LEAST_FREE
@@ -67,7 +69,7 @@ def check_memory(machine: Machine, job: Job) -> list[Finding]:
     if details is None:
         return []
     found = []
-    if job.engine == "process":
+    if not engine_traits(job.engine).in_container:
         shm = details.disk("/dev/shm")
         if shm is not None and shm.kib < GIB:
             what = f"/dev/shm holds {_size(shm.kib)}; data loader workers need more"
@@ -100,7 +102,7 @@ def check_infiniband(machine: Machine, job: Job) -> list[Finding]:
             warning(machine.name, "network", what, "check cable, switch and subnet manager")
         )
     rootless = machine.docker is not None and machine.docker.is_rootless
-    if details.memlock != "unlimited" and (job.engine == "process" or rootless):
+    if details.memlock != "unlimited" and (rootless or not engine_traits(job.engine).in_container):
         what = f"memlock is limited to {details.memlock} KiB: InfiniBand cannot register memory"
         remedy = "set memlock unlimited in /etc/security/limits.conf there"
         found.append(warning(machine.name, "memory", what, remedy))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.engines.choose import engine_of
+from launcher.engines.choose import container_engine
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts import hardware as details_module
 from launcher.facts.gather import gather_one
@@ -57,15 +57,12 @@ def look(
 
 
 def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
-    if cluster.job.engine != "docker":
+    engine = container_engine(node, cluster.job.engine)
+    if engine is None:
         return None, None
-    from launcher.engines.engine_info import engine_info, image_info, run_of_containers
-
     try:
-        info = engine_info(node)
-        image = image_info(node, cluster.job.image)
-        nodes = engine_of(node, "docker").list()
-        return docker_of(info, image, nodes, run_of_containers(node)), None
+        info, image = engine.info(), engine.image(cluster.job.image)
+        return docker_of(info, image, engine.list(), engine.run_of_containers()), None
     except (DockerUnavailable, CommandTimeout) as error:
         return None, str(error)
 
@@ -83,13 +80,12 @@ def _details(node: Node, docker_root: str, *asked: str) -> Details:
 
 def image_here(cluster: Cluster) -> Image | None:
     """The image as this machine's own engine has it, if there is one."""
-    if cluster.job.engine != "docker":
-        return None
-    from launcher.engines.engine_info import image_info
-
     node = Node(Host("local"))
+    engine = container_engine(node, cluster.job.engine)
+    if engine is None:
+        return None
     try:
-        inspected = image_info(node, cluster.job.image)
+        inspected = engine.image(cluster.job.image)
         return image_of(inspected) if inspected else None
     except DdpctlError:
         return None

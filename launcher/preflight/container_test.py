@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Job
+from launcher.plan.build import container_user, fabric_access
 from launcher.plan.plan import LABEL, Container, Mount
 from launcher.plan.topology import gpu_ids
 from launcher.preflight.check_docker import split
@@ -60,18 +61,20 @@ class Trial:
 def trial_container(machine: Machine, facts: Facts, job: Job, folder: str, token: str) -> Container:
     """The container that a launch would start there, with `folder` of the host at /output."""
     gpus = {index for host in machine.hosts for index in gpu_ids(host, facts)}
-    user = {"host": f"{facts.uid}:{facts.gid}", "root": "0:0"}.get(job.user, job.user)
+    used = tuple(sorted(gpus)) if has_driver(machine) else ()
     return Container(
         name=f"ddpctl-check-{token}-{machine.ranks[0]}",
         image=job.image,
         env={"HOME": "/tmp"},
         labels={f"{LABEL}.check": token},
         mounts=(Mount(folder, "/output"),),
-        gpus=tuple(sorted(gpus)) if has_driver(machine) else (),
-        user=user,
+        gpus=used,
+        user=container_user(job, facts),
         shm_size=job.shm_size,
         stop_timeout=1,
-        infiniband=facts.infiniband,
+        entrypoint=("python3", "-c", SCRIPT),
+        working_dir="/",
+        **fabric_access(bool(used), facts.infiniband),
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from launcher.engines.choose import container_engine
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster
 from launcher.preflight.container_test import (
-    SCRIPT,
     Trial,
     needing_torch,
     parse_trial,
@@ -39,18 +40,21 @@ def _trial(
     machine: Machine, node: Node, cluster: Cluster, token: str, with_torch: bool
 ) -> Trial | None:
     """None where there is no image to try."""
-    from launcher.engines.trial import run_trial
-
     argument = "torch" if with_torch else ""
     facts, docker = machine.facts, machine.docker
     if facts is None or docker is None or docker.image is None:
         return None
     folder = f"{facts.home}/.ddpctl/check-{token}"
-    container = trial_container(machine, facts, cluster.job, folder, token)
+    engine = container_engine(node, cluster.job.engine)
+    if engine is None:
+        return None
+    container = dataclasses.replace(
+        trial_container(machine, facts, cluster.job, folder, token), command=(argument,)
+    )
     try:
         # As a run's folders are made: open to a user that is not the SSH user.
         node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
-        return parse_trial(run_trial(node, container, SCRIPT, argument, timeout=TRIAL_TIMEOUT))
+        return parse_trial(engine.run_to_end(container, TRIAL_TIMEOUT))
     except DdpctlError as error:
         return Trial(error=str(error))
     finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from launcher.engines.choose import engine_traits
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster
 from launcher.preflight import reach_routes
@@ -44,7 +45,7 @@ class Probing:
 
     def start(self, index: int, node: Node) -> None:
         """An agent on one machine, where one can be had. `index`: the machine's place."""
-        in_image = self._job.image if self._job.engine == "docker" else ""
+        in_image = self._job.image if engine_traits(self._job.engine).in_container else ""
         try:
             stream = node.open_script(SHELL, *agent_args(index, self._token, [0], in_image))
         except DdpctlError:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from launcher.engines.choose import engine_traits
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster
@@ -88,7 +89,7 @@ def survey_hosts(
         if probing:
             probing.close()
     trials: list[Trial | None] = [None] * len(machines)
-    if with_trials and cluster.job.engine == "docker":
+    if with_trials and engine_traits(cluster.job.engine).in_container:
         trials = _trials(machines, [nodes[ranks[0]] for ranks in groups], cluster, findings)
         for machine, trial in zip(machines, trials, strict=True):
             findings += check_trial(machine, trial)

@@ -54,7 +54,7 @@ def launch(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check, push, start torchrun on every node, follow the logs, exit as the run did.
+    """Check, push, start torchrun on every node and follow the logs.
 
     --on-exit runs CMD once with `sh -c` when the run has ended, with the outcome in its
     environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),
@@ -67,9 +67,7 @@ def launch(
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
-    from pathlib import Path
-
-    from launcher.hosts import load
+    from launcher.hosts import load, override_job
     from launcher.launch import launch as launching
     from launcher.plan import render
     from launcher.plan.options import LaunchOptions
@@ -80,20 +78,18 @@ def launch(
         given, hosts = [hosts, *given], None
     if after_dashes is not None:
         given += after_dashes
-    overridden = {"dataset": dataset, "workdir": workdir}
-    cluster = load(
-        options.hosts_of(hosts, host_list),
-        overridden=[key for key, value in overridden.items() if value is not None],
-    ).with_job(
-        cwd=Path.cwd(),
-        image=image,
-        dataset=dataset,
-        workdir=workdir,
-        env=parse_env(env or []),
-        nproc_per_node=nproc_per_node,
-        max_restarts=max_restarts,
-        command=given or None,
-    )
+    flags = {
+        "image": image,
+        "dataset": dataset,
+        "workdir": workdir,
+        "env": parse_env(env or []),
+        "nproc_per_node": nproc_per_node,
+        "max_restarts": max_restarts,
+        "command": given or None,
+    }
+    overridden = [key for key, value in flags.items() if value is not None]
+    cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
+    cluster = override_job(cluster, flags)
     wanted = LaunchOptions(
         name=checked_name(name),
         detach=detach,

@@ -52,7 +52,7 @@ LookOn = Annotated[
     ),
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", help="Print plain lines, no live panel (default without a TTY).")
+    bool, typer.Option("--plain", help="Print lines, no live panel (default if not a TTY).")
 ]
 Folded = Annotated[
     bool,
@@ -85,4 +85,6 @@ def hosts_of(hosts: str | None, host_list: str | None) -> str:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
     if not hosts and not host_list:
         raise UsageError("no hosts: give a hosts file (see hosts.example.yaml) or -H gpu1:8,gpu2:8")
-    return hosts or host_list or ""
+    from launcher.hosts import HostList
+
+    return hosts or HostList(host_list)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
-from launcher.errors import UsageError
-from launcher.hosts import Cluster, Job, dump, load
+from launcher.hosts import Cluster, Job, dump, load, read_env_file
 from launcher.runs.record import RunFolder
 from launcher.state import write_atomically
 
@@ -20,26 +18,7 @@ KEPT = "env.json"
 
 def user_environment(job: Job) -> dict[str, str]:
     """The variables of env_file and env; as in `docker run`, env wins."""
-    return {**read_env_file(job.env_file), **job.env}
-
-
-def read_env_file(path: str | None) -> dict[str, str]:
-    """KEY=VALUE lines, as in `docker run --env-file`, but KEY alone is refused."""
-    if path is None:
-        return {}
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot read job.env_file: {error}") from None
-    values = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        key, equals, value = line.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"{path}:{number}: not KEY=VALUE; correct the line or remove it")
-        values[key.strip()] = value
-    return values
+    return {**(read_env_file(job.env_file) if job.env_file else {}), **job.env}
 
 
 def keep_cluster(folder: RunFolder, cluster: Cluster) -> None:

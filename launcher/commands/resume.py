@@ -27,7 +27,7 @@ def resume(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Start the next attempt of a run, from its newest complete checkpoint.
+    """Start a run's next attempt from its newest complete checkpoint.
 
     \b
     ddpctl resume

@@ -45,7 +45,7 @@ def sanity(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check and measure the collectives: is it the network or the training?
+    """Check the network: the collectives, their results and bandwidth.
 
     \b
     ddpctl sanity hosts.yaml --pairwise

@@ -22,8 +22,9 @@ from launcher.launch.checkpoint_choice import (
 )
 from launcher.plan.plan import HOME
 from launcher.runs.record import RunRecord
-from launcher.ssh.node import Completed, Node, ask_each
-from launcher.ssh.stream import READ_SIZE
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
+from launcher.ssh.stream import READ_SIZE, Completed
 from launcher.terminal.console import Console
 
 TIMEOUT = 900.0  # seconds for a script; digests of a large checkpoint take long

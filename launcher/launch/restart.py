@@ -15,7 +15,8 @@ from launcher.launch.environment import kept_cluster
 from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import place_in
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
-from launcher.ssh.node import Node, ask_each, connected, try_each
+from launcher.ssh.many import ask_each, try_each
+from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
 # Failures that may not happen again. Any other (a bad argument, missing data, an exception, memory,

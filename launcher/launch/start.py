@@ -12,7 +12,8 @@ from launcher.errors import PreflightError
 from launcher.launch.run_folders import prepare
 from launcher.plan.plan import Plan
 from launcher.plan.supervisor_spec import supervisor_spec
-from launcher.ssh.node import Node, each_node, try_each
+from launcher.ssh.many import each_node, try_each
+from launcher.ssh.node import Node
 
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
 

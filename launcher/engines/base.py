@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.plan.plan import Container, EngineTraits, NodePlan, Place
 from launcher.ssh.node import Node
+
+if TYPE_CHECKING:
+    from launcher.engines.engine_info import EngineInfo, ImageInfo
 
 GONE = ("exited", "dead", "created")  # states in which nothing of the node runs
 
@@ -69,14 +72,17 @@ class Engine(Protocol):
 class ContainerEngine(Engine, Protocol):
     """An engine whose nodes are containers of an image."""
 
-    def info(self) -> dict[str, Any]:
-        """The engine's version, storage and security, in the words of Docker's /info."""
+    def engine_info(self, image: str) -> EngineInfo:
+        """What the engine reports about itself and `image`. DockerUnavailable, CommandTimeout."""
 
-    def image(self, name: str) -> dict[str, Any] | None:
-        """What `docker image inspect` prints, or None if the engine does not have the image."""
+    def image_info(self, name: str) -> ImageInfo | None:
+        """None if the engine does not have the image."""
 
-    def run_of_containers(self) -> dict[str, str]:
-        """Container id -> run id, of every running container of ddpctl."""
+    def python_in_image(self, image: str) -> Sequence[str]:
+        """A command for the host that runs python3 in the image, with the host's network.
+
+        It ends at once if the image is missing.
+        """
 
     def run_to_end(self, container: Container, timeout: int) -> str:
         """Runs a container for at most `timeout` seconds, removes it, and returns its output."""

@@ -33,10 +33,9 @@ def engine_of(node: Node, name: str) -> Engine:
 
 
 def container_engine(node: Node, name: str) -> ContainerEngine | None:
-    """None if the job's engine uses no containers."""
-    return (
-        cast(ContainerEngine, engine_of(node, name)) if engine_traits(name).in_container else None
-    )
+    """None if the engine uses no containers."""
+    engine = engine_of(node, name)
+    return cast(ContainerEngine, engine) if engine.traits.in_container else None
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:

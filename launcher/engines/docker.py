@@ -13,6 +13,7 @@ from docker.types import Mount as BindMount
 
 from launcher.engines.base import NodeStatus
 from launcher.engines.docker_client import Client, asking, docker_of, doing
+from launcher.engines.engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
 from launcher.engines.labels import inspected, read_status, status_at
 from launcher.errors import CommandTimeout, DockerUnavailable
 from launcher.plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
@@ -21,6 +22,10 @@ from launcher.ssh.node import Node
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
+PYTHON_IN_IMAGE = (
+    'docker image inspect "$0" >/dev/null 2>&1 || exit; '
+    'exec docker run --rm -i --network host --entrypoint python3 "$0" "$@"'
+)
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -104,22 +109,23 @@ class Docker:
 
     # What checks ask
 
-    def info(self) -> dict[str, Any]:
+    def engine_info(self, image: str) -> EngineInfo:
         with asking(self.host):
-            return dict(self._client.about)
+            about = self._client.about
+            rows = self._api.containers(filters={"label": [RUN_LABEL]})
+        labels = {row["Id"]: (row.get("Labels") or {}).get(RUN_LABEL, "") for row in rows}
+        runs = {container: run_id for container, run_id in labels.items() if is_run_id(run_id)}
+        return parse_engine(about, self.image_info(image), tuple(self.list()), runs)
 
-    def image(self, name: str) -> dict[str, Any] | None:
+    def image_info(self, name: str) -> ImageInfo | None:
         try:
             with asking(self.host):
-                return dict(self._api.inspect_image(name))
+                return parse_image(self._api.inspect_image(name))
         except docker.errors.NotFound:
             return None
 
-    def run_of_containers(self) -> dict[str, str]:
-        with asking(self.host):
-            rows = self._api.containers(filters={"label": [RUN_LABEL]})
-        found = {row["Id"]: (row.get("Labels") or {}).get(RUN_LABEL, "") for row in rows}
-        return {container: run_id for container, run_id in found.items() if is_run_id(run_id)}
+    def python_in_image(self, image: str) -> Sequence[str]:
+        return ("sh", "-c", PYTHON_IN_IMAGE, image)
 
     def run_to_end(self, container: Container, timeout: int) -> str:
         name = container.name

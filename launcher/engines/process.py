@@ -25,6 +25,7 @@ from launcher.plan.plan import LABEL, EngineTraits, NodePlan, Place
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.run_id import is_run_id
 from launcher.ssh.node import Node
+from launcher.state import home_folder
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to go after SIGKILL
@@ -38,7 +39,7 @@ class LocalProcesses:
 
     def __init__(self, node: Node) -> None:
         self.host = node.name
-        self.runs = Path.home() / ".ddpctl" / "runs"
+        self.runs = home_folder() / ".ddpctl" / "runs"
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
         labels = {k.removeprefix(f"{LABEL}."): v for k, v in node.container.labels.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,9 @@ from launcher.plan.plan import Plan
 from launcher.preflight.findings import lines
 from launcher.preflight.run import Survey, survey_hosts
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
-from launcher.state import state_home
+from launcher.state import make_folder, state_home
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
 
@@ -61,7 +61,7 @@ class NextAttempt:
             engine_traits(self.cluster.job.engine),
             self.options,
             run_id=self.run_id,
-            owner=f"{getpass.getuser()}@{socket.gethostname()}",
+            owner=f"{account_name()}@{socket.gethostname()}",
             attempt=self.number,
             found=found,
             env_names=list(user_environment(self.cluster.job)),
@@ -174,7 +174,7 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with a PENDING attempt."""
     folder, earlier = wanted.folder, wanted.earlier
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.logs)
     keep_cluster(folder, wanted.cluster)
     record = new_record(plan)
     record.attempts = [new_attempt(plan)]

@@ -19,7 +19,7 @@ from launcher.plan.topology import gpu_ids
 from launcher.run_id import new_run_id
 from launcher.sanity.report import MARK, Report, document, problems, text
 from launcher.ssh.node import Node
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 from launcher.terminal.console import Console
 
 SCRIPT = Path(__file__).with_name("collectives.py")
@@ -144,7 +144,7 @@ def last_busbw(cluster: Cluster) -> float | None:
 
 def remember(cluster: Cluster, busbw: float) -> None:
     path = _record_of(cluster)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps({"version": 1, "busbw": busbw}) + "\n")
 
 

@@ -27,7 +27,6 @@ from launcher.launch.recorder import spawn
 from launcher.launch.restart import until_done
 from launcher.launch.start import members, read_env_file, start
 from launcher.plan.plan import Found, Plan, make_plan, writes_as_another
-from launcher.preflight.machine import Image
 from launcher.preflight.run import Survey, survey_hosts
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from launcher.ssh.node import Node, connected
@@ -146,9 +145,9 @@ def prepare_plan(
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
-    what: set[push.What] = {"image", "dataset", "workdir"} if wishes.push else set()
+    parts: set[push.Part] = {"image", "dataset", "workdir"} if wishes.push else set()
     progress = push.progress_for(console)
-    pushed = push.push(nodes, cluster, what=what, progress=progress, inspected=inspected)
+    pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
     found = Found(
         facts=facts,
         images=pushed.images,
@@ -233,15 +232,12 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask for it."""
 
-    def parsed(image: Image | None) -> push.Image | None:
-        return push.parse_image(image.inspected) if image else None
-
     there = {
-        nodes[rank]: parsed(machine.docker.image if machine.docker else None)
+        nodes[rank]: machine.docker.image if machine.docker else None
         for machine in survey.machines
         for rank in machine.ranks
     }
-    return push.Inspected(parsed(survey.here), there)
+    return push.Inspected(survey.here, there)
 
 
 def remember(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.engines.images import Image
 from launcher.hosts import Cluster
 from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.machine import Image, Machine, common
+from launcher.preflight.machine import Machine, common
 
 # What `uname -m` calls what images call otherwise.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.engines.choose import engine_of
+from launcher.engines.images import Image
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts import hardware as details_module
 from launcher.facts.gather import gather_one
 from launcher.facts.hardware import Details
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host
-from launcher.preflight.machine import Docker, Image, Machine, docker_of, image_of
+from launcher.preflight.machine import Docker, Machine, docker_of
 from launcher.ssh.node import Node
 
 USUAL_ROOT = "/var/lib/docker"  # so that nobody waits for the engine to name it
@@ -59,11 +60,12 @@ def look(
 def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
     if cluster.job.engine != "docker":
         return None, None
-    from launcher.engines.engine_info import engine_info, image_info, run_of_containers
+    from launcher.engines import images
+    from launcher.engines.engine_info import engine_info, run_of_containers
 
     try:
         info = engine_info(node)
-        image = image_info(node, cluster.job.image)
+        image = images.inspect(node, cluster.job.image)
         nodes = engine_of(node, "docker").list()
         return docker_of(info, image, nodes, run_of_containers(node)), None
     except (DockerUnavailable, CommandTimeout) as error:
@@ -86,12 +88,11 @@ def image_here(cluster: Cluster) -> Image | None:
     """The image as this machine's own engine has it, if there is one."""
     if cluster.job.engine != "docker":
         return None
-    from launcher.engines.engine_info import image_info
+    from launcher.engines import images
 
     node = Node(Host("local"))
     try:
-        inspected = image_info(node, cluster.job.image)
-        return image_of(inspected) if inspected else None
+        return images.inspect(node, cluster.job.image)
     except DdpctlError:
         return None
     finally:

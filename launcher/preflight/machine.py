@@ -7,21 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.engines.base import NodeStatus
+from launcher.engines.images import Image
 from launcher.facts.hardware import Details
 from launcher.facts.script import Facts
 from launcher.hosts import Host
-
-
-@dataclass(frozen=True)
-class Image:
-    """layers name the content alike on every kind of image store; ids do not."""
-
-    id: str
-    layers: tuple[str, ...]
-    architecture: str
-    size: int  # bytes
-    env: Mapping[str, str] = field(default_factory=dict)
-    inspected: Mapping[str, Any] = field(default_factory=dict, repr=False)  # all of what was said
 
 
 @dataclass(frozen=True)
@@ -68,11 +57,11 @@ class Machine:
 
 def docker_of(
     info: Mapping[str, Any],
-    image: Mapping[str, Any] | None,
+    image: Image | None,
     nodes: Sequence[NodeStatus],
     containers: Mapping[str, str],
 ) -> Docker:
-    """From the Engine API's own answers: /info and /images/NAME/json."""
+    """From the Engine API's answer to /info."""
     return Docker(
         version=str(info.get("ServerVersion", "")),
         storage=str(info.get("Driver", "")),
@@ -80,21 +69,9 @@ def docker_of(
         root=str(info.get("DockerRootDir", "")),
         runtimes=frozenset(info.get("Runtimes") or {}),
         security=tuple(info.get("SecurityOptions") or ()),
-        image=image_of(image) if image else None,
+        image=image,
         nodes=tuple(nodes),
         containers=dict(containers),
-    )
-
-
-def image_of(inspected: Mapping[str, Any]) -> Image:
-    environment = (inspected.get("Config") or {}).get("Env") or []
-    return Image(
-        id=str(inspected.get("Id", "")),
-        layers=tuple((inspected.get("RootFS") or {}).get("Layers") or ()),
-        architecture=str(inspected.get("Architecture", "")),
-        size=int(inspected.get("Size") or 0),
-        env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
-        inspected=inspected,
     )
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from launcher.engines.images import Image
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster
@@ -27,7 +28,7 @@ from launcher.preflight.collect import image_here, look
 from launcher.preflight.container_test import Trial, check_trial, check_versions
 from launcher.preflight.container_trials import try_containers
 from launcher.preflight.findings import Finding, in_order
-from launcher.preflight.machine import Image, Machine
+from launcher.preflight.machine import Machine
 from launcher.preflight.reach import Probing
 from launcher.ssh.node import Node
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from launcher.engines.images import Image
 from launcher.facts.hardware import Details, Disk, Interface
 from launcher.facts.nvidia import GpuState, Nvidia
 from launcher.facts.script import Address, Facts, Gpu
 from launcher.hosts import Cluster, Host, Job
-from launcher.preflight.machine import Docker, Image, Machine
+from launcher.preflight.machine import Docker, Machine
 
 GIB = 2**20  # KiB
 IMAGE = Image(

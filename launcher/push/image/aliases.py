@@ -1,0 +1,43 @@
+"""Images that are the same under different ids: what a host's engine called one that was pushed.
+
+An engine with containerd's store may show an image without its layers if it had some of them with
+another compression; then only its id identifies it. The id is stored here once the image has been
+seen to start on that host. Losing the file costs one push of that image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from launcher.engines.images import Image
+from launcher.state import cache_home, write_atomically
+
+
+def same(one: Image, other: Image) -> bool:
+    if one.same_as(other):
+        return True
+    known = _read()
+    return known.get(one.id, one.id) == known.get(other.id, other.id)
+
+
+def remember(there: Image, here: Image) -> None:
+    known = _read()
+    if there.id == here.id or known.get(there.id) == here.id:
+        return
+    with contextlib.suppress(OSError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_file(), json.dumps({**known, there.id: here.id}))
+
+
+def _file() -> Path:
+    return cache_home() / "images.json"
+
+
+def _read() -> dict[str, str]:
+    try:
+        found = json.loads(_file().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

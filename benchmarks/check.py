@@ -1,7 +1,7 @@
 """How long `ddpctl check` takes: python -m benchmarks.check [--hosts 16] [--write]
 
-On simulated hosts, all on this machine: each starts its trial container, which imports torch, on the
-same cores, so that real hosts are faster. Bar: 30 s for 16 hosts.
+All simulated hosts share this machine's cores, and each starts a test container that imports torch, so real
+hosts are faster. Bar: 30 s for 16 hosts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cluster import Cluster
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hosts", type=int, nargs="+", default=[3, 16], metavar="N")
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
     rows = [
-        f"All hosts on one machine of {os.cpu_count()} cores; a clean cluster, nothing to find.",
+        f"All hosts on one machine of {os.cpu_count()} cores; a healthy cluster.",
         "",
         "| hosts | seconds | bar |",
         "|---|---|---|",

@@ -1,11 +1,11 @@
-"""Sixteen faults: how soon all nodes have stopped, and whether the right one was named.
+"""Sixteen faults: how soon all nodes stop, and whether the cause is named correctly.
 
     python -m benchmarks.faults [--only 1,2,16] [--write]
 
-On the simulated cluster: three hosts with two ranks each that all-reduce in a loop. Beside ddpctl
-stands plain torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and
-the same faults; it is waited for CAP seconds. `--write` puts the rows measured now among those that
-RESULTS.md has already, so that the table can be measured in pieces.
+On the simulated cluster, three hosts with two ranks each run all-reduce in a loop. The baseline is plain
+torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and the same
+faults; the benchmark waits CAP seconds for it. `--write` replaces single rows in RESULTS.md, so you can
+measure the table in pieces.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ ROW = re.compile(r"^\| (\d+)\. .*\|$", re.MULTILINE)
 @dataclass(frozen=True)
 class Outcome:
     took: str
-    wrong: str  # "" when the right thing was named
+    wrong: str  # "" when the cause was named correctly
     named: str
 
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def measure(cluster: Cluster, number: int) -> str:
-    """One row of the table: ddpctl first, then by hand."""
+    """One row of the table: ddpctl, then torchrun by hand."""
     trial = TRIALS[number]
     cluster.reset()
     ours = trial.ours(cluster, Path(tempfile.mkdtemp()))
@@ -136,7 +136,7 @@ def port_taken(cluster: Cluster, folder: Path) -> Outcome:
 
 
 def launcher_killed(cluster: Cluster, folder: Path) -> Outcome:
-    """Before each of the first ten faults; what is told is told by `attach` afterwards."""
+    """Kill the launcher before each of the first ten faults, then let `attach` name the cause."""
     took, wrong = dict[int, float](), ""
     for number in range(1, 11):
         cluster.reset()
@@ -161,7 +161,7 @@ def launcher_killed(cluster: Cluster, folder: Path) -> Outcome:
 
 
 def began(run: Run, fault: Fault, lines: str) -> float:
-    """Unix seconds of a fault that nobody watched: what the rank said, or when it died of it."""
+    """When an unwatched fault happened, in Unix seconds: the rank's own line, or its death."""
     if fault.act:
         return run.fault_at
     if fault.deed in SLOW_DEEDS:
@@ -210,7 +210,7 @@ def suffered_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
         if fault.before:
             fault.before(run)
         (fault.act or Run.done_by_script)(run)
-        if fault.deed in SLOW_DEEDS:  # it begins when the rank has died of it
+        if fault.deed in SLOW_DEEDS:  # the time counts from the death of the rank
             until(lambda: rank_died(cluster), 90, "the rank ends")
             run.now()
         left = cluster.nodes if fault.act is None else others(cluster)

@@ -1,12 +1,12 @@
 """What ddpctl adds to a launch: python -m benchmarks.launch [--rounds 3] [--write]
 
-On the simulated cluster, with image, dataset and code on every host already: from the command to the
-first line of every rank, against the same containers started by hand with `ssh HOST docker run`, all
-hosts at once. Each round does both, and its ratio is theirs alone: the machine's own speed may change
-between rounds. The script imports torch and says a line, as training does; one row has
-a script that imports nothing. Nobody checks anything by hand: one row leaves that out here too. Then what
-the end, the memory and `--help` cost. A Python that was built without optimisation, as pyenv does it, takes
-a fifth more of the processor: measure by the one that users have.
+On the simulated cluster, with image, dataset and code already on every host: the time from the
+command to the first line of every rank, compared with the same containers started by hand with `ssh
+HOST docker run` on all hosts at once. Each round measures both and yields one ratio, because the
+machine's speed changes between rounds. The script imports torch and prints a line, as training
+does; one row uses a script that imports nothing. By hand nothing is checked, so one row skips the
+check. The last rows show the cost of the end, the memory and `--help`. Use an optimised Python as
+users have it: pyenv's default build needs a fifth more CPU.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
 from cluster import USER, Cluster, Home, docker
 
-# One write: by hand both ranks of a node share a pipe, and print's pieces would mix in it. Then it stays,
-# as training does: the end of one rank shall not be part of the start of another.
+# One write, because by hand both ranks of a node share a pipe and would tear each other's lines. Then the
+# script keeps running, as training does, so that one rank's end does not disturb another's start.
 SAY = """
 import os, time
 os.write(1, f"first line of {os.environ['RANK']}\\n".encode())
@@ -44,7 +44,7 @@ time.sleep(3)
 """
 SCRIPTS = {"with_torch.py": "import torch\n" + SAY, "bare.py": SAY}
 CASES = {
-    "checked, and seen to be pushed": ("with_torch.py", ()),
+    "with check and push": ("with_torch.py", ()),
     "with --no-check --no-push": ("with_torch.py", ("--no-check", "--no-push")),
     "checked, a script without torch": ("bare.py", ()),
 }
@@ -64,7 +64,7 @@ def main() -> None:
     with running(args.hosts) as (cluster, home, hosts):
         for case, (script, options) in CASES.items():
             for number in range(args.rounds):
-                if number % 2:  # neither is always the first
+                if number % 2:  # alternate which one goes first
                     theirs[case].append(by_hand(cluster, script))
                 ours[case].append(by_ddpctl(cluster, home, hosts, [*options, "--", script]))
                 if not number % 2:
@@ -77,7 +77,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Launched:
-    """What one launch with ddpctl took."""
+    """The times of one launch with ddpctl."""
 
     first: float  # seconds from the command to the first line of the last rank
     end: float  # seconds from the end of the last container to our exit
@@ -86,7 +86,7 @@ class Launched:
 
 @contextmanager
 def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
-    """Hosts with everything on them, code as both ways of starting find it; ddpctl as pip leaves it."""
+    """Hosts that already have everything; ddpctl is compiled, as pip does it."""
     compileall.compile_dir(Path(__file__).parents[1] / "launcher", quiet=1)
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder) / "cluster", count)
@@ -124,20 +124,20 @@ def by_ddpctl(cluster: Cluster, home: Home, hosts: Path, words: list[str]) -> La
 
 
 def at_rest(cluster: Cluster) -> None:
-    """Nothing of the start before is left to do: engines go on for a while when a container is gone."""
+    """Wait until the engines are idle: they keep working for a while after a container is removed."""
     for node in cluster.nodes:
         cluster.exec(node, "sh", "-c", "docker ps -aq | xargs -r docker rm -f")
     time.sleep(REST)
 
 
 def finished(cluster: Cluster, node: str) -> float:
-    """Unix seconds; the hosts have this machine's clock."""
+    """Unix seconds; the hosts share this machine's clock."""
     [container] = cluster.containers(node)
     return datetime.fromisoformat(container["State"]["FinishedAt"]).timestamp()
 
 
 def by_hand(cluster: Cluster, script: str) -> float:
-    """The same torchrun in the same image, `ssh HOST docker run` on all hosts at once."""
+    """Run the same torchrun in the same image with `ssh HOST docker run` on all hosts at once."""
     options = ["--user=1000:1000", "--env=HOME=/tmp"]
     options += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace"]
     at_rest(cluster)
@@ -154,7 +154,7 @@ def by_hand(cluster: Cluster, script: str) -> float:
 
 
 def seconds_to_all(streams: list[IO[bytes]], ranks: int, began: float) -> float:
-    """Reads the streams to their ends; the seconds until each of `ranks` ranks had said something."""
+    """Read the streams to their ends; return the seconds until each of `ranks` ranks had printed a line."""
     seen: dict[bytes, float] = {}
 
     def read(stream: IO[bytes]) -> None:

@@ -1,8 +1,8 @@
-"""Logs of ranks that talk as fast as they can: python -m benchmarks.logs [--lines 200000] [--write]
+"""Logs of ranks that print as fast as they can: python -m benchmarks.logs [--lines 200000] [--write]
 
-On the simulated cluster: from the first line that is shown to the last, `ddpctl launch` beside the same
-containers started by hand and `ssh HOST docker logs -f` of all hosts into one file. Then once more with
-five SSH connections cut on the way, where no line may be lost, doubled or torn.
+On the simulated cluster, from the first line shown to the last: `ddpctl launch` compared with the
+same containers started by hand and `ssh HOST docker logs -f` of all hosts into one file. A second
+run cuts five SSH connections on the way; no line may be lost, doubled or torn.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from talking import SCRIPT, Heard, Progress, heard, peak
 
 RANKS, NPROC = 6, 2
 TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
-TIMEOUT = 240.0  # seconds for one way of following
+TIMEOUT = 240.0  # seconds allowed for one way of following
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Between the first line shown and the last."""
+    """Measured between the first line shown and the last."""
 
     seconds: float
     cpu: float  # seconds of the processes that follow
@@ -106,7 +106,7 @@ class Bench:
         return Measured(*measured, self._heard())
 
     def by_hand(self) -> Measured:
-        """The engine's own log, which it may keep whole here."""
+        """The engine's own log, which is not rotated here."""
         options = ["-F", str(self.cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
         options += ["-o", f"UserKnownHostsFile={self.cluster.home}/.ssh/known_hosts"]
         options += ["-i", str(self.cluster.home / ".ssh" / "id_ed25519"), "-l", USER]
@@ -139,8 +139,8 @@ class Bench:
     def _follow(
         self, pids: list[int], progress: Progress, acts: list[Callable[[], None]]
     ) -> tuple[float, float, float, int]:
-        """(seconds, CPU of the processes, CPU of the machine) from the first line to the last, and
-        the most memory of a process, KiB."""
+        """Seconds, CPU of the processes and CPU of the machine from the first line to the last, and the
+        peak memory of a process in KiB."""
         until(progress.look, TIMEOUT, "the first line", pause=0.01)
         before = sum(map(cpu_of, pids)), cpu_of_machine()
         for act in acts:
@@ -194,8 +194,8 @@ def report(count: int, ours: list[Measured], hand: list[Measured], broken: Measu
         "|---|---|---|---|",
         f"| lines/s, first line to last | {total / best.seconds:,.0f} | {total / other.seconds:,.0f} "
         f"| ratio {ratio:.2f} (>= 1) |",
-        f"| CPU of what follows | {best.cpu:.1f} s | {other.cpu:.1f} s | |",
-        f"| CPU of all, hosts and ranks too | {best.machine:.1f} s | {other.machine:.1f} s | |",
+        f"| CPU of the follower | {best.cpu:.1f} s | {other.cpu:.1f} s | |",
+        f"| CPU of everything, hosts and ranks included | {best.machine:.1f} s | {other.machine:.1f} s | |",
         f"| lost, doubled, torn | {words(best)} | {words(other)} | 0, 0, 0 |",
         f"| the same with five SSH cuts | {words(broken)} | | 0, 0, 0 |",
         f"| peak memory of the launcher | {max(m.peak for m in (*ours, broken)) / 1024:.0f} MB | "

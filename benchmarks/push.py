@@ -1,9 +1,9 @@
-"""How fast a push is, beside what people do by hand: `python -m benchmarks.push` as root.
+"""How fast a push is, compared with doing it by hand: `python -m benchmarks.push` as root.
 
-Hosts are network namespaces with an sshd and a home each, behind one bridge; every link, the sender's
-too, carries RATE Mbit/s each way (tc tbf; no latency is added). Baselines and ddpctl run one after
-the other in the same set-up; all numbers are wall seconds with process start and SSH included, and
-ratios against bytes / link rate. Results are printed, and written to RESULTS.md with --write.
+Hosts are network namespaces behind one bridge, each with an sshd and a home folder. Every link,
+including the sender's, carries RATE Mbit/s each way (tc tbf, no added latency). Baselines and
+ddpctl run one after the other in the same setup. All times are wall seconds including process start
+and SSH; ratios are against bytes / link rate. `--write` writes the results into RESULTS.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sh(*argv: str | Path, **options: object) -> subprocess.CompletedProcess[str]
 
 @dataclass
 class Net:
-    """The sender is number 0, hosts are 1 to count."""
+    """The sender is number 0; hosts are 1 to count."""
 
     folder: Path
     count: int
@@ -64,7 +64,7 @@ class Net:
         return ["ip", "netns", "exec", self.name(number), *[str(word) for word in argv]]
 
     def limit(self, number: int, rate: int) -> None:
-        """Both directions of one link."""
+        """Set both directions of one link."""
         shape = ["root", "tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "50ms"]
         sh(*self.inside(number, "tc", "qdisc", "replace", "dev", "eth0", *shape))
         sh(
@@ -81,7 +81,7 @@ class Net:
         )
 
     def cut(self, number: int) -> None:
-        """Silently: nobody is told, no connection is closed."""
+        """Drop a host silently: no connection is closed."""
         sh("ip", "netns", "exec", f"{PREFIX}sw", "ip", "link", "set", f"p{number}", "down")
 
     def mend(self, number: int) -> None:
@@ -111,7 +111,7 @@ class Net:
 def network(count: int, rate: int) -> Iterator[Net]:
     folder = Path(tempfile.mkdtemp(prefix="ddpctl-bench."))
     net = Net(folder, count, rate, [])
-    sh("mount", "-t", "tmpfs", "-o", "size=16g", "tmpfs", folder)  # no disk decides the result
+    sh("mount", "-t", "tmpfs", "-o", "size=16g", "tmpfs", folder)  # no disk in the way
     try:
         _wire(net)
         _servers(net)
@@ -204,7 +204,7 @@ class Measured:
 
 
 def push(net: Net, data: Path, *, during=None) -> Measured:  # type: ignore[no-untyped-def]
-    """One `ddpctl push --dataset --json` to all hosts. `during` runs beside it."""
+    """Run `ddpctl push --dataset --json` to all hosts, and `during` at the same time."""
     hosts = "\n".join(f"  - host: {net.address(n)}" for n in range(1, net.count + 1))
     file = net.folder / "hosts.yaml"
     file.write_text(
@@ -235,7 +235,7 @@ def push(net: Net, data: Path, *, during=None) -> Measured:  # type: ignore[no-u
     return Measured(seconds, json.loads(done.stdout), memory, done.returncode)
 
 
-# a process of its own, so that the memory is that of one push
+# a separate process, so that its peak memory is that of one push
 WAIT = """
 import os, resource, subprocess, sys
 code = subprocess.call(sys.argv[2:])
@@ -245,7 +245,7 @@ sys.exit(code)
 
 
 def check(net: Net, data: Path, numbers: Sequence[int]) -> None:
-    """What arrived is what was sent, byte for byte."""
+    """Compare what arrived with what was sent, byte for byte."""
     for number in numbers:
         (tree,) = (net.home(number) / ".ddpctl" / "datasets").glob("[!.]*")
         sh("diff", "-r", data, tree)
@@ -263,7 +263,7 @@ def timed(commands: Sequence[str], *, at_once: bool) -> float:
 
 
 def pipes(net: Net, file: Path, numbers: Sequence[int]) -> list[str]:
-    """The bytes of `docker save | ssh HOST docker load`, with neither engine in the way."""
+    """Send what `docker save | ssh HOST docker load` would, without the engines' own time."""
     words = []
     for number in numbers:
         ssh = " ".join(net.inside(0, *net.ssh(number)))
@@ -286,7 +286,7 @@ class Row:
     what: str
     seconds: float | None
     value: float  # what the bar is about
-    bar: float | None  # the value must be at most this; at least, where `least`
+    bar: float | None  # an upper bar, or a lower one if `least`
     unit: str = "x limit"
     least: bool = False
 
@@ -397,7 +397,7 @@ def small_files(net: Net, count: int) -> list[Row]:
 
 
 def last_layer(megabytes: int) -> list[Row]:
-    """Two engines of their own on loopback; of an image of `megabytes` the last tenth changes."""
+    """Use two separate engines on loopback and an image of `megabytes` whose last tenth changes."""
     for folder in ("remote", "push"):
         sys.path.insert(0, str(SOURCE / "tests" / folder))
     import engines
@@ -444,7 +444,7 @@ def _layer_rows(folder: Path, name: str, megabytes: int) -> list[Row]:
     rows = []
     for label in ("an image for the first time", "its last layer changed", "unchanged"):
         if label != "unchanged":
-            text = os.urandom(megabytes * 25_000).hex().encode()  # can be compressed to a half
+            text = os.urandom(megabytes * 25_000).hex().encode()  # compresses to a half
             (context / "top").write_bytes(text * 2)
         environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
         sh("docker", "build", "-q", "-t", name, context, env=environment)
@@ -471,7 +471,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--rate", type=int, default=200, help="Mbit/s of every link")
     parser.add_argument("--size", type=int, default=500, help="MB of the large file")
-    parser.add_argument("--baseline", type=int, default=100, help="MB for what is done by hand")
+    parser.add_argument("--baseline", type=int, default=100, help="MB for the baselines")
     parser.add_argument("--only", choices=("large", "small", "image"))
     parser.add_argument("--files", type=int, default=50000)
     parser.add_argument("--write", action="store_true", help="into RESULTS.md, beside the others")

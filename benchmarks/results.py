@@ -1,4 +1,4 @@
-"""RESULTS.md: one section a benchmark, replaced whole each time that the benchmark runs."""
+"""RESULTS.md has one section per benchmark; each run of a benchmark replaces its section."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = "# Results\n\nWritten by the scripts in this folder; ratios are of one ru
 
 
 def write_section(title: str, command: str, text: str) -> None:
-    """Puts `text` under `## title`, with when, where and how it was measured."""
+    """Write `text` under `## title` with the date, the machine and the command."""
     today = datetime.date.today().isoformat()
     where = f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}"
     section = f"## {title}\n\n{today}, {where}, Python {platform.python_version()}: `{command}`\n\n"

@@ -1,12 +1,12 @@
-"""Launch and kill at random moments: what is left, and whether anybody else was touched.
+"""Launch and kill at random moments: is anything left, and was anything foreign touched?
 
     python -m benchmarks.rounds [--rounds 100] [--seed 0] [--seconds 300] [--write]
 
-On the simulated cluster, with a container and a process of somebody else on every host. A round starts
-`ddpctl launch`, and at a random moment of its first ten seconds the launcher gets SIGKILL, SIGTERM or
-SIGINT, or `ddpctl kill` comes while it is alive; then `ddpctl kill --all` and `kill --strays`. After
-each round the hosts' own engines and /proc tell what is left. `--write` adds the rounds to those that
-RESULTS.md has, so that a hundred can be played in pieces, each with a seed of its own.
+On the simulated cluster, every host also runs a foreign container and a foreign process. A round
+starts `ddpctl launch`. At a random moment of its first ten seconds the launcher gets SIGKILL,
+SIGTERM or SIGINT, or `ddpctl kill` runs while it is alive. Then come `ddpctl kill --all` and `kill
+--strays`. After each round, the hosts' own engines and /proc show what is left. `--write` adds the
+rounds to those in RESULTS.md, so you can run a hundred in pieces, each with its own seed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no round after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no round after this many seconds"
+    )
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rounds-"))

@@ -1,8 +1,8 @@
-"""How published DDP examples train ResNet-18 on CIFAR-10, for comparison only.
+"""Train ResNet-18 on CIFAR-10 as published DDP examples do; for comparison only.
 
-Each image is a PIL picture that a DataLoader worker crops, flips, converts and normalises; eight
-workers a process; fp32; plain SGD; one optimizer step a batch; the loss is read every step. Started
-by torchrun from benchmarks/trainer.py. Writes {"images_per_second", "top1"} to --to.
+Each image is a PIL picture that a DataLoader worker crops, flips, converts and normalises. Eight
+workers per process, fp32, plain SGD, one optimizer step per batch; the loss is read every step.
+benchmarks/trainer.py starts it with torchrun. Writes {"images_per_second", "top1"} to --to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ for name in ("torchvision::nms", "torchvision::qnms"):
 from PIL import Image  # noqa: E402
 from torchvision import models, transforms  # noqa: E402
 
-from trainer.cifar import find, load  # noqa: E402
+from trainer.data.cifar import find, load  # noqa: E402
 
 NORMALIZE = transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 AUGMENT = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]

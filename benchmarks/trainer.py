@@ -1,11 +1,11 @@
-"""The trainer beside the published recipes (seed_recipe.py): same images, processes and epochs.
+"""Compare the trainer with the published recipes (seed_recipe.py): same images, processes and epochs.
 
     python -m benchmarks.trainer [--epochs 2] [--rounds 3] [--ranks 2]
 
 Bars on 2 CPU cores: >= 2.0 x images/s for ResNet-18 with the CIFAR stem, >= 1.7 x with the ImageNet
 stem, at the same accuracy or better; <= 3 % of an epoch outside forward, backward and optimizer;
-checkpointing every epoch <= 2 %. The runs of both alternate, so that a busy machine is busy for
-both. Results go to RESULTS.md.
+checkpointing every epoch <= 2 %. Runs alternate, so that a busy machine slows down both. Results go to
+RESULTS.md.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from benchmarks.results import write_section
-from trainer.make import fashion_mnist, write_cifar10
-from trainer.plot import records
-from trainer.synthetic import Arrays
+from trainer.data.synthetic import Arrays
+from trainer.tools.make_images import fashion_mnist, write_cifar10
+from trainer.tools.plot import records
 
 HERE = Path(__file__).parent
 EPOCH = 50_000  # images in an epoch of CIFAR-10
@@ -43,7 +43,7 @@ for name in ("nms", "qnms"):
 
 @dataclass(frozen=True)
 class Stem:
-    """How much of it is trained: enough steps that a run's start does not decide."""
+    """How much to train: enough steps that start-up does not dominate."""
 
     name: str
     bar: float  # images/s, ours to theirs
@@ -173,7 +173,7 @@ def train(stem: Stem, data: Path, given: argparse.Namespace, scratch: Path) -> l
 
 
 def shares(stem: Stem, given: argparse.Namespace, scratch: Path) -> list[str]:
-    """What an epoch spends beside forward, backward and optimizer, and on its checkpoint."""
+    """The share of an epoch outside forward, backward and optimizer, and of its checkpoint."""
     found = train(stem, subset(stem.images, scratch), given, scratch)
     spans = [record for record in found if record["kind"] == "train"]
     data_share = statistics.median(r["data_ms"] / r["step_ms"] for r in spans)

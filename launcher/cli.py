@@ -1,6 +1,6 @@
 """The `ddpctl` command: which commands there are, in the order of `--help`; errors and exit codes.
 
-Command modules import what is heavy (paramiko, docker, pydantic) inside their functions, so that
+Command modules import what is heavy (paramiko, docker) inside their functions, so that
 `ddpctl --help` answers at once.
 """
 

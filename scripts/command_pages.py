@@ -1,6 +1,6 @@
-"""docs/commands/: a page for each command, from the command line's own definitions.
+"""Write docs/commands/: one page per command, from the command's own definition.
 
-python scripts/command_pages.py: rewrites them.
+Run: python scripts/command_pages.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\
 
 
 def pages() -> dict[str, str]:
-    """File name -> text, of every page."""
+    """Every page, as file name -> text."""
     group = typer.main.get_command(application(COMMANDS))
     commands: dict[str, Any] = vars(group)["commands"]
     made = {f"{name}.md": page(name, commands[name]) for name in COMMANDS}
@@ -49,7 +49,7 @@ def page(name: str, command: Any) -> str:
 
 
 def told(command: Any) -> tuple[str, str]:
-    """The help's prose and the examples after its \\b mark."""
+    """The help's prose, and the examples after its \\b mark."""
     prose, _, examples = (command.help or "").partition("\b")
     return prose.strip(), examples.strip("\n")
 

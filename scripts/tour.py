@@ -1,4 +1,4 @@
-"""docs/tour.md: runs the commands of the tour and records what they print.
+"""Write docs/tour.md: run the commands of the tour and record what they print.
 
 python scripts/tour.py        (takes a minute; tests/test_tour.py does the same and compares)
 """
@@ -53,7 +53,7 @@ BEGIN, END = "<!-- made by scripts/tour.py -->\n", "<!-- end of the tour -->\n"
 
 
 def tour(folder: Path) -> str:
-    """The tour as Markdown, from commands that were run in `folder`."""
+    """Run the commands in `folder` and return the tour as Markdown."""
     for name, text in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -96,7 +96,7 @@ def tour(folder: Path) -> str:
 
 
 def anybodys(output: str, home: Path) -> str:
-    """Without what is this machine's own: folders, its name, the user's."""
+    """Replace this machine's folders, host name and user name."""
     text = output.replace(str(home), "~")
     text = re.sub(r"\S+@\S+", "you@laptop", text)
     text = re.sub(r"host \S+, pid", "host laptop, pid", text)

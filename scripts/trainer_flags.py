@@ -1,6 +1,6 @@
-"""The table of the trainer's flags in docs/trainer.md, from the fields that the flags are made from.
+"""Write the table of the trainer's flags into docs/trainer.md, from the fields that define the flags.
 
-python scripts/trainer_flags.py: rewrites it.
+Run: python scripts/trainer_flags.py
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trainer.md"
 sys.path.insert(0, str(ROOT))
 
+from trainer.cli import TITLES  # noqa: E402
 from trainer.config import GROUPS, Config  # noqa: E402
-from trainer.flags import TITLES  # noqa: E402
 
 
 def table() -> str:

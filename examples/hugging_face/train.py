@@ -1,7 +1,7 @@
 """A Hugging Face Trainer script, run by ddpctl unchanged: Trainer reads torchrun's environment.
 
-A tiny BERT learns, from nothing and without a download, whether the first token comes again.
-Needs `transformers` and `accelerate` in the image.
+A tiny BERT learns from scratch, without a download, whether the first token occurs again.
+The image needs `transformers` and `accelerate`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The smallest whole DDP script: a model, images, a sampler, a loop, one rank that prints.
+"""The smallest complete DDP script: a model, images, a sampler, a loop, one rank that prints.
 
-Run as `python ddp_demo.py` it is one process; run by torchrun it is one of many. The images can be
-learned, all ranks make the same ones, and the network gives logits: cross_entropy has the softmax
-in it, and a second one before it stops all learning at a loss of 1.4612.
+`python ddp_demo.py` runs one process; torchrun runs many. All ranks make the same learnable images.
+The network returns logits, because cross_entropy contains the softmax: a second softmax before it
+would stop all learning at a loss of 1.4612.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 def images(count: int, classes: int) -> TensorDataset:
-    """Each class has a colour of its own under the noise."""
+    """Images of noise over one colour per class."""
     generator = torch.Generator().manual_seed(0)
     colours = torch.randn(classes, 3, 1, 1, generator=generator)
     labels = torch.arange(count) % classes

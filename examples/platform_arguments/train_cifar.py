@@ -1,9 +1,9 @@
 """A CIFAR-10 job with a cloud platform's argument names, run by torchrun.
 
-The platform passed --init_method, --rank and --world_size, where rank and size counted *nodes* and a
-process drove all GPUs of its node. Here a process drives one GPU, ranks count processes, and torchrun's
-environment says which is which; the three are taken and not needed. Adam's rate grows with the root of
-the number of ranks, not in proportion.
+The platform passed --init_method, --rank and --world_size; there rank and size counted *nodes*, and
+one process drove all GPUs of its node. Here one process drives one GPU, ranks count processes, and
+torchrun's environment provides them, so the script accepts and ignores these three. Adam's learning
+rate grows with the square root of the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.cifar import find, load
 from trainer.data import mean_std
+from trainer.data.cifar import find, load
+from trainer.data.synthetic import Arrays, synthetic
 from trainer.model import build_model
-from trainer.synthetic import Arrays, synthetic
 
 
 def boolean(text: str) -> bool:
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def read(args: argparse.Namespace) -> Arrays:
-    """The platform's random set could not be learned; this one can, and is alike on all ranks."""
+    """The platform's random images could not be learned; these can, and all ranks make the same."""
     if args.custom_data:
         return synthetic(5000, 1000, 10, 32)
     folder = find(args.data_url)

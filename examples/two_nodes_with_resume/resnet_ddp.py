@@ -1,9 +1,9 @@
-"""ResNet-18 on CIFAR-10 with DistributedDataParallel, going on where it was stopped.
+"""ResNet-18 on CIFAR-10 with DistributedDataParallel, with resume.
 
-The classic two-node script, with what it lacked: another order each epoch, a test set that is not
-augmented, evaluation by all ranks outside DDP's wrapper, and a checkpoint that holds the optimizer
-and the epoch, is written by rank 0 alone, replaces the old one in one move, and reaches nodes whose
-disk has none.
+The classic two-node script, plus what it lacked: a new order each epoch, a test set without
+augmentation, evaluation by all ranks outside the DDP wrapper, and a checkpoint that holds the
+optimizer and the epoch. Only rank 0 writes it, replaces the old one atomically, and sends it to
+nodes that have none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.augment import pad, random_crop_flip
-from trainer.cifar import find, load
 from trainer.data import mean_std
+from trainer.data.augment import pad, random_crop_flip
+from trainer.data.cifar import find, load
 from trainer.model import build_model
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         generator = torch.Generator().manual_seed(args.random_seed * 100_003 + epoch)
         order = torch.randperm(len(padded), generator=generator)
         mine = order[dist.get_rank() :: dist.get_world_size()]
-        mine = mine[: len(padded) // dist.get_world_size()]  # as many on every rank
+        mine = mine[: len(padded) // dist.get_world_size()]  # the same number on every rank
         model.train()
         for part in mine.split(args.batch_size):
             x = prepared(random_crop_flip(padded, part, seed=args.random_seed, epoch=epoch))
@@ -82,8 +82,8 @@ def parse() -> argparse.Namespace:
 
 
 def evaluate(model, prepared, x, y, device) -> int:  # type: ignore[no-untyped-def]
-    """How many are right, each image counted once by one rank; no padding."""
-    for buffer in model.buffers():  # batch statistics are each rank's own: use rank 0's
+    """How many predictions are right; each image counts once, on one rank, without padding."""
+    for buffer in model.buffers():  # each rank has its own batch statistics; use rank 0's
         dist.broadcast(buffer, 0)
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=device)
@@ -108,7 +108,7 @@ def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: 
 def restore(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> int:
-    """The epoch to go on with, 0 without a checkpoint. Rank 0 reads; the others are sent it."""
+    """The epoch to continue with; 0 without a checkpoint. Rank 0 reads it and sends it to the others."""
     state = [None]
     if dist.get_rank() == 0 and file.exists():
         state = [torch.load(file, map_location="cpu", weights_only=True)]

@@ -77,9 +77,8 @@ def launch(
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
     import datetime
-    import os
 
-    from launcher.hosts import load
+    from launcher.hosts import load, override_job
     from launcher.runs.record import checked_name
     from launcher.ssh.ahead import dial_ahead
 
@@ -88,20 +87,18 @@ def launch(
         given, hosts = [hosts, *given], None
     if after_dashes is not None:
         given += after_dashes
-    overridden = {"dataset": dataset, "workdir": workdir}
-    cluster = load(
-        options.hosts_of(hosts, host_list),
-        overridden=[key for key, value in overridden.items() if value is not None],
-    ).with_job(
-        cwd=os.getcwd(),  # noqa: PTH109
-        image=image,
-        dataset=dataset,
-        workdir=workdir,
-        env=parse_env(env or []),
-        nproc_per_node=nproc_per_node,
-        max_restarts=max_restarts,
-        command=given or None,
-    )
+    flags = {
+        "image": image,
+        "dataset": dataset,
+        "workdir": workdir,
+        "env": parse_env(env or []),
+        "nproc_per_node": nproc_per_node,
+        "max_restarts": max_restarts,
+        "command": given or None,
+    }
+    overridden = [key for key, value in flags.items() if value is not None]
+    cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
+    cluster = override_job(cluster, flags)
     name = checked_name(name)
     if not dry_run:
         dial_ahead(cluster.hosts)

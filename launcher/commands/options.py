@@ -83,4 +83,6 @@ def hosts_of(hosts: str | None, host_list: str | None) -> str:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
     if not hosts and not host_list:
         raise UsageError("no hosts: give a hosts file (see hosts.example.yaml) or -H gpu1:8,gpu2:8")
-    return hosts or host_list or ""
+    from launcher.hosts import HostList
+
+    return hosts or HostList(host_list)

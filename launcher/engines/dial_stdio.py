@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from launcher.ssh.stream import Stream
 
@@ -14,8 +14,8 @@ _DIAL = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"; exec docker s
 class DialStdio:
     """Call it for a connection. The first is begun at once: it starts while the Docker SDK loads."""
 
-    def __init__(self, open_stream: Callable[[Sequence[str]], Stream]) -> None:
-        self._open_stream = open_stream
+    def __init__(self, open_script: Callable[[str], Stream]) -> None:
+        self._open_script = open_script
         self._begun: list[Stream] = [self._open()]
         self._lock = threading.Lock()
 
@@ -24,4 +24,4 @@ class DialStdio:
             return self._begun.pop() if self._begun else self._open()
 
     def _open(self) -> Stream:
-        return self._open_stream(["sh", "-c", _DIAL])
+        return self._open_script(_DIAL)

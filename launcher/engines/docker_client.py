@@ -43,7 +43,7 @@ def docker_of(node: Node) -> Client:
 def _connect(node: Node) -> Client:
     if node.is_local:
         return local_client(node.name)
-    return client_through(node.name, DialStdio(node.open))
+    return client_through(node.name, DialStdio(node.open_script))
 
 
 def client_through(name: str, dial: Open) -> Client:

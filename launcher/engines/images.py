@@ -75,7 +75,7 @@ def inspect(node: Node, name: str) -> Image | None:
 
 def layers_of_images(node: Node) -> list[list[str]]:
     """The layers (diff ids) of every image on the machine."""
-    done = node.run(["sh", "-c", LIST_LAYERS], timeout=LIST_TIMEOUT)
+    done = node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
     if done.code != 0:
         raise unavailable(node.name, done.stderr.decode(errors="replace"))
     return [json.loads(line) or [] for line in done.stdout.splitlines()]

@@ -95,14 +95,14 @@ class Asking:
         threading.Thread(target=work, daemon=True).start()
 
     def _ask_progress(self, node: Node, place: Place) -> bool:
-        argv = ["sh", "-c", PROGRESS, "sh", f"{place.run_dir}/output"]
-        found = progress_of(node.run(argv, timeout=TIMEOUT).stdout, place.attempt)
+        done = node.script(PROGRESS, f"{place.run_dir}/output", timeout=TIMEOUT)
+        found = progress_of(done.stdout, place.attempt)
         if found is not None:
             self.gauges.progress = found
         return True
 
     def _ask_gpus(self, node: Node, place: Place) -> bool:
-        done = node.run(["sh", "-c", GPUS], timeout=TIMEOUT)
+        done = node.script(GPUS, timeout=TIMEOUT)
         if done.code == 127:
             return False  # no nvidia-smi there, and none will come
         found = gpus_of(done.stdout)

@@ -104,8 +104,9 @@ class Watcher:
                 if not recalled:
                     self._put(Batch(rank, self._recall(), offset, offset))
                     recalled = True
-                argv = ["sh", "-c", TAIL, "sh", str(offset + 1), watch.place.journal]
-                stream = self._stream = watch.node.open(argv, stdin=False)
+                stream = self._stream = watch.node.open_script(
+                    TAIL, str(offset + 1), watch.place.journal, stdin=False
+                )
                 self._put(Sight(rank, None))
                 while data := stream.read(READ_SIZE):
                     tries = 0
@@ -127,8 +128,8 @@ class Watcher:
     def _recall(self) -> list[Record]:
         """The events among what is known already: the lines were shown, but the cause needs these."""
         watch = self.watch
-        argv = ["sh", "-c", EVENTS, "sh", watch.place.journal, str(watch.offset), "\t!\t"]
-        return Reader().feed(watch.node.run(argv).stdout)
+        done = watch.node.script(EVENTS, watch.place.journal, str(watch.offset), "\t!\t")
+        return Reader().feed(done.stdout)
 
     def _wait_for_exit(self) -> None:
         watch, rank, tries = self.watch, self._rank, 0
@@ -147,5 +148,5 @@ class Watcher:
 
     def _journal_size(self) -> int:
         watch = self.watch
-        done = watch.node.run(["sh", "-c", 'wc -c < "$1"', "sh", watch.place.journal])
+        done = watch.node.script('wc -c < "$1"', watch.place.journal)
         return int(done.stdout.split()[0]) if done.code == 0 and done.stdout.strip() else 0

@@ -140,8 +140,8 @@ def give(by_name: dict[str, Keeper], gift: Gift, aside: str, mode: str) -> None:
 
 
 def _carry(source: Keeper, target: Keeper, paths: bytes, coming: str) -> None:
-    send = source.node.open(argv_of(source, SEND))
-    take = target.node.open(argv_of(target, TAKE, coming))
+    send = source.node.open_script(SEND, run_dir_of(source))
+    take = target.node.open_script(TAKE, run_dir_of(target), coming)
     try:
         send.write(paths)
         send.close_stdin()
@@ -164,16 +164,16 @@ def _carry(source: Keeper, target: Keeper, paths: bytes, coming: str) -> None:
         take.close()
 
 
-def argv_of(keeper: Keeper, script: str, *words: str) -> list[str]:
-    run_dir = keeper.run_dir
-    if run_dir.startswith("~/"):
-        run_dir = f"{keeper.node.home()}/{run_dir[2:]}"
-    return ["sh", "-c", script, "sh", run_dir, *words]
+def run_dir_of(keeper: Keeper) -> str:
+    """The run's folder as an absolute path."""
+    if keeper.run_dir.startswith("~/"):
+        return f"{keeper.node.home()}/{keeper.run_dir[2:]}"
+    return keeper.run_dir
 
 
 def run(keeper: Keeper, script: str, *words: str, stdin: bytes = b"") -> Completed:
     """Digests of a large checkpoint take their time. CommandFailed unless it ended well."""
-    done = keeper.node.run(argv_of(keeper, script, *words), stdin=stdin, timeout=900.0)
+    done = keeper.node.script(script, run_dir_of(keeper), *words, stdin=stdin, timeout=900.0)
     if done.code != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.code}"]
         raise CommandFailed(f"{keeper.node.name}: {keeper.run_dir}/checkpoints: {said[-1]}")

@@ -109,7 +109,7 @@ def has_saved(cluster: Cluster, record: RunRecord) -> bool:
             entry = record.attempt.nodes[ranks[node]]
             attempt = record.attempt.attempt
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, attempt)
-            done = node.run(["sh", "-c", PROGRESS, "sh", place.run_dir, place.control_dir])
+            done = node.script(PROGRESS, place.run_dir, place.control_dir)
             return bool(done.stdout.strip())
 
         found, _ = try_each(nodes, look)

@@ -56,9 +56,14 @@ def prepare(
         code = f"{home}/workdirs/{plan.workdir_digest}"
     user = node_plan.container.user.split(":")[0]
     foreign = plan.engine == "docker" and user not in (str(uid), "0")
-    argv = ["sh", "-c", SCRIPT, "sh", place.run_dir, place.control_dir, code]
-    done = node.run(
-        [*argv, "open" if foreign else ""], stdin=_control_files(documents), timeout=120.0
+    done = node.script(
+        SCRIPT,
+        place.run_dir,
+        place.control_dir,
+        code,
+        "open" if foreign else "",
+        stdin=_control_files(documents),
+        timeout=120.0,
     )
     if done.code != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.code}"]

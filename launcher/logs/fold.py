@@ -7,16 +7,13 @@ that group comes after all that its rank has said before.
 from __future__ import annotations
 
 import bisect
-import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from launcher.hosts.fold import names, ranges
 from launcher.logs.query import PREFIX
 
 LIMIT = 4096  # groups that may wait for more ranks: what bounds memory
 WAIT = 0.5  # seconds that a group waits for more ranks where lines are followed
-
-NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)")
 
 
 @dataclass
@@ -88,34 +85,3 @@ class Fold:
                 del self._alike[key]
             taken.append(group.render())
         return taken
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """0-3,5 of 0 1 2 3 5, in whatever order they come."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-
-
-def names(hosts: Sequence[str]) -> str:
-    """gpu[1-3],login of gpu1 gpu2 gpu3 login."""
-    numbered: dict[str, list[int]] = {}
-    found: dict[str, str] = {}  # prefix or whole name, in the order of first sight
-    for host in hosts:
-        if match := NUMBERED.fullmatch(host):
-            numbered.setdefault(match[1], []).append(int(match[2]))
-            found.setdefault(match[1] + "\0", match[1])
-        else:
-            found.setdefault(host, host)
-    words = []
-    for key, name in found.items():
-        if not key.endswith("\0"):
-            words.append(name)
-            continue
-        said = ranges(numbered[name])
-        words.append(name + (said if said.isdigit() else f"[{said}]"))
-    return ",".join(words)

@@ -49,7 +49,7 @@ def _trial(
     container = trial_container(machine, facts, cluster.job, folder, token)
     try:
         # As a run's folders are made: open to a user that is not the SSH user.
-        node.run(["sh", "-c", 'mkdir -p "$1" && chmod 0777 "$1"', "sh", folder])
+        node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
         return parse_trial(run_trial(node, container, SCRIPT, argument, timeout=TRIAL_TIMEOUT))
     except DdpctlError as error:
         return Trial(error=str(error))

@@ -16,7 +16,7 @@ from launcher.hosts import Cluster
 from launcher.preflight import reach_routes
 from launcher.preflight.findings import Finding, warning
 from launcher.preflight.machine import Machine
-from launcher.preflight.reach_agent import Dial, agent_argv, parse_answer, parse_ready
+from launcher.preflight.reach_agent import SHELL, Dial, agent_args, parse_answer, parse_ready
 from launcher.ssh.node import Node, Stream
 
 AGENT_TIMEOUT = 10.0  # seconds until an agent listens; a container takes the longest
@@ -46,7 +46,7 @@ class Probing:
         """An agent on one machine, where one can be had. `index`: the machine's place."""
         in_image = self._job.image if self._job.engine == "docker" else ""
         try:
-            stream = node.open(agent_argv(index, self._token, [0], in_image))
+            stream = node.open_script(SHELL, *agent_args(index, self._token, [0], in_image))
         except DdpctlError:
             return  # whoever looks at the machine says why
         listening = _doors(stream)

@@ -179,10 +179,10 @@ class Dial:
     is_master_port: bool = False
 
 
-def agent_argv(name: int, token: str, ports: Sequence[int], image: str) -> list[str]:
-    """ports: 0 stands for one that is free. image: "" where there is none to run it in."""
+def agent_args(name: int, token: str, ports: Sequence[int], image: str) -> list[str]:
+    """Arguments of SHELL. A port of 0 means any free port; an empty image means that there is none."""
     listed = ",".join(map(str, ports))
-    return ["sh", "-c", SHELL, "sh", str(name), token, listed, image, PYTHON, PERL]
+    return [str(name), token, listed, image, PYTHON, PERL]
 
 
 def parse_ready(lines: Sequence[str]) -> dict[int, int] | None:

@@ -43,7 +43,7 @@ class Inspected:
 
 def inspect_host(node: Node, dataset: str, workdir: str) -> HostState:
     """dataset, workdir: digests, or ""."""
-    done = node.run(["sh", "-c", SCRIPT, "sh", dataset, workdir], timeout=60.0)
+    done = node.script(SCRIPT, dataset, workdir, timeout=60.0)
     text = done.stdout.decode(errors="replace")
     if done.code != 0 or not text.startswith("home "):
         stderr = done.stderr.decode(errors="replace").strip() or f"exit {done.code}"

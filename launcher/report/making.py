@@ -57,8 +57,7 @@ def _metrics(
         machines = {(node.name, places[node].run_dir): node for node in reversed(party.nodes)}
 
         def read(node: Node) -> bytes:
-            argv = ["sh", "-c", READ, "sh", f"{places[node].run_dir}/output"]
-            return node.run(argv, timeout=60.0).stdout
+            return node.script(READ, f"{places[node].run_dir}/output", timeout=60.0).stdout
 
         nodes = sorted(machines.values(), key=lambda node: places[node].node_rank)
         return ask_each(nodes, read)

@@ -87,7 +87,7 @@ def listed(party: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlErr
 
     def ask(node: Node) -> list[RemoteFile]:
         place = places[node]
-        done = node.run(["sh", "-c", LIST, "sh", place.run_dir], timeout=600.0)
+        done = node.script(LIST, place.run_dir, timeout=600.0)
         rows = [row.partition(b"  ") for row in done.stdout.split(b"\0") if row]
         return [
             RemoteFile(

@@ -74,7 +74,7 @@ def kept(nodes: Sequence[Node]) -> set[str]:
     """The run ids that the hosts in sight have folders of."""
 
     def ask(node: Node) -> list[str]:
-        return node.run(["sh", "-c", KEPT]).stdout.decode(errors="replace").split()
+        return node.script(KEPT).stdout.decode(errors="replace").split()
 
     found, _ = ask_each(nodes, ask)
     return {run_id for run_ids in found.values() for run_id in run_ids}
@@ -104,7 +104,7 @@ def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster) -> None:
 def _record_on_hosts(run_id: str, nodes: Sequence[Node]) -> dict[str, object]:
     for node in nodes:
         try:
-            done = node.run(["sh", "-c", READ_RECORD, "sh", run_id])
+            done = node.script(READ_RECORD, run_id)
             document = json.loads(done.stdout)
             if isinstance(document, dict):
                 return document

@@ -23,7 +23,7 @@ from launcher.diagnosis.stack_groups import (
 )
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
-from launcher.logs.fold import ranges
+from launcher.hosts.fold import ranges
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
@@ -89,8 +89,8 @@ def ask(party: RunningAttempt, kind: str) -> tuple[list[Answer], dict[str, Ddpct
 
 def _ask(node: Node, place: Place, kind: str) -> Answer:
     attempts = place.control_dir.rpartition("/")[0]
-    argv = ["sh", "-c", ASK, "sh", attempts, kind, secrets.token_hex(8), str(10 * PATIENCE)]
-    done = node.run(argv, timeout=3.0 * PATIENCE)
+    token = secrets.token_hex(8)
+    done = node.script(ASK, attempts, kind, token, str(10 * PATIENCE), timeout=3.0 * PATIENCE)
     if done.code == ENDED:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:

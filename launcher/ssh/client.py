@@ -9,14 +9,15 @@ from typing import Any
 
 import paramiko
 
-from launcher.errors import HostUnreachable
+from launcher.errors import CommandFailed, HostUnreachable
 from launcher.hosts import Host
 from launcher.ssh.ahead import dialled
 from launcher.ssh.connect import Connection, dial
-from launcher.ssh.shell import command_line, watched
+from launcher.ssh.shell import command_line, framed, watched
 from launcher.ssh.stream import CHUNK, STDERR_TAIL, Deadline, Stream
 
 UNTOLD = 255  # the exit code of a command whose end the server does not tell
+MAX_GREETING = 1 << 20  # bytes that a login shell may print before a command
 MAX_SESSIONS = 10  # a connection: sshd's own default
 
 _BROKEN = (paramiko.SSHException, EOFError, OSError)  # what paramiko says of a connection's end
@@ -35,9 +36,15 @@ class SshMachine:
             self._one_more([])
 
     def open(
-        self, argv: Sequence[str], *, stdin: bool = True, stderr_limit: int | None = STDERR_TAIL
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bool = True,
+        stderr_limit: int | None = STDERR_TAIL,
+        timeout: float | None = None,
     ) -> SshStream:
-        line = command_line(argv if stdin else watched(argv))
+        framed_argv, frame = framed(argv if stdin else watched(argv))
+        line = command_line(framed_argv)
         link, channel = self._channel()
         try:
             channel.exec_command(line)
@@ -45,7 +52,13 @@ class SshMachine:
             channel.close()
             link.release()
             raise self._no_command(link, error) from None
-        return SshStream(channel, link, stderr_limit=stderr_limit)
+        stream = SshStream(channel, link, stderr_limit=stderr_limit)
+        try:
+            stream.skip_past(frame, timeout)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     def close(self) -> None:
         with self._lock:
@@ -155,9 +168,34 @@ class SshStream(Stream):
         self._channel = channel
         self._link = link
         self._closed = False
+        self._ahead = b""  # output that came together with the frame
         self._drain.start()
 
+    def skip_past(self, frame: bytes, timeout: float | None) -> None:
+        """Drops what the login shell prints before `frame`, which the command prints first.
+
+        CommandFailed when the frame does not come, TimeoutError when it is late.
+        """
+        deadline, output = Deadline(timeout), b""
+        while frame not in output:
+            data = self.read(CHUNK, deadline.left())
+            output += data
+            if not data or len(output) > MAX_GREETING:
+                raise self._no_frame(output)
+        _, _, self._ahead = output.partition(frame)
+
+    def _no_frame(self, output: bytes) -> CommandFailed:
+        printed = (output + b"\n" + self.stderr_tail().encode()).decode(errors="replace").split()
+        says = f": it prints `{' '.join(printed)[:200]}`" if printed else ""
+        return CommandFailed(
+            f"{self._link.connection.name}: the login shell does not run `sh`{says}; check the "
+            "account's shell, its startup files (.bashrc) and ForceCommand on that host"
+        )
+
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
+        if self._ahead:
+            ahead, self._ahead = self._ahead[:size], self._ahead[size:]
+            return ahead
         data: bytes = self._patiently(self._channel.recv, size, timeout)
         if not data and not self._channel.eof_received and self._is_lost():
             raise self._link.connection.lost()

@@ -30,6 +30,7 @@ class LocalMachine:
         *,
         stdin: bool = True,
         stderr_limit: int | None = STDERR_TAIL,
+        timeout: float | None = None,
     ) -> LocalStream:
         try:
             process = subprocess.Popen(

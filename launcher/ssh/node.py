@@ -25,6 +25,7 @@ from launcher.ssh.stream import CHUNK, STDERR_TAIL, Completed, Deadline, Stream
 T = TypeVar("T")
 R = TypeVar("R", bound="Resource")
 AT_ONCE = 32  # nodes
+START_TIMEOUT = 30.0  # seconds for a login shell to start a command
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 __all__ = ["Completed", "Node", "Stream", "ask_each", "connected", "each_node", "try_each"]
@@ -35,8 +36,16 @@ class Machine(Protocol):
 
     def connect(self) -> None: ...
     def open(
-        self, argv: Sequence[str], *, stdin: bool = True, stderr_limit: int | None = STDERR_TAIL
-    ) -> Stream: ...
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bool = True,
+        stderr_limit: int | None = STDERR_TAIL,
+        timeout: float | None = None,
+    ) -> Stream:
+        """Start a command; TimeoutError if it has not started after `timeout` seconds."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -83,8 +92,9 @@ class Node:
             argv, preamble = with_environment(argv, env)
             stdin = preamble + stdin
         deadline = Deadline(timeout)
-        stream = self._machine.open(argv, stderr_limit=None)
+        stream = None
         try:
+            stream = self._machine.open(argv, stderr_limit=None, timeout=timeout)
             if stdin:
                 threading.Thread(target=_feed, args=(stream, stdin), daemon=True).start()
             else:
@@ -100,7 +110,23 @@ class Node:
                 "look whether the machine or one of its disks hangs"
             ) from None
         finally:
-            stream.close()
+            if stream:
+                stream.close()
+
+    def script(
+        self,
+        text: str,
+        *args: str,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
+        env: Mapping[str, str] = _NOTHING,
+    ) -> Completed:
+        """Run a POSIX `sh` script, `args` being its $1, $2, and so on. Otherwise like `run`."""
+        return self.run(_script(text, args), stdin=stdin, timeout=timeout, env=env)
+
+    def open_script(self, text: str, *args: str, stdin: bool = True) -> Stream:
+        """Start a POSIX `sh` script and return its streams, like `open`."""
+        return self.open(_script(text, args), stdin=stdin)
 
     def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
         """Starts one command and hands over its streams.
@@ -108,7 +134,13 @@ class Node:
         With `stdin=False` it reads nothing and is ended when the stream closes or the connection
         breaks, so that a `tail -F` never stays behind.
         """
-        return self._machine.open(argv, stdin=stdin)
+        try:
+            return self._machine.open(argv, stdin=stdin, timeout=START_TIMEOUT)
+        except TimeoutError:
+            raise CommandTimeout(
+                f"{self.name}: the login shell did not start `{argv[0]}` within "
+                f"{START_TIMEOUT:g} s; check its startup files (.bashrc) and the load of the machine"
+            ) from None
 
     @property
     def is_local(self) -> bool:
@@ -130,7 +162,7 @@ class Node:
     def home(self) -> str:
         """The home folder of the user there."""
         if self._home is None:
-            self._home = self.run(["sh", "-c", 'printf %s "$HOME"']).stdout.decode()
+            self._home = self.script('printf %s "$HOME"').stdout.decode()
         return self._home
 
     def close(self) -> None:
@@ -236,6 +268,10 @@ def _machine(host: Host, connect_timeout: float) -> Machine:
     if host.is_local:
         return LocalMachine()
     return SshMachine(host, connect_timeout=connect_timeout)
+
+
+def _script(text: str, args: Sequence[str]) -> list[str]:
+    return ["sh", "-c", text, "sh", *args]
 
 
 def _feed(stream: Stream, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -49,6 +50,16 @@ def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[
     preamble = os.fsencode(script)
     read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'
     return ["sh", "-c", read, "sh", *argv], preamble
+
+
+def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
+    """`argv` that first prints a random line, and that line.
+
+    What a login shell's .bashrc prints comes before the line, so the reader can tell it from the
+    command's own output. A shell that echoes its commands does not print the line alone.
+    """
+    token = secrets.token_hex(8)
+    return ["sh", "-c", 'echo; echo "$0"; exec "$@"', token, *argv], f"\n{token}\n".encode()
 
 
 def watched(argv: Sequence[str]) -> list[str]:

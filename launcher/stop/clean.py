@@ -111,7 +111,7 @@ def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict
 
 
 def _look(node: Node, cluster: Cluster) -> Traces:
-    said = node.run(["sh", "-c", LOOK], timeout=TIMEOUT).stdout.decode(errors="replace")
+    said = node.script(LOOK, timeout=TIMEOUT).stdout.decode(errors="replace")
     folder, *rows = said.splitlines()
     parts = [(name, int(size) * 1024) for size, _, name in (row.partition("\t") for row in rows)]
     nodes: list[NodeStatus] = []
@@ -123,7 +123,7 @@ def _look(node: Node, cluster: Cluster) -> Traces:
     if node.host.is_local:
         nodes += Processes(node.name).list()
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
-    carriers = node.run(["sh", "-c", CARRIERS]).stdout.decode(errors="replace").splitlines()
+    carriers = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
     working = {row.split(" ", 2)[1] for row in carriers} & known
     alive = {status.run_id for status in nodes if status.alive}
     return Traces(node.name, folder, tuple(parts), tuple(nodes), frozenset(alive | working))
@@ -145,7 +145,7 @@ def end(
         for status in by_host[node.name].nodes:
             if not status.handle.startswith("/"):
                 Containers(node).remove(status)
-        done = node.run(["sh", "-c", REMOVE], timeout=TIMEOUT)
+        done = node.script(REMOVE, timeout=TIMEOUT)
         if done.code != 0:
             said = done.stderr.decode(errors="replace").strip().splitlines() or ["no word why"]
             raise CommandFailed(

@@ -66,7 +66,7 @@ def stop_run(
 
 
 def mark_cancelled(node: Node, run_id: str) -> None:
-    done = node.run(["sh", "-c", MARK_CANCELLED, "sh", run_id])
+    done = node.script(MARK_CANCELLED, run_id)
     if done.code != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {said}")
@@ -98,7 +98,7 @@ def _last_processes(node: Node, run_id: str) -> tuple[int, ...]:
     """Processes of the run on the host; those that are just going get a moment to be gone."""
     deadline = time.monotonic() + ORPHAN_TIMEOUT
     while True:
-        done = node.run(["sh", "-c", PROCESSES, "sh", run_id])
+        done = node.script(PROCESSES, run_id)
         pids = tuple(int(word) for word in done.stdout.split() if word.isdigit())
         if not pids or time.monotonic() > deadline:
             return pids

@@ -91,11 +91,11 @@ def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[
 
 def look(node: Node, cluster: Cluster) -> Seen:
     statuses = [status for engine in engines(node, cluster) for status in engine.list()]
-    rows = node.run(["sh", "-c", CARRIERS]).stdout.decode(errors="replace").splitlines()
+    rows = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
     carriers = [(int(pid), run_id, name) for pid, run_id, name in (r.split(" ", 2) for r in rows)]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
-        for row in node.run(["sh", "-c", GPU_MEMORY]).stdout.decode(errors="replace").splitlines():
+        for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
             pid, _, mib = row.partition(",")
             if pid.strip().isdigit() and mib.strip().isdigit():
                 memory[int(pid)] = int(mib)
@@ -141,7 +141,7 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
                     engine.remove(status)
         for stray in mine:
             if stray.kind == "process":
-                node.run(["sh", "-c", END, "sh", stray.handle, stray.run_id])
+                node.script(END, stray.handle, stray.run_id)
 
     try_each(machines, act)  # what is left is found again by the look that follows
 

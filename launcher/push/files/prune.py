@@ -120,7 +120,7 @@ def _remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
 
 
 def _script(node: Node, script: str, *arguments: str) -> str:
-    done = node.run(["sh", "-c", script, "sh", *arguments], timeout=TIMEOUT)
+    done = node.script(script, *arguments, timeout=TIMEOUT)
     if done.code != 0:
         stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
         raise failed(node.name, "prune", stderr)

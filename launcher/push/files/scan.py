@@ -24,7 +24,7 @@ from launcher.errors import PushFailed
 from launcher.push.files import manifest
 from launcher.push.files.ignore import Ignore, read_rules
 from launcher.push.files.manifest import Entry, Manifest
-from launcher.state import cache_home, state_home, write_atomically
+from launcher.state import cache_home, home_folder, state_home, write_atomically
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
@@ -89,7 +89,7 @@ class _Walk:
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
         # A home folder may hold these. They change during a push and belong to this machine.
-        own = (cache_home(), state_home(), Path.home() / ".ddpctl")
+        own = (cache_home(), state_home(), home_folder() / ".ddpctl")
         self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
     def run(self, ignore: Ignore | None) -> None:

@@ -123,8 +123,8 @@ class TreePush:
         return FOLDERS[self.part], self.tree.manifest.digest, self.token
 
     def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
-        argv = ["sh", "-c", script, "sh", *self._names(node), *more]
-        done = node.run(argv, stdin=stdin, timeout=STEP_TIMEOUT)
+        arguments = *self._names(node), *more
+        done = node.script(script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
             raise failed(node.name, self.part, stderr)
@@ -228,8 +228,7 @@ def load(digest: str) -> Manifest | None:
 
 def fetch(node: Node, digest: str) -> Manifest | None:
     """The manifest of a tree from the host that has it. None if it does not match its digest."""
-    script = 'cat "$HOME/.ddpctl/manifests/$1"'
-    done = node.run(["sh", "-c", script, "sh", digest], timeout=60.0)
+    done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     try:
         found = manifest.parse(zlib.decompress(done.stdout), digest)
     except zlib.error:

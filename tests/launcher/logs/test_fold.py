@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_machine import Machine
 
-from launcher.logs.fold import Fold, names, ranges
+from launcher.logs.fold import Fold
 
 LINES = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c: [0-3] d", b""])), max_size=60
@@ -51,12 +51,6 @@ def test_each_rank_says_the_same_in_the_same_order(
     assert by_rank([pair for line in out for pair in unfolded(line)]) == by_rank(lines)
 
 
-@given(st.sets(st.integers(0, 300)))
-def test_ranges_read_back(numbers: set[int]) -> None:
-    text = b"[%b] \n" % ranges(numbers).encode()
-    assert {rank for rank, _ in unfolded(text)} == numbers if numbers else text == b"[] \n"
-
-
 def test_ranks_that_say_the_same_are_one_line() -> None:
     fold = Fold()
     lines = [b"[a:%d] step %d\n" % (rank, step) for rank in range(6) for step in (1, 2)]
@@ -84,11 +78,6 @@ def test_lines_wait_no_longer_than_they_should() -> None:
     assert fold.take_older(now=2.0, wait=1.0) == [b"[a:0] x\n"]
     fold.feed(b"[a:1] x\n", now=2.0)
     assert fold.take_all() == [b"[a:1] y\n", b"[a:1] x\n"]
-
-
-def test_names_of_hosts_fold_by_their_numbers() -> None:
-    assert names(["gpu1", "gpu2", "login", "gpu4", "n07"]) == "gpu[1-2,4],login,n07"
-    assert names(["gpu7"]) == "gpu7"
 
 
 def test_logs_and_launch_fold_what_real_ranks_say(tmp_path: Path) -> None:

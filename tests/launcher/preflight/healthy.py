@@ -6,15 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.engines.images import Image
-from launcher.facts.hardware import Details, Disk, Interface
+from launcher.facts.hardware import Details, Disk
+from launcher.facts.network import Address, Interface
 from launcher.facts.nvidia import GpuState, Nvidia
-from launcher.facts.script import Address, Facts, Gpu
+from launcher.facts.script import Facts, Gpu
 from launcher.hosts import Cluster, Host, Job
 from launcher.preflight.machine import Docker, Machine
 
 GIB = 2**20  # KiB
 IMAGE = Image(
-    "sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", 4 * 2**30, {"CUDA_VERSION": "12.4.1"}
+    id="sha256:aaa",
+    layers=("sha256:l1", "sha256:l2"),
+    architecture="amd64",
+    size=4 * 2**30,
+    env={"CUDA_VERSION": "12.4.1"},
 )
 
 

@@ -19,7 +19,7 @@ from launcher.preflight.reach_agent import (
     PYTHON,
     SHELL,
     Dial,
-    agent_argv,
+    agent_args,
     parse_answer,
     parse_ready,
 )
@@ -130,10 +130,9 @@ def test_a_silent_port_is_a_timeout(kind: str) -> None:
 
 def test_the_shell_takes_what_is_there(tmp_path: Path) -> None:
     def first_word(folder: Path) -> str:
-        argv = agent_argv(3, "tok", [0], "")
-        assert argv[:3] == ["sh", "-c", SHELL]
+        args = agent_args(3, "tok", [0], "")
         done = subprocess.run(
-            ["/bin/sh", *argv[1:]],
+            ["/bin/sh", "-c", SHELL, "sh", *args],
             env={"PATH": str(folder)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -160,7 +159,7 @@ def test_a_perl_without_its_modules_gives_way_to_python(tmp_path: Path) -> None:
     (tmp_path / "perl").chmod(0o755)
     (tmp_path / "python3").symlink_to(sys.executable)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    argv = agent_argv(0, "tok", [0], "")
+    argv = ["sh", "-c", SHELL, "sh", *agent_args(0, "tok", [0], "")]
     done = subprocess.run(argv, input="", capture_output=True, text=True, env=env, timeout=60)
     ready = parse_ready(done.stdout.splitlines())
     assert ready is not None and ready[0] > 0, done.stderr

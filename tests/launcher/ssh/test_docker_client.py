@@ -71,7 +71,7 @@ def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], N
         machine_open = machine._machine.open
         dial = f"PATH={folder}; exec docker system dial-stdio"
         machine._machine.open = lambda argv, **kw: machine_open(  # type: ignore[method-assign]
-            ["sh", "-c", dial] if "dial-stdio" in argv[-1] else argv, **kw
+            ["sh", "-c", dial] if "dial-stdio" in argv[2] else argv, **kw
         )
         return machine
 
@@ -112,6 +112,29 @@ def test_an_engine_that_is_not_there_is_one_line(
     message = why_not(stand_in(script))
     assert problem in message
     assert remedy in message
+
+
+def test_docker_answers_through_a_login_shell_that_prints(
+    sshd: Server, node: NodeMaker, tmp_path: Path
+) -> None:
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(
+        "#!/bin/sh\nread line\nprintf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.43\\r\\n"
+        "Content-Length: 2\\r\\n\\r\\nOK'\n"
+    )
+    docker.chmod(0o755)
+    greeting = f'echo hello; PATH={docker.parent}:$PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"'
+    machine = node(sshd(ForceCommand=greeting).host())
+    assert docker_of(machine).api._version == "1.43"
+
+
+def test_a_login_shell_that_runs_no_commands_is_not_called_an_old_docker(
+    sshd: Server, node: NodeMaker
+) -> None:
+    machine = node(sshd(ForceCommand="echo This account is not available").host())
+    with pytest.raises(CommandFailed, match="the login shell does not run `sh`: it prints `This"):
+        docker_of(machine)
 
 
 def test_an_engine_that_does_not_answer_is_given_up(

@@ -19,7 +19,7 @@ from paramiko import Message
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_EOF
 from sshd_server import Sshd
 
-from launcher.errors import CommandTimeout, HostUnreachable, NodesFailed
+from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
 from launcher.ssh.node import Node, ask_each, each_node
 from launcher.ssh.shell import command_line
@@ -121,6 +121,54 @@ def test_any_bytes_survive_a_login_shell(words: list[bytes]) -> None:
     for shell in filter(shutil.which, SHELLS):
         done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
         assert done.stdout.split(b"\0")[:-1] == (words or [b""])
+
+
+GREETINGS = {
+    "a line": "echo 'Welcome to gpu1'",
+    "a line without an end": "printf 'Welcome'",
+    "the command": 'echo "$SSH_ORIGINAL_COMMAND"',
+    "200 KB": "head -c 200000 /dev/zero",
+}
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+def test_what_a_login_shell_prints_is_never_taken_for_output(
+    sshd: Callable[..., Sshd], node: Callable[..., Node], tmp_path: Path, greeting: str
+) -> None:
+    server = sshd(ForceCommand=f'{GREETINGS[greeting]}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
+    machine = node(server.host())
+    assert machine.run(["printf", "%s", "a\nb"]).stdout == b"a\nb"
+    done = machine.script(
+        'printf %s "$1$SECRET"; cat; exit 3', "x y", stdin=b"in", env={"SECRET": "s"}
+    )
+    assert (done.code, done.stdout) == (3, b"x ysin")
+    journal = tmp_path / "journal"
+    journal.write_bytes(b"0123456789")
+    with machine.open_script('tail -c "+$1" -F "$2"', "4", str(journal), stdin=False) as stream:
+        assert stream.read(2) == b"34"
+        assert stream.read() == b"56789"
+
+
+@pytest.mark.parametrize("shell", ["echo 'Not available.'; exit 1", "yes"])
+def test_a_login_shell_that_runs_no_command_is_named(
+    sshd: Callable[..., Sshd], node: Callable[..., Node], shell: str
+) -> None:
+    machine = node(sshd(ForceCommand=shell).host())
+    for use in (lambda: machine.run(["true"]), lambda: machine.open(["cat"])):
+        with pytest.raises(
+            CommandFailed, match=r"^127.*the login shell does not run `sh`: it"
+        ) as e:
+            use()
+        assert len(str(e.value)) < 400
+
+
+def test_a_login_shell_that_hangs_is_named(
+    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.ssh.node.START_TIMEOUT", 0.3)
+    machine = node(sshd(ForceCommand="sleep 60").host())
+    with pytest.raises(CommandTimeout, match="the login shell did not start `cat` within"):
+        machine.open(["cat"])
 
 
 def test_a_null_byte_is_refused_before_anything_is_sent(machine: Node) -> None:

@@ -1,0 +1,45 @@
+"""Short forms of long lists, as clush writes them: `0-3,5` for ranks, `gpu[1-3]` for host names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
+
+
+def ranges(numbers: Iterable[int], width: int = 0) -> str:
+    """`0-3,5` for 0, 1, 2, 3 and 5, in any order; zeros fill each number up to `width` digits."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(
+        f"{low:0{width}}" if low == high else f"{low:0{width}}-{high:0{width}}"
+        for low, high in spans
+    )
+
+
+def names(hosts: Iterable[str]) -> str:
+    """`gpu[1-3],login` for gpu1, gpu2, gpu3 and login.
+
+    Names fold over their last number: `gpu[1-2].lab`, `10.0.0.[7-9]`, `node[08-11]`. Groups keep
+    the order in which their first name came.
+    """
+    split = {host: _NUMBERED.fullmatch(host) for host in hosts}
+    padded = {(m[1], m[3]) for m in split.values() if m and m[2][0] == "0" and len(m[2]) > 1}
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for host, m in split.items():
+        if m:
+            width = len(m[2]) if (m[1], m[3]) in padded else 0
+            groups.setdefault((m[1], m[3], width), []).append(int(m[2]))
+        else:
+            groups[host, "", 0] = []
+    return ",".join(
+        f"{before}[{ranges(numbers, width)}]{after}"
+        if len(numbers) > 1
+        else f"{before}{ranges(numbers, width)}{after}"
+        for (before, after, width), numbers in groups.items()
+    )

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from launcher.errors import CommandFailed
 from launcher.facts import script
 from launcher.facts.script import Facts
-from launcher.ssh.node import Node, each_node
+from launcher.ssh.many import each_node
+from launcher.ssh.node import Node
 
 
 def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:

@@ -19,7 +19,8 @@ from launcher.push.progress import Progress
 from launcher.push.report import HostsNotReady, PushReport
 from launcher.push.tracker import Tracker
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.node import Node, connected, one_per_account, try_each
+from launcher.ssh.many import one_per_account, try_each
+from launcher.ssh.node import Node, connected
 
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))

@@ -14,7 +14,8 @@ from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.runs.sync_logs import catch_up
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE
 from launcher.terminal.console import Console
 

@@ -11,7 +11,8 @@ from launcher.engines.choose import engines
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump, load
 from launcher.runs.record import RunFolder, find_run
-from launcher.ssh.node import Node, ask_each, connected, one_per_account
+from launcher.ssh.many import ask_each, one_per_account
+from launcher.ssh.node import Node, connected
 from launcher.state import state_home, write_atomically
 
 # The record of the newest attempt of run $1 that this host keeps.

@@ -11,7 +11,8 @@ from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.runs.find import find, look, names_hosts
 from launcher.runs.record import FINAL, RunFolder, find_run, timestamp
-from launcher.ssh.node import Node, connected, one_per_account
+from launcher.ssh.many import one_per_account
+from launcher.ssh.node import Node, connected
 from launcher.state import state_home
 from launcher.stop.stop import Stopped, stop_run
 from launcher.terminal.console import Console

@@ -16,7 +16,8 @@ from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
-from launcher.ssh.node import Node, ask_each, connected, one_per_account, try_each
+from launcher.ssh.many import ask_each, one_per_account, try_each
+from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL for a stray

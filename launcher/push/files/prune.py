@@ -14,7 +14,8 @@ from launcher.push.files.listing import Unused, parse_unused
 from launcher.push.files.scan import scan
 from launcher.push.report import HostsNotReady, PushReport, format_bytes
 from launcher.push.transfer.direct import failed
-from launcher.ssh.node import Node, one_per_account, try_each
+from launcher.ssh.many import one_per_account, try_each
+from launcher.ssh.node import Node
 
 TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
 GRACE = 5  # seconds between a push and the container that mounts the tree

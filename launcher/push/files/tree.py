@@ -25,7 +25,8 @@ from launcher.push.report import format_bytes
 from launcher.push.tracker import Tracker
 from launcher.push.transfer.direct import Payload, failed
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 from launcher.state import cache_home, write_atomically
 
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}

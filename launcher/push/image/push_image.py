@@ -15,7 +15,8 @@ from launcher.push.image.layers import Layers, NoLayers, remove_stale_tags
 from launcher.push.tracker import Tracker
 from launcher.push.transfer.direct import Payload
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 

@@ -18,7 +18,8 @@ from launcher.push.tracker import Tracker
 from launcher.push.transfer.direct import END_TIMEOUT, Payload, failed
 from launcher.push.transfer.relay_client import Event, Relay, TransferDamaged, feed
 from launcher.push.transfer.tls import one_time_pair
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 
 WINDOW = 3.0  # seconds over which a rate is measured
 MIN_WINDOW = 2.0  # seconds; a shorter measurement does not count

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.tracker import Tracker
-from launcher.ssh.node import Node, Stream, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Stream
 
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it has received
 

@@ -13,7 +13,8 @@ from launcher.follow.monitor import Follow, NodeOutcome
 from launcher.follow.node_watcher import EVENTS, Watch
 from launcher.hosts import Host
 from launcher.plan.plan import Place
-from launcher.ssh.node import Completed, Node
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Completed
 
 JOURNAL = b"""\
 1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled"}}

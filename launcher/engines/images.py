@@ -70,7 +70,7 @@ def parse_image(inspected: Mapping[str, Any]) -> Image:
 def inspect(node: Node, name: str) -> Image | None:
     """None if the engine does not have the image. DockerUnavailable if it does not answer."""
     found = image_info(node, name)
-    return parse_image(found) if found else None
+    return parse_image(found.inspected) if found else None
 
 
 def layers_of_images(node: Node) -> list[list[str]]:

@@ -13,7 +13,7 @@ from launcher.hosts import Cluster, dump, load
 from launcher.runs.record import RunFolder, find_run
 from launcher.ssh.many import ask_each, one_per_account
 from launcher.ssh.node import Node, connected
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 
 # The record of the newest attempt of run $1 that this host keeps.
 READ_RECORD = r"""
@@ -97,7 +97,7 @@ def look(
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster) -> None:
     """Remembers a run that another machine started, from the record that its hosts keep."""
     document = _record_on_hosts(folder.run_id, nodes)
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.logs)
     write_atomically(folder.hosts_file, str(document.pop("hosts_file", dump(cluster))))
     write_atomically(folder.path / "run.json", json.dumps(document, indent=2) + "\n")
 

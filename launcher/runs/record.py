@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.plan.plan import Plan
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 
 VERSION = 1
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -104,7 +104,7 @@ class RunFolder:
         return self.path / "logs"
 
     def save(self, record: RunRecord) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         document = dataclasses.asdict(record)
         ordered = {"version": document.pop("version"), "state": record.state, **document}
         write_atomically(self.path / "run.json", json.dumps(ordered, indent=2) + "\n")

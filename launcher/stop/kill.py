@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.runs.find import find, look, names_hosts
 from launcher.runs.record import FINAL, RunFolder, find_run, timestamp
+from launcher.ssh.account import account_name
 from launcher.ssh.many import one_per_account
 from launcher.ssh.node import Node, connected
 from launcher.state import state_home
@@ -59,7 +59,7 @@ def alive_runs(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> 
     """The runs of this user on the hosts that are alive, or, where none is, what is left of them;
     more than one only when all are meant."""
     statuses, failures = look(nodes, cluster)
-    mine = [s for s in statuses if s.owner.split("@")[0] == getpass.getuser()]
+    mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
     alive = [s for s in mine if s.alive]
     run_ids = sorted({s.run_id for s in (mine if everything else alive or mine)})
     if failures and not run_ids:

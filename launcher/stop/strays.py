@@ -7,7 +7,6 @@ a host where no node of that run is alive is one too. Nothing without a run id i
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
+from launcher.ssh.account import account_name
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
@@ -87,7 +87,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """The strays of this user's runs, and the hosts that could not be seen."""
     by_host, failures = ask_each(machines, lambda node: look(node, cluster))
-    return strays_of(by_host, getpass.getuser(), complete=not failures), failures
+    return strays_of(by_host, account_name(), complete=not failures), failures
 
 
 def look(node: Node, cluster: Cluster) -> Seen:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 # Paths are bytes here, as a name need not be UTF-8, and pathlib has no bytes.
 # ruff: noqa: PTH112, PTH115, PTH118, PTH120
-import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from launcher.errors import PushFailed
 from launcher.push.files import manifest
 from launcher.push.files.ignore import Ignore, read_rules
 from launcher.push.files.manifest import Entry, Manifest
-from launcher.state import cache_home, home_folder, state_home, write_atomically
+from launcher.state import cache_home, home_folder, state_home, write_cache
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
@@ -177,9 +176,7 @@ def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
         if path in found and max(stamp.mtime_ns, stamp.ctime_ns) < began - RACY
     }
     if rows != known:
-        with contextlib.suppress(OSError):  # without the cache the next scan takes longer
-            caches.mkdir(parents=True, exist_ok=True)
-            write_atomically(cache, json.dumps(rows))
+        write_cache(cache, json.dumps(rows))
     return found
 
 

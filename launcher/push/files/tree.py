@@ -27,7 +27,7 @@ from launcher.push.transfer.direct import Payload, failed
 from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.many import try_each
 from launcher.ssh.node import Node
-from launcher.state import cache_home, write_atomically
+from launcher.state import cache_home, write_cache
 
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
 MANIFEST = "manifest.z"
@@ -215,9 +215,7 @@ def save(tree: Manifest) -> None:
     """Keep a manifest here, so that the next push knows what a host has without asking."""
     file = cache_home() / "manifests" / tree.digest
     if not file.exists():
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, tree.text)
+        write_cache(file, tree.text)
 
 
 def load(digest: str) -> Manifest | None:

@@ -7,12 +7,11 @@ seen to start on that host. Losing the file costs one push of that image.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
 from launcher.engines.images import Image
-from launcher.state import cache_home, write_atomically
+from launcher.state import cache_home, write_cache
 
 
 def same(one: Image, other: Image) -> bool:
@@ -26,9 +25,7 @@ def remember(there: Image, here: Image) -> None:
     known = _read()
     if there.id == here.id or known.get(there.id) == here.id:
         return
-    with contextlib.suppress(OSError):
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(_file(), json.dumps({**known, there.id: here.id}))
+    write_cache(_file(), json.dumps({**known, there.id: here.id}))
 
 
 def _file() -> Path:

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from launcher.engines.images import Image
 from launcher.push.image.archive import Blob, digest_of
-from launcher.state import cache_home, write_atomically
+from launcher.state import cache_home, make_folder, write_cache
 
 BLOCK = 1 << 20  # bytes
 MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registries allow
@@ -40,8 +40,7 @@ class Registry:
     def __init__(self, image: Image, wanted: frozenset[str]) -> None:
         self.image, self.wanted = image, wanted
         cache = cache_home()
-        cache.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=cache))
+        self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
         self.blobs: dict[str, Blob] = {}
         self.by_diff_id: dict[str, Blob] = {}
         self.manifests: list[bytes] = []
@@ -117,8 +116,7 @@ class Registry:
                 if row["digest"] in self.blobs:
                     self.by_diff_id[diff_id] = self.blobs[row["digest"]]
             self.changed.notify_all()
-        with contextlib.suppress(OSError):
-            write_atomically(self._index_file, json.dumps(self._index))
+        write_cache(self._index_file, json.dumps(self._index))
 
 
 class _Server(ThreadingHTTPServer):
@@ -137,8 +135,7 @@ def _server(registry: Registry, port_file: Path) -> ThreadingHTTPServer:
         return _Server(("127.0.0.1", int(port_file.read_text())), Handler)
     except (OSError, ValueError, OverflowError):
         server = _Server(("127.0.0.1", 0), Handler)
-    with contextlib.suppress(OSError):
-        port_file.write_text(str(server.server_address[1]))
+    write_cache(port_file, str(server.server_address[1]))
     return server
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import docker.errors
 import requests.exceptions
 
+from launcher.engines.docker import Docker
 from launcher.engines.docker_client import docker_of, unavailable
-from launcher.engines.engine_info import image_info
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, DdpctlError
 from launcher.ssh.node import Node
 
@@ -24,53 +23,9 @@ LIST_LAYERS = "docker image ls -aq --no-trunc | sort -u | " + (
 )
 
 
-@dataclass(frozen=True)
-class Image:
-    """One image as its engine reports it.
-
-    Engines with different image stores give the same image different ids. `layers` (the diff ids)
-    and `fingerprint` (layers and configuration) are the same on all of them.
-    """
-
-    id: str
-    layers: tuple[str, ...] = ()
-    repo_digests: tuple[str, ...] = ()
-    fingerprint: str = ""
-    architecture: str = ""
-    size: int = 0  # bytes
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def same_as(self, other: Image) -> bool:
-        return (
-            self.id == other.id
-            or (bool(self.layers) and self.fingerprint == other.fingerprint)
-            or bool(set(self.repo_digests) & set(other.repo_digests))
-        )
-
-
-def parse_image(inspected: Mapping[str, Any]) -> Image:
-    """From the answer to `docker image inspect` or the API's /images/NAME/json."""
-    config = inspected.get("Config") or {}
-    layers = tuple((inspected.get("RootFS") or {}).get("Layers") or ())
-    architecture = str(inspected.get("Architecture") or "")
-    # Engines of different ages omit empty values or write null.
-    runs = {key: config.get(key) or None for key in ("Cmd", "Entrypoint", "Env", "User", "Labels")}
-    identity = [layers, runs, config.get("WorkingDir") or "", architecture]
-    return Image(
-        id=str(inspected.get("Id", "")),
-        layers=layers,
-        repo_digests=tuple(inspected.get("RepoDigests") or ()),
-        fingerprint=json.dumps(identity, sort_keys=True),
-        architecture=architecture,
-        size=int(inspected.get("Size") or 0),
-        env=dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry),
-    )
-
-
-def inspect(node: Node, name: str) -> Image | None:
+def inspect(node: Node, name: str) -> ImageInfo | None:
     """None if the engine does not have the image. DockerUnavailable if it does not answer."""
-    found = image_info(node, name)
-    return parse_image(found.inspected) if found else None
+    return Docker(node).image_info(name)
 
 
 def layers_of_images(node: Node) -> list[list[str]]:
@@ -81,7 +36,7 @@ def layers_of_images(node: Node) -> list[list[str]]:
     return [json.loads(line) or [] for line in done.stdout.splitlines()]
 
 
-def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> Image:
+def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
     """Prove that an image is complete and return it; then delete the `scratch` images.
 
     An engine may load an image that lacks layers and fail only when it creates a container, so one
@@ -108,7 +63,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> Image:
     return image
 
 
-def pull(node: Node, name: str) -> Image:
+def pull(node: Node, name: str) -> ImageInfo:
     """Have the host pull the image, with the credentials that it has. CommandFailed if it cannot."""
     done = node.run(["docker", "pull", "-q", name], timeout=TRANSFER_TIMEOUT)
     if done.code != 0:

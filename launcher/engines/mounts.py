@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from launcher.engines.docker import RUN_LABEL
 from launcher.engines.docker_client import NOT_FOUND, docker_of
-from launcher.plan.plan import LABEL
 from launcher.ssh.node import Node
 
 
@@ -15,5 +15,5 @@ def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:
     """
     if not engine_required and node.run(["docker", "--version"]).code == NOT_FOUND:
         return frozenset()
-    rows = docker_of(node).api.containers(all=True, filters={"label": [f"{LABEL}.run-id"]})
+    rows = docker_of(node).api.containers(all=True, filters={"label": [RUN_LABEL]})
     return frozenset(str(m.get("Source", "")) for row in rows for m in row.get("Mounts") or ())

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.engines.images import Image
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import PushFailed
 from launcher.ssh.node import Node
 
@@ -37,8 +37,8 @@ class HostState:
 class Inspected:
     """The job's image on this machine and on the nodes, as their engines have just reported it."""
 
-    here: Image | None
-    there: Mapping[Node, Image | None]
+    here: ImageInfo | None
+    there: Mapping[Node, ImageInfo | None]
 
 
 def inspect_host(node: Node, dataset: str, workdir: str) -> HostState:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.engines import images
-from launcher.engines.images import Image
+from launcher.engines.choose import engine_traits
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import DdpctlError, DockerUnavailable, PushFailed
 from launcher.hosts import Cluster, Host
 from launcher.push.files.scan import Tree, scan, shown
@@ -46,7 +47,7 @@ class Sources:
     """What the hosts are to have, as it is on this machine."""
 
     image: str  # "" for none
-    here: Image | None  # the image, if this machine has it
+    here: ImageInfo | None  # the image, if this machine has it
     trees: Mapping[str, Tree]  # by part
 
     def digest(self, part: str) -> str:
@@ -105,7 +106,8 @@ def _sources(
     cluster: Cluster, parts: Set[Part], local: Node, tracker: Tracker, inspected: Inspected | None
 ) -> Sources:
     job = cluster.job
-    image = job.image if job.engine == "docker" and "image" in parts else ""
+    needs_image = engine_traits(job.engine).in_container
+    image = job.image if needs_image and "image" in parts else ""
     folders = {"dataset": job.dataset, "workdir": job.workdir}
     trees = {
         part: scan(folder, ignore=part == "workdir")
@@ -127,7 +129,7 @@ def _sources(
     return Sources(image, here, trees)
 
 
-def _image_id(sources: Sources, found: Mapping[Node, Image]) -> str | None:
+def _image_id(sources: Sources, found: Mapping[Node, ImageInfo]) -> str | None:
     """The id on this machine, else on the first host: what run.json records."""
     if sources.here is not None:
         return sources.here.id
@@ -145,7 +147,7 @@ class _Push:
         """The image of each host, and the hosts that failed with the reason."""
         digests = self.sources.digest("dataset"), self.sources.digest("workdir")
         states, failures = try_each(nodes, lambda node: inspect_host(node, *digests))
-        found: dict[Node, Image] = {}
+        found: dict[Node, ImageInfo] = {}
         fanout = Fanout(states, self.tracker)
         try:
             if self.sources.image:
@@ -160,7 +162,7 @@ class _Push:
 
     def _image(self, nodes: Sequence[Node], fanout: Fanout, inspected: Inspected | None) -> Outcome:
         name = self.sources.image
-        there: Mapping[Node, Image | None]
+        there: Mapping[Node, ImageInfo | None]
         failures: dict[Node, DdpctlError] = {}
         if inspected:
             there = {node: inspected.there[node] for node in nodes}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.engines.choose import engine_traits
 from launcher.engines.mounts import mounted_by_runs
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster
@@ -106,7 +107,7 @@ def _find(node: Node, cluster: Cluster, keep: set[str]) -> list[Unused]:
 
 def _in_use(node: Node, cluster: Cluster) -> set[str]:
     """Digests of trees that containers and processes of runs use there."""
-    mounts = mounted_by_runs(node, engine_required=cluster.job.engine == "docker")
+    mounts = mounted_by_runs(node, engine_required=engine_traits(cluster.job.engine).in_container)
     used = "\n".join([*mounts, _script(node, USED)])
     return set(re.findall(r"(?:datasets|workdirs)/([0-9a-f]{64})", used))
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launcher.engines.images import Image
+from launcher.engines.engine_info import ImageInfo
 from launcher.state import cache_home, write_cache
 
 
-def same(one: Image, other: Image) -> bool:
+def same(one: ImageInfo, other: ImageInfo) -> bool:
     if one.same_as(other):
         return True
     known = _read()
     return known.get(one.id, one.id) == known.get(other.id, other.id)
 
 
-def remember(there: Image, here: Image) -> None:
+def remember(there: ImageInfo, here: ImageInfo) -> None:
     known = _read()
     if there.id == here.id or known.get(there.id) == here.id:
         return

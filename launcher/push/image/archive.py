@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.engines.images import Image
+from launcher.engines.engine_info import ImageInfo
 from launcher.push.files import tar
 
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
@@ -53,7 +53,7 @@ class Archive:
         yield tar.END
 
 
-def partial_archive(image: Image, count: int, layer: Blob) -> Archive:
+def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
     """An unnamed image of the first `count` layers; only the last of them is in the archive."""
     config = _partial_config(image, count)
     # Engines that have the layers below need their number, not their names.
@@ -73,7 +73,7 @@ def whole_archive(name: str, manifest: bytes, config: bytes, layer: Blob | None)
     return _archive(with_tag(name), manifest, config, layer, partial=False)
 
 
-def partial_ids(image: Image) -> set[str]:
+def partial_ids(image: ImageInfo) -> set[str]:
     """What engines call the partial images of `image`, also those of an interrupted push."""
     return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
 
@@ -124,7 +124,7 @@ def _archive(
     return Archive(files, layer, (digest_of(config), digest_of(manifest)), partial)
 
 
-def _partial_config(image: Image, count: int) -> bytes:
+def _partial_config(image: ImageInfo, count: int) -> bytes:
     rootfs = {"type": "layers", "diff_ids": list(image.layers[:count])}
     architecture = image.architecture or "amd64"
     return _json({"architecture": architecture, "os": "linux", "rootfs": rootfs})

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from launcher.engines import images
-from launcher.engines.images import Image
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.image.archive import Archive, Blob, partial_archive, whole_archive
 from launcher.push.image.registry import Registry
@@ -28,7 +28,7 @@ class NoLayers(PushFailed):
 class Layers:
     """The layers from number `first` on, which the engine pushes to a registry of our own."""
 
-    def __init__(self, local: Node, name: str, image: Image, first: int) -> None:
+    def __init__(self, local: Node, name: str, image: ImageInfo, first: int) -> None:
         self._local, self._name, self._image, self._first = local, name, image, first
         self._registry = Registry(image, frozenset(image.layers[first:]))
         self._error: DdpctlError | None = None

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import takewhile
 
 from launcher.engines import images
-from launcher.engines.images import Image
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, DdpctlError, PushFailed
 from launcher.push.image.aliases import remember, same
 from launcher.push.image.archive import partial_ids, with_tag
@@ -20,21 +20,23 @@ from launcher.ssh.node import Node
 
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
-Outcome = tuple[dict[Node, Image], dict[Node, DdpctlError]]  # the image of each host; failed hosts
+Outcome = tuple[
+    dict[Node, ImageInfo], dict[Node, DdpctlError]
+]  # the image of each host; failed hosts
 
 
 class ImagePush:
     """From the engine of this machine, `local`, to the hosts. here: the image; None if not there."""
 
     def __init__(
-        self, name: str, here: Image | None, local: Node, fanout: Fanout, tracker: Tracker
+        self, name: str, here: ImageInfo | None, local: Node, fanout: Fanout, tracker: Tracker
     ) -> None:
         self.name, self.here, self.local = name, here, local
         self.fanout, self.tracker = fanout, tracker
 
-    def run(self, there: Mapping[Node, Image | None]) -> Outcome:
+    def run(self, there: Mapping[Node, ImageInfo | None]) -> Outcome:
         """there: the image that each host has under the name."""
-        found: dict[Node, Image] = {}
+        found: dict[Node, ImageInfo] = {}
         without: list[Node] = []
         for node, image in there.items():
             if image is not None and (self.here is None or same(image, self.here)):
@@ -63,7 +65,7 @@ class ImagePush:
     def _pull(self, nodes: Sequence[Node]) -> Outcome:
         """This machine does not have the image: the hosts pull it themselves."""
 
-        def pull(node: Node) -> Image:
+        def pull(node: Node) -> ImageInfo:
             try:
                 return images.pull(node, self.name)
             except CommandFailed as error:
@@ -79,7 +81,7 @@ class ImagePush:
 class _Sending:
     """From this machine to hosts that have another image or none."""
 
-    def __init__(self, push: ImagePush, here: Image) -> None:
+    def __init__(self, push: ImagePush, here: ImageInfo) -> None:
         self.name, self.here, self.local = push.name, here, push.local
         self.fanout, self.tracker = push.fanout, push.tracker
         self.refs = [push.name] if with_tag(push.name) else [here.id]
@@ -139,7 +141,7 @@ class _Sending:
                 self.tracker.hosts[node].layers_sent = sent
                 self.tracker.hosts[node].layers_skipped = len(self.here.layers) - sent
 
-    def _verify(self, node: Node) -> Image:
+    def _verify(self, node: Node) -> ImageInfo:
         image = images.verify(node, self.refs, self.partial)
         if not image.layers:
             remember(image, self.here)
@@ -152,7 +154,7 @@ class _Sending:
 
 
 def different_images(
-    name: str, there: Mapping[Node, Image], remedy: str
+    name: str, there: Mapping[Node, ImageInfo], remedy: str
 ) -> dict[Node, DdpctlError]:
     """The hosts whose image is not the first host's: all nodes run the same image or none runs."""
     first = next(iter(there.items()), None)

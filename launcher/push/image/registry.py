@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
-from launcher.engines.images import Image
+from launcher.engines.engine_info import ImageInfo
 from launcher.push.image.archive import Blob, digest_of
 from launcher.state import cache_home, make_folder, write_cache
 
@@ -37,7 +37,7 @@ MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registrie
 class Registry:
     """wanted: the layers (diff ids) to receive; the engine is told that the others are here."""
 
-    def __init__(self, image: Image, wanted: frozenset[str]) -> None:
+    def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
         self.image, self.wanted = image, wanted
         cache = cache_home()
         self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.engines.images import parse_image
+from launcher.engines.engine_info import parse_image
 from launcher.push.image.aliases import remember, same
 
 

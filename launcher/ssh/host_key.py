@@ -92,9 +92,9 @@ def _changed(route: Route, key: Key, finding: Finding) -> HostUnreachable:
     line = finding.lines[0]
     return HostUnreachable(
         f"{route.name}: its host key has CHANGED: the server shows {_show(key)}, {line.place} has "
-        f"{line.key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R '{_names(route)[0]}' -f "
-        f"{line.file}` and connect once with ssh; otherwise someone may be intercepting the "
-        "connection"
+        f"{line.key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R "
+        f"'{_names(route)[0]}' -f {line.file}` and connect once with ssh; otherwise someone may be "
+        "intercepting the connection"
     )
 
 

@@ -88,7 +88,8 @@ def test_no_text_is_too_strange(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", ["|1|é|é", "|1|YQ|x", "|1||", "|1|", "|1|YQ==|YQ==", "|1|YWFhYWFhYWFhYWFhYWFhYWFhYWE=|é"]
+    "names",
+    ["|1|é|é", "|1|YQ|x", "|1||", "|1|", "|1|YQ==|YQ==", "|1|YWFhYWFhYWFhYWFhYWFhYWFhYWE=|é"],
 )
 def test_a_damaged_hashed_name_matches_no_host(names: str) -> None:
     assert verdict(line(names, A) + line("gpu1", A), A) == "known"

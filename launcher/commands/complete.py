@@ -5,7 +5,6 @@ From this machine's own files and nothing else: no host is asked, nothing heavy 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +18,15 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     """Run ids that this machine remembers, the newest first, each with its state."""
     import json
 
-    base = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+    from launcher.errors import UsageError
+    from launcher.state import state_home
+
     found = []
-    for path in (home / "ddpctl" / "runs").glob(f"{_literal(incomplete)}*/run.json"):
+    try:
+        root = state_home() / "runs"
+    except UsageError:
+        return []
+    for path in root.glob(f"{_literal(incomplete)}*/run.json"):
         try:
             state = str(json.loads(path.read_text()).get("state", ""))
             age = (path.parent / "hosts.yaml").stat().st_mtime

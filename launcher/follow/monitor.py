@@ -11,14 +11,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from launcher.engines.attempt import RunningAttempt
 from launcher.engines.base import NodeStatus
-from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watch, Watcher
+from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watcher
+from launcher.logs.events import Unreadable
 from launcher.logs.journal import Record
-from launcher.logs.store import LogStore
+from launcher.logs.store import LogStore, Mark, offset_in
+from launcher.supervisor.events import End, Event
 
 QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
@@ -50,10 +52,11 @@ class NodeOutcome:
 
     node_rank: int
     host: str
-    events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    unreadable: bool = False  # some of its events were malformed, and skipped
     # the newest lines, for the failure's excerpt
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    end: dict[str, Any] | None = None  # the supervisor's last word
+    end: End | None = None  # the supervisor's last word
     end_heard: float = 0.0  # time.monotonic() of it
     status: NodeStatus | None = None  # the engine's, once it has exited
     unseen_since: float | None = None  # time.monotonic() since when the host is out of sight
@@ -68,13 +71,12 @@ class NodeOutcome:
     @property
     def exit_code(self) -> int | None:
         if self.end is not None:
-            code = self.end.get("exit_code")
-            return code if isinstance(code, int) else None
+            return self.end.exit_code
         return self.status.exit_code if self.status else None
 
     @property
     def succeeded(self) -> bool:
-        return self.end is not None and self.end.get("state") == "succeeded"
+        return self.end is not None and self.end.state == "succeeded"
 
     @property
     def ended_badly(self) -> bool:
@@ -83,8 +85,8 @@ class NodeOutcome:
     @property
     def lost_peer(self) -> int | None:
         """The node rank whose going made this node end, if that was why."""
-        reason = (self.end or {}).get("reason") or {}
-        return reason.get("node_rank") if reason.get("kind") == "peer-lost" else None
+        reason = self.end.reason if self.end else None
+        return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
     @property
     def failed(self) -> bool:
@@ -94,18 +96,28 @@ class NodeOutcome:
 class Follow:
     """One pass over a run, from its offsets to its end. `events()` is the loop."""
 
-    def __init__(self, watches: Sequence[Watch], store: LogStore | None = None) -> None:
-        self.watches = list(watches)
+    def __init__(
+        self,
+        attempt: RunningAttempt,
+        store: LogStore | None = None,
+        known: Mapping[int, Mark] | None = None,
+    ) -> None:
+        """known: what has been read of the journals before."""
+        self._attempt = attempt.places[0].attempt
+        offsets = [offset_in(known or {}, place) for place in attempt.places]
         self.store = store
         self.outcomes = {
-            w.place.node_rank: NodeOutcome(w.place.node_rank, w.node.name) for w in watches
+            m.place.node_rank: NodeOutcome(m.place.node_rank, m.node.name) for m in attempt.members
         }
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
-        self._offsets = {w.place.node_rank: w.offset for w in watches}
+        self._offsets = dict(enumerate(offsets))
         self._consumed = dict.fromkeys(self._offsets, 0)  # until the events before are recalled
         self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
         self._over = threading.Event()
-        self._watchers = [Watcher(watch, self._put, self._over) for watch in watches]
+        self._watchers = [
+            Watcher(member, offset, self._put, self._over)
+            for member, offset in zip(attempt.members, offsets, strict=True)
+        ]
         self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
 
     def events(self) -> Iterator[Lines | NodeOutcome | str | None]:
@@ -142,21 +154,25 @@ class Follow:
         else:
             yield from self._take_sight(item)
 
-    def _take_batch(self, batch: Batch) -> Iterator[Lines]:
+    def _take_batch(self, batch: Batch) -> Iterator[Lines | str]:
         outcome = self.outcomes[batch.node_rank]
-        attempt = self.watches[batch.node_rank].place.attempt
         for record in batch.records:
             if record.event is None:
                 outcome.remember(record)
                 continue
+            if isinstance(record.event, Unreadable):
+                if record.event.known and not outcome.unreadable:
+                    outcome.unreadable = True
+                    yield f"{outcome.host}: skipping events that cannot be read in its journal"
+                continue
             outcome.events.append((record.time, record.event))
-            if record.event.get("kind") == "end":
+            if isinstance(record.event, End):
                 outcome.end, outcome.end_heard = record.event, time.monotonic()
         self._offsets[batch.node_rank] = batch.offset
         self._consumed[batch.node_rank] = batch.consumed
         if self.store and batch.records:
             text = self.store.node(batch.node_rank).record(
-                batch.records, host=outcome.host, attempt=attempt, offset=batch.offset
+                batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
             )
         else:
             text = b"".join(r.render(outcome.host) for r in batch.records if r.event is None)
@@ -217,7 +233,7 @@ class Follow:
         if not heard or now - min(heard) < LAST_WORDS:
             return
         for watcher in self._watchers:
-            rank = watcher.watch.place.node_rank
+            rank = watcher.watched.place.node_rank
             outcome = self.outcomes[rank]
             if outcome.done or outcome.end is not None or outcome.gone:
                 continue

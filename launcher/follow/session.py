@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
 from launcher.follow.metrics_poller import Asking
 from launcher.follow.monitor import Follow, Lines, NodeOutcome
-from launcher.follow.node_watcher import Watch
 from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
-from launcher.logs.store import LogStore, Mark, offset_in
+from launcher.logs.store import LogStore, Mark
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
@@ -54,18 +54,9 @@ def follow(
         store = LogStore.acquire(folder.logs)
         if store:
             stack.callback(store.close)
-        watches = [
-            Watch(
-                node=node,
-                engine=party.engines[node],
-                place=place,
-                offset=offset_in(known or {}, place),
-            )
-            for node, place in zip(party.nodes, party.places, strict=True)
-        ]
         stack.enter_context(interrupts.held())
         following = Following(
-            party, Follow(watches, store), folder, record, console, interrupts, leave_to
+            party, Follow(party, store, known), folder, record, console, interrupts, leave_to
         )
         following.owned = owned
         if wanted(plain=console.plain, quiet=console.quiet):
@@ -141,7 +132,7 @@ class Following:
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
         self.folder.save(self.record)
-        if outcome.failed and self.failed_at is None:
+        if outcome.failed and self.failed_at is None and not was_cancelled([outcome]):
             self.failed_at = time.monotonic()
 
     def _back_up_the_gang(self) -> None:
@@ -215,7 +206,9 @@ class Following:
             attempt.state = "CANCELLED"
         else:
             attempt.state = "FAILED"
-            attempt.first_failure = dataclasses.asdict(failure) if failure else None
+        timed_out = failure and failure.kind == FailureKind.TIME_LIMIT
+        if failure and (attempt.state == "FAILED" or timed_out):
+            attempt.first_failure = dataclasses.asdict(failure)
         unseen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self.unconfirmed, *unseen})
         self.folder.save(self.record)
@@ -231,7 +224,7 @@ class Following:
             return None
         return first_failure(
             Evidence(
-                nproc_per_node=max(1, self.record.attempt.world_size // len(outcomes)),
+                world_size=self.record.attempt.world_size,
                 nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
             )
         )
@@ -242,11 +235,11 @@ def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     if attempt.state == "UNKNOWN":
         console.say(f"run {run_id} may still run there; the next contact stops it")
         return
-    if attempt.state != "FAILED" or attempt.first_failure is None:
+    if attempt.first_failure is None:
         console.say(f"run {run_id} {attempt.state.lower()}")
         return
     failure = FirstFailure(**attempt.first_failure)
-    console.error(f"run {run_id} failed: {headline(failure)}")
+    console.error(f"run {run_id} {attempt.state.lower()}: {headline(failure)}")
     for line in (failure.excerpt or "").splitlines():
         console.error(f"  | {line}")
     if failure.remedy:
@@ -254,7 +247,7 @@ def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
 
 
 def was_cancelled(outcomes: Sequence[NodeOutcome]) -> bool:
-    return any(o.end is not None and o.end.get("state") == "cancelled" for o in outcomes)
+    return any(o.end is not None and o.end.state == "cancelled" for o in outcomes)
 
 
 def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:

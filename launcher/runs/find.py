@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump, load
 from launcher.runs.record import RunFolder, find_run
 from launcher.ssh.many import ask_each, one_per_account
 from launcher.ssh.node import Node, connected
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 
 # The record of the newest attempt of run $1 that this host keeps.
 READ_RECORD = r"""
@@ -88,7 +88,7 @@ def look(
     machines = one_per_account(nodes)
 
     def ask(node: Node) -> list[NodeStatus]:
-        return [s for engine in engines(node, cluster) for s in engine.list(run_id)]
+        return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]
 
     found, failures = ask_each(machines, ask)
     return [status for statuses in found.values() for status in statuses], failures
@@ -97,7 +97,7 @@ def look(
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster) -> None:
     """Remembers a run that another machine started, from the record that its hosts keep."""
     document = _record_on_hosts(folder.run_id, nodes)
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.logs)
     write_atomically(folder.hosts_file, str(document.pop("hosts_file", dump(cluster))))
     write_atomically(folder.path / "run.json", json.dumps(document, indent=2) + "\n")
 

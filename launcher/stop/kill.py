@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.runs.find import find, look, names_hosts
 from launcher.runs.record import FINAL, RunFolder, find_run, timestamp
+from launcher.ssh.account import account_name
 from launcher.ssh.many import one_per_account
 from launcher.ssh.node import Node, connected
 from launcher.state import state_home
@@ -59,7 +59,7 @@ def alive_runs(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> 
     """The runs of this user on the hosts that are alive, or, where none is, what is left of them;
     more than one only when all are meant."""
     statuses, failures = look(nodes, cluster)
-    mine = [s for s in statuses if s.owner.split("@")[0] == getpass.getuser()]
+    mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
     alive = [s for s in mine if s.alive]
     run_ids = sorted({s.run_id for s in (mine if everything else alive or mine)})
     if failures and not run_ids:
@@ -79,7 +79,10 @@ def kill_run(
     machines = one_per_account(nodes)
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
         stopped, failures = stop_run(
-            machines, {node: engines(node, cluster) for node in machines}, run_id, timeout
+            machines,
+            {node: engines_on(node, cluster.job.engine) for node in machines},
+            run_id,
+            timeout,
         )
     for host, seen in stopped.items():
         console.say(f"{host}: {describe(seen)}")

@@ -7,15 +7,15 @@ a host where no node of that run is alive is one too. Nothing without a run id i
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
+from launcher.ssh.account import account_name
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
@@ -87,11 +87,13 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """The strays of this user's runs, and the hosts that could not be seen."""
     by_host, failures = ask_each(machines, lambda node: look(node, cluster))
-    return strays_of(by_host, getpass.getuser(), complete=not failures), failures
+    return strays_of(by_host, account_name(), complete=not failures), failures
 
 
 def look(node: Node, cluster: Cluster) -> Seen:
-    statuses = [status for engine in engines(node, cluster) for status in engine.list()]
+    statuses = [
+        status for engine in engines_on(node, cluster.job.engine) for status in engine.list()
+    ]
     rows = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
     carriers = [(int(pid), run_id, name) for pid, run_id, name in (r.split(" ", 2) for r in rows)]
     memory: dict[int, int] = {}
@@ -135,7 +137,7 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
     def act(node: Node) -> None:
         mine = [stray for stray in strays if stray.host == node.name]
         names = {stray.handle for stray in mine if stray.kind == "container"}
-        for engine in engines(node, cluster):
+        for engine in engines_on(node, cluster.job.engine):
             for status in engine.list():
                 if status.handle in names:
                     engine.stop(status, STOP_TIMEOUT)

@@ -131,7 +131,7 @@ def test_a_run_is_followed_and_recorded_without_a_usable_stdout(
 
 def test_columns_are_as_wide_as_their_cells_look() -> None:
     assert table([["日本", "x"], ["gpu1\x1b[2J\n", "y"]], ["HOST", "A"]).splitlines() == [
-        "HOST  A",
-        "日本  x",
+        "HOST   A",
+        "日本   x",
         "gpu1   y",
     ]

@@ -48,11 +48,12 @@ def test_four_mebibytes_on_both_outputs_do_not_block(machine: Node) -> None:
 
 
 def test_key_exchanges_in_the_middle_of_both_outputs_do_not_block(
-    sshd: Callable[..., Sshd], node: Callable[..., Node]
+    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = 4 * MIB
+    monkeypatch.setattr("paramiko.packet.Packetizer.REKEY_BYTES", MIB)  # 512 MiB by default
+    size = 8 * MIB
     script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero"
-    done = node(sshd(RekeyLimit="500K").host()).script(script)
+    done = node(sshd(RekeyLimit="1500K").host()).script(script)
     assert (len(done.stdout), len(done.stderr)) == (size, size)
 
 

@@ -1,4 +1,4 @@
-"""How the hosts form one job: processes a node, the address each is reached by, ports that are free."""
+"""How the hosts form one job: processes per node, addresses, free ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which
 
 
 def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> int | None:
-    """One process a GPU, one on a CPU host, equal on all nodes (torchrun knows no other way)."""
+    """One process per GPU, one on a CPU host; the same on all nodes, as torchrun requires."""
     if cluster.job.nproc_per_node is not None:
         return cluster.job.nproc_per_node
     counts: dict[str, int] = {}
@@ -38,18 +38,17 @@ def _stated_gpus(host: Host) -> int | None:
 
 
 def gpu_ids(host: Host, facts: Facts) -> tuple[int, ...]:
-    """The GPUs that a node uses. `all` on a host where no GPU was found is a CPU node."""
+    """The ids of the GPUs that a node uses. `all` on a host without GPUs makes a CPU node."""
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus)
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
 
 
 def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:
-    """The address of each node that the other nodes reach it by.
+    """The address by which the other nodes reach each node.
 
-    internal_ip where it is given; else the address that SSH reached the host by, which is the
-    host's own even behind a jump host or a forwarded port. This machine among others: the address
-    that the others see it connect from.
+    internal_ip if given, else the address that SSH connected to on the host, which is its own even
+    behind a jump host or a forwarded port. For this machine: the address that the others see.
     """
     if all(host.is_local for host in cluster.hosts):
         return tuple(host.internal_ip or "127.0.0.1" for host in cluster.hosts)
@@ -71,7 +70,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str
 
 
 def free_port(seed: str, taken: frozenset[int]) -> int:
-    """A port not in `taken`. Different runs start to look at different places."""
+    """A port not in `taken`. The search starts at a place that depends on `seed`."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     for step in range(len(AUTO_PORTS)):
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]

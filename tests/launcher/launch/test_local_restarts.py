@@ -64,7 +64,10 @@ def test_a_killed_rank_is_worth_a_restart_that_goes_on(machine: Machine, how: li
 def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) -> None:
     words = ["launch", "hosts.yaml", "--max-restarts", "2", "--", "again.py", "refuse"]
     done = machine.ddpctl(*words, code=1)
-    assert "no restart: a failure of kind `exit-code` would happen again; `ddpctl resume" in done.stderr
+    assert (
+        "no restart: a failure of kind `exit-code` would happen again; `ddpctl resume"
+        in done.stderr
+    )
     assert len(machine.record()["attempts"]) == 1
 
 

@@ -12,25 +12,25 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     from launcher.terminal.console import Console
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each step on stderr.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each step on stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Hosts = Annotated[
     str | None,
     typer.Argument(
         metavar="HOSTS",
-        help="A hosts file, a DeepSpeed hostfile, or use -H.",
+        help="A hosts file or a DeepSpeed hostfile.",
         autocompletion=complete.hosts_files,
     ),
 ]
 HostList = Annotated[
-    str | None, typer.Option("-H", metavar="HOST:GPUS,...", help="Hosts in place of a file.")
+    str | None, typer.Option("-H", metavar="HOST:GPUS,...", help="Hosts instead of a file.")
 ]
 Run = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run id or its beginning; default: the newest run.",
+        help="A run id or its beginning (default: the newest run).",
         autocompletion=complete.runs,
     ),
 ]
@@ -38,7 +38,7 @@ RunOrHosts = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN or HOSTS]",
-        help="A run id, its beginning, or a hosts file.",
+        help="A run id or its beginning, or a hosts file.",
         autocompletion=complete.runs_or_hosts_files,
     ),
 ]
@@ -52,18 +52,20 @@ LookOn = Annotated[
     ),
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", help="Lines only, no live panel; so it is without a terminal.")
+    bool, typer.Option("--plain", help="Print lines, no live panel (default if not a TTY).")
 ]
 Folded = Annotated[
     bool,
-    typer.Option("--fold", help="Identical lines of many ranks as one, such as `[0-5] text`."),
+    typer.Option("--fold", help="Fold identical lines of several ranks: `[0-5] text`."),
 ]
 OnExit = Annotated[
     str | None,
-    typer.Option(
-        "--on-exit", metavar="CMD", help="For sh when the run has ended; see $DDPCTL_STATE there."
-    ),
+    typer.Option("--on-exit", metavar="CMD", help="Run CMD with `sh -c` when the run has ended."),
 ]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Start the run, print its id and return.")
+]
+Image = Annotated[str | None, typer.Option("--image", help="Override job.image.")]
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
@@ -78,7 +80,7 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 
 
 def hosts_of(hosts: str | None, host_list: str | None) -> str:
-    """The one place where hosts come from; both or none is an error."""
+    """The hosts argument or -H; both or neither is an error."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
     if not hosts and not host_list:

@@ -16,20 +16,18 @@ def resume(
         typer.Option(
             "--hosts",
             metavar="HOSTS",
-            help="Go on on these hosts instead.",
+            help="Resume on these hosts instead.",
             autocompletion=complete.hosts_files,
         ),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
-    ] = False,
+    detach: options.Detach = False,
     on_exit: options.OnExit = None,
     fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """The next attempt of a run, from its newest checkpoint that is whole.
+    """Start a run's next attempt from its newest complete checkpoint.
 
     \b
     ddpctl resume

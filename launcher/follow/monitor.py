@@ -11,14 +11,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.engines.attempt import RunningAttempt
 from launcher.engines.base import NodeStatus
-from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watch, Watcher
+from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watcher
 from launcher.logs.journal import Record
-from launcher.logs.store import LogStore
+from launcher.logs.store import LogStore, Mark, offset_in
 
 QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
@@ -94,18 +95,28 @@ class NodeOutcome:
 class Follow:
     """One pass over a run, from its offsets to its end. `events()` is the loop."""
 
-    def __init__(self, watches: Sequence[Watch], store: LogStore | None = None) -> None:
-        self.watches = list(watches)
+    def __init__(
+        self,
+        attempt: RunningAttempt,
+        store: LogStore | None = None,
+        known: Mapping[int, Mark] | None = None,
+    ) -> None:
+        """known: what has been read of the journals before."""
+        self._attempt = attempt.places[0].attempt
+        offsets = [offset_in(known or {}, place) for place in attempt.places]
         self.store = store
         self.outcomes = {
-            w.place.node_rank: NodeOutcome(w.place.node_rank, w.node.name) for w in watches
+            m.place.node_rank: NodeOutcome(m.place.node_rank, m.node.name) for m in attempt.members
         }
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
-        self._offsets = {w.place.node_rank: w.offset for w in watches}
+        self._offsets = dict(enumerate(offsets))
         self._consumed = dict.fromkeys(self._offsets, 0)  # until the events before are recalled
         self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
         self._over = threading.Event()
-        self._watchers = [Watcher(watch, self._put, self._over) for watch in watches]
+        self._watchers = [
+            Watcher(member, offset, self._put, self._over)
+            for member, offset in zip(attempt.members, offsets, strict=True)
+        ]
         self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
 
     def events(self) -> Iterator[Lines | NodeOutcome | str | None]:
@@ -144,7 +155,6 @@ class Follow:
 
     def _take_batch(self, batch: Batch) -> Iterator[Lines]:
         outcome = self.outcomes[batch.node_rank]
-        attempt = self.watches[batch.node_rank].place.attempt
         for record in batch.records:
             if record.event is None:
                 outcome.remember(record)
@@ -156,7 +166,7 @@ class Follow:
         self._consumed[batch.node_rank] = batch.consumed
         if self.store and batch.records:
             text = self.store.node(batch.node_rank).record(
-                batch.records, host=outcome.host, attempt=attempt, offset=batch.offset
+                batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
             )
         else:
             text = b"".join(r.render(outcome.host) for r in batch.records if r.event is None)
@@ -217,7 +227,7 @@ class Follow:
         if not heard or now - min(heard) < LAST_WORDS:
             return
         for watcher in self._watchers:
-            rank = watcher.watch.place.node_rank
+            rank = watcher.watched.place.node_rank
             outcome = self.outcomes[rank]
             if outcome.done or outcome.end is not None or outcome.gone:
                 continue

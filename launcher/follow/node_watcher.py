@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.engines.base import Engine, NodeStatus
+from launcher.engines.attempt import RunningNode
+from launcher.engines.base import NodeStatus
 from launcher.errors import DdpctlError, HostUnreachable
 from launcher.logs.journal import Reader, Record
-from launcher.plan.plan import Place
 from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE, Stream
 
@@ -27,16 +27,6 @@ TAIL = (
 )
 # The events in the first $2 bytes of the journal; $3 is what only they have.
 EVENTS = 'head -c "$2" "$1" | grep -a "^[0-9.]*$3"; true'
-
-
-@dataclass(frozen=True)
-class Watch:
-    """One node to follow."""
-
-    node: Node
-    engine: Engine
-    place: Place
-    offset: int = 0  # bytes of the journal that are already known
 
 
 @dataclass(frozen=True)
@@ -67,9 +57,16 @@ Item = Batch | Exited | Sight
 class Watcher:
     """The eyes on one node. `put` takes what they see; they close when `over` is set."""
 
-    def __init__(self, watch: Watch, put: Callable[[Item], None], over: threading.Event) -> None:
-        self.watch = watch
-        self._rank = watch.place.node_rank
+    def __init__(
+        self,
+        watched: RunningNode,
+        offset: int,
+        put: Callable[[Item], None],
+        over: threading.Event,
+    ) -> None:
+        """offset: bytes of the journal that are already known."""
+        self.watched, self._known = watched, offset
+        self._rank = watched.place.node_rank
         self._put, self._over = put, over
         self._stream: Stream | None = None
 
@@ -86,7 +83,7 @@ class Watcher:
         threading.Thread(target=self._look, daemon=True).start()
 
     def _look(self) -> None:
-        node = Node(self.watch.node.host, connect_timeout=LOOK_TIMEOUT)
+        node = Node(self.watched.node.host, connect_timeout=LOOK_TIMEOUT)
         try:
             node.connect()
         except HostUnreachable as error:
@@ -95,17 +92,17 @@ class Watcher:
             node.close()
 
     def _read_journal(self) -> None:
-        watch, rank = self.watch, self._rank
+        watched, rank = self.watched, self._rank
         reader = Reader()
-        offset, tries = watch.offset, 0
+        offset, tries = self._known, 0
         recalled = offset == 0
         while not self._over.is_set():
             try:
                 if not recalled:
                     self._put(Batch(rank, self._recall(), offset, offset))
                     recalled = True
-                stream = self._stream = watch.node.open_script(
-                    TAIL, str(offset + 1), watch.place.journal, stdin=False
+                stream = self._stream = watched.node.open_script(
+                    TAIL, str(offset + 1), watched.place.journal, stdin=False
                 )
                 self._put(Sight(rank, None))
                 while data := stream.read(READ_SIZE):
@@ -116,7 +113,7 @@ class Watcher:
                     if records and (records[-1].event or {}).get("kind") == "end":
                         return
                 stream.close()
-                reason = f"{watch.node.name} (its log stream ended)"
+                reason = f"{watched.node.name} (its log stream ended)"
             except DdpctlError as error:
                 reason = str(error)
             if not self._over.is_set():
@@ -127,15 +124,15 @@ class Watcher:
 
     def _recall(self) -> list[Record]:
         """The events among what is known already: the lines were shown, but the cause needs these."""
-        watch = self.watch
-        done = watch.node.script(EVENTS, watch.place.journal, str(watch.offset), "\t!\t")
+        watched = self.watched
+        done = watched.node.script(EVENTS, watched.place.journal, str(self._known), "\t!\t")
         return Reader().feed(done.stdout)
 
     def _wait_for_exit(self) -> None:
-        watch, rank, tries = self.watch, self._rank, 0
+        watched, rank, tries = self.watched, self._rank, 0
         while not self._over.is_set():
             try:
-                status = watch.engine.wait(watch.place)
+                status = watched.engine.wait(watched.place)
                 self._put(Exited(rank, status, self._journal_size()))
                 return
             except DdpctlError as error:
@@ -147,6 +144,6 @@ class Watcher:
                 tries += 1
 
     def _journal_size(self) -> int:
-        watch = self.watch
-        done = watch.node.script('wc -c < "$1"', watch.place.journal)
+        watched = self.watched
+        done = watched.node.script('wc -c < "$1"', watched.place.journal)
         return int(done.stdout.split()[0]) if done.code == 0 and done.stdout.strip() else 0

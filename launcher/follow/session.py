@@ -17,10 +17,9 @@ from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
 from launcher.follow.metrics_poller import Asking
 from launcher.follow.monitor import Follow, Lines, NodeOutcome
-from launcher.follow.node_watcher import Watch
 from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
-from launcher.logs.store import LogStore, Mark, offset_in
+from launcher.logs.store import LogStore, Mark
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
@@ -54,18 +53,9 @@ def follow(
         store = LogStore.acquire(folder.logs)
         if store:
             stack.callback(store.close)
-        watches = [
-            Watch(
-                node=node,
-                engine=party.engines[node],
-                place=place,
-                offset=offset_in(known or {}, place),
-            )
-            for node, place in zip(party.nodes, party.places, strict=True)
-        ]
         stack.enter_context(interrupts.held())
         following = Following(
-            party, Follow(watches, store), folder, record, console, interrupts, leave_to
+            party, Follow(party, store, known), folder, record, console, interrupts, leave_to
         )
         following.owned = owned
         if wanted(plain=console.plain, quiet=console.quiet):

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from launcher.engines.attempt import RunningAttempt
 from launcher.follow.monitor import Follow, Lines
-from launcher.follow.node_watcher import Watch
 from launcher.follow.signals import Interrupts
 from launcher.logs.query import Wanted, merged
-from launcher.logs.store import LogStore, Mark, known_marks, offset_in
+from launcher.logs.store import LogStore, Mark, known_marks
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.runs.sync_logs import catch_up
@@ -45,11 +44,7 @@ def _go_on(
     wanted: Wanted,
     console: Console,
 ) -> None:
-    watches = [
-        Watch(node, party.engines[node], place, offset_in(known, place))
-        for node, place in zip(party.nodes, party.places, strict=True)
-    ]
-    follow = Follow(watches, store)
+    follow = Follow(party, store, known)
     with Interrupts() as interrupts, interrupts.held():
         for event in follow.events():
             if isinstance(event, Lines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from launcher.engines.attempt import RunningAttempt
+from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
 from launcher.hosts import load
 from launcher.plan.plan import place_in
@@ -19,10 +19,12 @@ def running_attempt(folder: RunFolder, record: RunRecord) -> Iterator[RunningAtt
     attempt = record.attempt.attempt
     with connected(load(folder.hosts_file, job_files=False).hosts) as nodes:
         yield RunningAttempt(
-            nodes,
-            {node: engine_of(node, record.engine) for node in nodes},
-            [
-                place_in(node.run_dir, record.run_id, node.node_rank, attempt)
-                for node in record.attempt.nodes
-            ],
+            tuple(
+                RunningNode(
+                    node,
+                    engine_of(node, record.engine),
+                    place_in(entry.run_dir, record.run_id, entry.node_rank, attempt),
+                )
+                for node, entry in zip(nodes, record.attempt.nodes, strict=True)
+            )
         )

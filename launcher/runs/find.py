@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump, load
 from launcher.runs.record import RunFolder, find_run
@@ -88,7 +88,7 @@ def look(
     machines = one_per_account(nodes)
 
     def ask(node: Node) -> list[NodeStatus]:
-        return [s for engine in engines(node, cluster) for s in engine.list(run_id)]
+        return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]
 
     found, failures = ask_each(machines, ask)
     return [status for statuses in found.values() for status in statuses], failures

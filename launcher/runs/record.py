@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.plan.options import RunOptions
 from launcher.plan.plan import Plan
 from launcher.state import make_folder, state_home, write_atomically
 
@@ -76,7 +77,8 @@ class RunRecord:
     stop_timeout: int
     attempts: list[AttemptRecord] = field(default_factory=list)
     pending_stop: list[str] = field(default_factory=list)  # hosts where a stop was not seen
-    hang_timeout: float | None = None  # seconds, as asked for; None: the command's own default
+    options: RunOptions = field(default_factory=RunOptions)
+    env_names: list[str] = field(default_factory=list)  # variables that the user sets
     version: int = VERSION
 
     @property
@@ -133,15 +135,17 @@ def _record(document: dict[str, Any]) -> RunRecord:
     for entry in known.pop("attempts", []):
         nodes = [NodeRecord(**node) for node in entry.pop("nodes")]
         attempts.append(AttemptRecord(nodes=nodes, **entry))
-    return RunRecord(attempts=attempts, **known)
+    kept = {f.name for f in dataclasses.fields(RunOptions)}
+    given = {k: v for k, v in known.pop("options", {}).items() if k in kept}
+    return RunRecord(attempts=attempts, options=RunOptions(**given), **known)
 
 
-def new_record(plan: Plan, hang_timeout: float | None = None) -> RunRecord:
+def new_record(plan: Plan) -> RunRecord:
     return RunRecord(
         run_id=plan.run_id,
         name=plan.name,
         owner=plan.owner,
-        engine=plan.engine,
+        engine=plan.engine.name,
         hosts=[node.host.name for node in plan.nodes],
         image=plan.image,
         image_digest=plan.image_digest,
@@ -149,11 +153,12 @@ def new_record(plan: Plan, hang_timeout: float | None = None) -> RunRecord:
         workdir_digest=plan.workdir_digest,
         command=list(plan.command),
         stop_timeout=plan.stop_timeout,
-        hang_timeout=hang_timeout,
+        options=plan.options.of_run(),
+        env_names=list(plan.nodes[0].container.env_names),
     )
 
 
-def new_attempt(plan: Plan, by: str = "launch") -> AttemptRecord:
+def new_attempt(plan: Plan) -> AttemptRecord:
     return AttemptRecord(
         attempt=plan.attempt,
         state="PENDING",
@@ -164,7 +169,7 @@ def new_attempt(plan: Plan, by: str = "launch") -> AttemptRecord:
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr,
         master_port=int(plan.master_port),
-        by=by,
+        by=plan.options.by,
     )
 
 

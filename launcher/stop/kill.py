@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.runs.find import find, look, names_hosts
@@ -79,7 +79,10 @@ def kill_run(
     machines = one_per_account(nodes)
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
         stopped, failures = stop_run(
-            machines, {node: engines(node, cluster) for node in machines}, run_id, timeout
+            machines,
+            {node: engines_on(node, cluster.job.engine) for node in machines},
+            run_id,
+            timeout,
         )
     for host, seen in stopped.items():
         console.say(f"{host}: {describe(seen)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.ssh.account import account_name
@@ -91,7 +91,9 @@ def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[
 
 
 def look(node: Node, cluster: Cluster) -> Seen:
-    statuses = [status for engine in engines(node, cluster) for status in engine.list()]
+    statuses = [
+        status for engine in engines_on(node, cluster.job.engine) for status in engine.list()
+    ]
     rows = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
     carriers = [(int(pid), run_id, name) for pid, run_id, name in (r.split(" ", 2) for r in rows)]
     memory: dict[int, int] = {}
@@ -135,7 +137,7 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
     def act(node: Node) -> None:
         mine = [stray for stray in strays if stray.host == node.name]
         names = {stray.handle for stray in mine if stray.kind == "container"}
-        for engine in engines(node, cluster):
+        for engine in engines_on(node, cluster.job.engine):
             for status in engine.list():
                 if status.handle in names:
                     engine.stop(status, STOP_TIMEOUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import UsageError
 from launcher.hosts import Cluster
 from launcher.runs.record import run_folders, timestamp
@@ -31,7 +31,7 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
             continue
         stopped, _ = stop_run(
             here,
-            {node: engines(node, cluster) for node in here},
+            {node: engines_on(node, cluster.job.engine) for node in here},
             record.run_id,
             record.stop_timeout,
         )

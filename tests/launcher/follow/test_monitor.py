@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.engines.base import Engine, NodeStatus
-from launcher.engines.process import Processes
+from launcher.engines.attempt import RunningAttempt, RunningNode
+from launcher.engines.base import NodeStatus
+from launcher.engines.process import LocalProcesses
 from launcher.follow.monitor import Follow, NodeOutcome
-from launcher.follow.node_watcher import EVENTS, Watch
+from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
+from launcher.logs.store import Mark
 from launcher.plan.plan import Place
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
@@ -44,10 +46,12 @@ def test_a_run_that_ended_before_anybody_attached_is_judged_by_its_events(tmp_pa
     control.mkdir()
     (control / "journal").write_bytes(JOURNAL)
     place = Place(0, 1, "none", str(tmp_path), str(control))
-    engine: Engine = Processes("local")  # no process of it is left
     node = Busy()
+    engine = LocalProcesses(node)  # no process of it is left
     try:
-        follow = Follow([Watch(node, engine, place, offset=len(JOURNAL))])
+        attempt = RunningAttempt((RunningNode(node, engine, place),))
+        known = {0: Mark(1.7, 1, len(JOURNAL), 0)}
+        follow = Follow(attempt, known=known)
         [outcome] = [event for event in follow.events() if isinstance(event, NodeOutcome)]
     finally:
         node.close()

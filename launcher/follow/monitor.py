@@ -13,13 +13,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.engines.attempt import RunningAttempt
 from launcher.engines.base import NodeStatus
 from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watcher
+from launcher.logs.events import Unreadable
 from launcher.logs.journal import Record
 from launcher.logs.store import LogStore, Mark, offset_in
+from launcher.supervisor.events import End, Event
 
 QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
@@ -51,10 +52,11 @@ class NodeOutcome:
 
     node_rank: int
     host: str
-    events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    unreadable: bool = False  # some of its events were malformed, and skipped
     # the newest lines, for the failure's excerpt
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    end: dict[str, Any] | None = None  # the supervisor's last word
+    end: End | None = None  # the supervisor's last word
     end_heard: float = 0.0  # time.monotonic() of it
     status: NodeStatus | None = None  # the engine's, once it has exited
     unseen_since: float | None = None  # time.monotonic() since when the host is out of sight
@@ -69,13 +71,12 @@ class NodeOutcome:
     @property
     def exit_code(self) -> int | None:
         if self.end is not None:
-            code = self.end.get("exit_code")
-            return code if isinstance(code, int) else None
+            return self.end.exit_code
         return self.status.exit_code if self.status else None
 
     @property
     def succeeded(self) -> bool:
-        return self.end is not None and self.end.get("state") == "succeeded"
+        return self.end is not None and self.end.state == "succeeded"
 
     @property
     def ended_badly(self) -> bool:
@@ -84,8 +85,8 @@ class NodeOutcome:
     @property
     def lost_peer(self) -> int | None:
         """The node rank whose going made this node end, if that was why."""
-        reason = (self.end or {}).get("reason") or {}
-        return reason.get("node_rank") if reason.get("kind") == "peer-lost" else None
+        reason = self.end.reason if self.end else None
+        return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
     @property
     def failed(self) -> bool:
@@ -153,14 +154,19 @@ class Follow:
         else:
             yield from self._take_sight(item)
 
-    def _take_batch(self, batch: Batch) -> Iterator[Lines]:
+    def _take_batch(self, batch: Batch) -> Iterator[Lines | str]:
         outcome = self.outcomes[batch.node_rank]
         for record in batch.records:
             if record.event is None:
                 outcome.remember(record)
                 continue
+            if isinstance(record.event, Unreadable):
+                if record.event.known and not outcome.unreadable:
+                    outcome.unreadable = True
+                    yield f"{outcome.host}: skipping events that cannot be read in its journal"
+                continue
             outcome.events.append((record.time, record.event))
-            if record.event.get("kind") == "end":
+            if isinstance(record.event, End):
                 outcome.end, outcome.end_heard = record.event, time.monotonic()
         self._offsets[batch.node_rank] = batch.offset
         self._consumed[batch.node_rank] = batch.consumed

@@ -15,6 +15,7 @@ from launcher.errors import DdpctlError, HostUnreachable
 from launcher.logs.journal import Reader, Record
 from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE, Stream
+from launcher.supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to see a host again
 LOOK_TIMEOUT = 2.5  # seconds for a host to answer when it is looked for
@@ -110,7 +111,7 @@ class Watcher:
                     offset += len(data)
                     records = reader.feed(data)
                     self._put(Batch(rank, records, offset - reader.pending, offset))
-                    if records and (records[-1].event or {}).get("kind") == "end":
+                    if records and isinstance(records[-1].event, End):
                         return
                 stream.close()
                 reason = f"{watched.node.name} (its log stream ended)"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
@@ -131,7 +132,7 @@ class Following:
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
         self.folder.save(self.record)
-        if outcome.failed and self.failed_at is None:
+        if outcome.failed and self.failed_at is None and not was_cancelled([outcome]):
             self.failed_at = time.monotonic()
 
     def _back_up_the_gang(self) -> None:
@@ -205,7 +206,9 @@ class Following:
             attempt.state = "CANCELLED"
         else:
             attempt.state = "FAILED"
-            attempt.first_failure = dataclasses.asdict(failure) if failure else None
+        timed_out = failure and failure.kind == FailureKind.TIME_LIMIT
+        if failure and (attempt.state == "FAILED" or timed_out):
+            attempt.first_failure = dataclasses.asdict(failure)
         unseen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self.unconfirmed, *unseen})
         self.folder.save(self.record)
@@ -221,7 +224,7 @@ class Following:
             return None
         return first_failure(
             Evidence(
-                nproc_per_node=max(1, self.record.attempt.world_size // len(outcomes)),
+                world_size=self.record.attempt.world_size,
                 nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
             )
         )
@@ -232,11 +235,11 @@ def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     if attempt.state == "UNKNOWN":
         console.say(f"run {run_id} may still run there; the next contact stops it")
         return
-    if attempt.state != "FAILED" or attempt.first_failure is None:
+    if attempt.first_failure is None:
         console.say(f"run {run_id} {attempt.state.lower()}")
         return
     failure = FirstFailure(**attempt.first_failure)
-    console.error(f"run {run_id} failed: {headline(failure)}")
+    console.error(f"run {run_id} {attempt.state.lower()}: {headline(failure)}")
     for line in (failure.excerpt or "").splitlines():
         console.error(f"  | {line}")
     if failure.remedy:
@@ -244,7 +247,7 @@ def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
 
 
 def was_cancelled(outcomes: Sequence[NodeOutcome]) -> bool:
-    return any(o.end is not None and o.end.get("state") == "cancelled" for o in outcomes)
+    return any(o.end is not None and o.end.state == "cancelled" for o in outcomes)
 
 
 def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:

@@ -9,26 +9,28 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.diagnosis.stack_groups import (
-    Frame,
-    Group,
-    Standing,
-    elsewhere,
+    RankStack,
+    StackGroup,
     grouped,
-    standing,
+    label,
+    located,
+    stragglers,
     verdict,
 )
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.hosts.fold import ranges
+from launcher.logs.events import parsed
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
+from launcher.supervisor.events import Frame, StackAnswer
 from launcher.terminal.console import Console
 
 PATIENCE = 10  # seconds for a supervisor to answer
@@ -62,7 +64,7 @@ class Answer:
     node_rank: int
     attempt: int
     state: str  # running, starting: no rank of it yet, ended
-    ranks: tuple[Standing, ...] = ()
+    ranks: tuple[RankStack, ...] = ()
 
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
@@ -104,19 +106,27 @@ def _ask(node: Node, place: Place, kind: str) -> Answer:
             f"{node.name}: {attempts} cannot be used: "
             f"{done.stderr.decode(errors='replace').strip() or 'it is gone'}; see `ddpctl ps`"
         )
-    told = json.loads(done.stdout)
-    ranks = tuple(standing(rank, node.name, place.node_rank) for rank in told["ranks"])
-    state = "running" if ranks or told["phase"] != "running" else "starting"
-    return Answer(node.name, place.node_rank, int(told["attempt"]), state, ranks)
+    try:
+        answer = parsed(StackAnswer, json.loads(done.stdout))
+    except (ValueError, RecursionError):
+        raise CommandFailed(f"{node.name}: cannot read its supervisor's answer") from None
+    ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
+    state = "running" if ranks or answer.phase != "running" else "starting"
+    return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
 
 
 # --- what is shown -------------------------------------------------------------------------------
 
 
 def show(
-    run_id: str, answers: Sequence[Answer], groups: Sequence[Group], console: Console, *, seen: bool
+    run_id: str,
+    answers: Sequence[Answer],
+    groups: Sequence[StackGroup],
+    console: Console,
+    *,
+    seen: bool,
 ) -> None:
-    """The groups as `clush -b` has them, the largest first; the last lines say who stands elsewhere."""
+    """The groups as `clush -b` has them, the largest first; the last lines name the stragglers."""
     for group in groups:
         console.print("\n".join(block(group)))
     for answer in answers:
@@ -137,31 +147,31 @@ def show(
         console.print(f"{answer.host} (node {answer.node_rank}): its part of the run has ended")
 
 
-def block(group: Group) -> list[str]:
+def block(group: StackGroup) -> list[str]:
     rule = "-" * 15
     count = f" ({len(group.members)})" if len(group.members) > 1 else ""
     lines = [rule, f"{ranges(group.ranks)}{count}  {' '.join(group.hosts)}", rule]
     first = group.first
     if not first.frames:
-        return [*lines, f"  {first.says()}"]
+        return [*lines, f"  {first.describe()}"]
     own = first.own_frames
     lines += [_line(frame, frame in own) for frame in first.frames]
     for member in group.members:
-        for name, frames in member.threads:
-            lines.append(f"  thread {name} of rank {member.rank}:")
-            lines += [_line(frame, False) for frame in frames]
+        for thread in member.threads:
+            lines.append(f"  thread {thread.thread} of rank {member.rank}:")
+            lines += [_line(frame, False) for frame in thread.frames]
     return lines
 
 
 def _line(frame: Frame, own: bool) -> str:
-    """What is not the user's stands further to the right."""
-    return f"  {frame}" if own else f"    {frame}"
+    """Frames that are not the user's are indented further."""
+    return f"  {label(frame)}" if own else f"    {label(frame)}"
 
 
 def document(
     run_id: str,
     answers: Sequence[Answer],
-    groups: Sequence[Group],
+    groups: Sequence[StackGroup],
     failures: Mapping[str, DdpctlError],
 ) -> dict[str, Any]:
     """stacks --json, version 1."""
@@ -170,9 +180,9 @@ def document(
         "run_id": run_id,
         "attempt": max((answer.attempt for answer in answers), default=0) or None,
         "verdict": verdict(groups),
-        "elsewhere": sorted(rank for group in elsewhere(groups) for rank in group.ranks),
+        "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
         "groups": [
-            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.says()}
+            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.describe()}
             for group in groups
         ],
         "nodes": [
@@ -188,7 +198,7 @@ def document(
     }
 
 
-def _rank(rank: Standing) -> dict[str, Any]:
+def _rank(rank: RankStack) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
@@ -196,8 +206,5 @@ def _rank(rank: Standing) -> dict[str, Any]:
         "state": rank.state,
         "note": rank.note,
         "frames": [vars(frame) for frame in rank.frames],
-        "threads": [
-            {"thread": name, "frames": [vars(frame) for frame in frames]}
-            for name, frames in rank.threads
-        ],
+        "threads": [asdict(thread) for thread in rank.threads],
     }

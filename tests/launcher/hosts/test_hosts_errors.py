@@ -50,8 +50,8 @@ job:
 def test_the_form_of_a_problem() -> None:
     assert problems("hosts:\n  - host: a\n    prot: 2222\n") == [
         "hosts.yaml:3: hosts[0].prot: found an unknown key; allowed: gpus, host, host_keys, "
-        "identity_file, interface, internal_ip, nproc_per_node, port, proxy_jump, user; correct or remove it; "
-        "did you mean 'port'?"
+        "identity_file, interface, internal_ip, nproc_per_node, port, proxy_jump, user; correct or "
+        "remove it; did you mean 'port'?"
     ]
     assert problems("hosts: [a]\njob:\n  master_port: 70000\n") == [
         "hosts.yaml:3: job.master_port: found 70000; allowed: a number from 1 to 65535, or auto; "

@@ -8,11 +8,8 @@ import typer
 
 from launcher.commands import options
 
-after_dashes: list[str] | None = None
-"""What stood after `--`, put here by launcher.cli before the command is called."""
-
-
 def launch(
+    context: typer.Context,
     hosts: options.Hosts = None,
     command: Annotated[
         list[str] | None,
@@ -86,8 +83,7 @@ def launch(
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
         given, hosts = [hosts, *given], None
-    if after_dashes is not None:
-        given += after_dashes
+    given += context.args  # what follows `--`
     overridden = {"dataset": dataset, "workdir": workdir}
     cluster = load(
         options.hosts_of(hosts, host_list),

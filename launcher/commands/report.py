@@ -31,5 +31,6 @@ def report(
     from launcher.report.making import make
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
-    return make(folder, out or Path(f"{folder.run_id}.html"), options.console(quiet, verbose))
+    console = options.console(quiet, verbose)
+    folder = find(run, hosts, console)
+    return make(folder, out or Path(f"{folder.run_id}.html"), console)

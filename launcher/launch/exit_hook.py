@@ -80,7 +80,7 @@ def call(command: str, folder: RunFolder, record: RunRecord, code: int, console:
 
 def environment(folder: RunFolder, record: RunRecord, code: int) -> dict[str, str]:
     """The outcome in words that a shell can use; empty where there is nothing to say."""
-    from launcher.diagnosis.first_failure import FirstFailure, headline
+    from launcher.diagnosis.first_failure import headline
 
     failure = record.attempt.first_failure
     return {
@@ -91,6 +91,6 @@ def environment(folder: RunFolder, record: RunRecord, code: int) -> dict[str, st
         "DDPCTL_EXIT_CODE": str(code),
         "DDPCTL_ATTEMPT": str(record.attempt.attempt),
         "DDPCTL_RUN_DIR": str(folder.path),
-        "DDPCTL_FIRST_FAILURE": headline(FirstFailure(**failure)) if failure else "",
-        "DDPCTL_FAILED_HOST": str(failure["host"]) if failure else "",
+        "DDPCTL_FIRST_FAILURE": headline(failure) if failure else "",
+        "DDPCTL_FAILED_HOST": failure.host if failure else "",
     }

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import push
-from launcher.engines.attempt import RunningAttempt
+from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.gather import gather
 from launcher.facts.script import Facts
-from launcher.follow.session import follow
+from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
 from launcher.hosts import Cluster, Host, dump
 from launcher.launch import exit_hook
@@ -125,7 +125,10 @@ def run_attempt(
             if wishes.detach:
                 return detach(folder, console)
             skews = [f.clock_skew for f in facts]
-            return follow(party, folder, record, skews, console, interrupts, spawn)
+            session = Session(
+                party, folder, record, console, interrupts, spawn, clock_skews=skews
+            )
+            return session.follow()
 
 
 def prepare_plan(
@@ -187,7 +190,7 @@ def start_all(
             crew,
             plan,
             facts,
-            record=folder.document(),
+            record=dataclasses.asdict(record),
             token=secrets.token_hex(32),
             secrets=read_env_file(cluster.job.env_file),
             hang_timeout=wishes.hang_timeout,
@@ -201,7 +204,7 @@ def start_all(
     ranks = f"{plan.nnodes} nodes, {plan.world_size} ranks"
     where = f"master {plan.master_addr}:{plan.master_port}"
     console.say(f"run {plan.run_id} started: {ranks}, {where}")
-    return RunningAttempt(nodes, {m.node: m.engine for m in crew}, [m.plan.place for m in crew])
+    return RunningAttempt(tuple(RunningNode(m.node, m.engine, m.plan.place) for m in crew))
 
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:

@@ -37,8 +37,8 @@ class Verdict:
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Verdict:
     """After a failure: another attempt, or the reason why not."""
-    failure = attempts[-1].first_failure or {}
-    kind = failure.get("kind", "unknown")
+    failure = attempts[-1].first_failure
+    kind = failure.kind if failure else "unknown"
     restarts = since_asked_for(attempts)
     if kind not in MENDABLE:
         return Verdict(False, f"a restart does not mend `{kind}`")
@@ -83,8 +83,8 @@ def until_done(
             break
         console.say(f"{verdict.why} in {verdict.wait:g} s")
         time.sleep(verdict.wait)
-        failure = record.attempt.first_failure or {}
-        cut_off = failure["host"] if failure.get("kind") == "network-cut" else None
+        failure = record.attempt.first_failure
+        cut_off = failure.host if failure and failure.kind == "network-cut" else None
         standing = with_spares(cluster, console, cut_off)
         for wait in BACKOFF[1:]:  # a host that was switched on again takes its time
             if not standing.missing:

@@ -8,7 +8,7 @@ from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host, Job, load
 from launcher.launch import exit_hook
 from launcher.launch.launch import Wishes, run_attempt, with_restarts
-from launcher.runs.find import find, look, names_hosts
+from launcher.runs.find import find, list_nodes, names_hosts
 from launcher.runs.record import RunFolder, find_run
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
@@ -23,7 +23,7 @@ def resume(
     on_exit: str | None = None,
 ) -> int:
     """Returns the new attempt's exit code. A run that is still alive is refused."""
-    folder = run_of(target, hosts)
+    folder = run_of(target, hosts, console)
     record = folder.load()
     before = load(folder.hosts_file, job_files=hosts is None)
     cluster = before if hosts is None else on_other_hosts(before, load(hosts))
@@ -38,14 +38,14 @@ def resume(
     return ending.code
 
 
-def run_of(target: str | None, hosts: str | None) -> RunFolder:
-    """The run to go on with: this machine's own, or one that only the hosts know."""
+def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
+    """The run to resume: this machine's own, or one that only the hosts know."""
     if names_hosts(target) or hosts is None:
-        return find(target, None)
+        return find(target, None, console)
     try:
         return find_run(target)
     except UsageError:
-        return find(target, hosts)
+        return find(target, hosts, console)
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
@@ -63,7 +63,7 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
 def refuse_if_alive(hosts: list[Host], cluster: Cluster, run_id: str) -> None:
     nodes = [Node(host) for host in hosts]
     try:
-        statuses, _ = look(nodes, cluster, run_id)
+        statuses, _ = list_nodes(nodes, cluster, run_id)
     finally:
         for node in nodes:
             node.close()

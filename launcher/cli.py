@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.completion import (
-    completion_init,  # type: ignore[attr-defined]
-    install_callback,
-    show_callback,
-)
+from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from launcher import __version__
 from launcher.commands import (
@@ -80,7 +76,7 @@ def main() -> None:
 def application() -> typer.Typer:
     app = typer.Typer(
         name="ddpctl",
-        help="Launch PyTorch DistributedDataParallel training in containers on several hosts over SSH.",
+        help="Launch PyTorch DDP training in containers on several hosts over plain SSH.",
         no_args_is_help=True,
         add_completion=False,  # its own options guess the shell, and guess wrong in scripts
         pretty_exceptions_enable=False,

@@ -1,21 +1,38 @@
-"""Where this machine keeps ddpctl's own files, and how one is replaced whole."""
+"""The folders of this machine that ddpctl keeps its own files in, and how it replaces a file."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from launcher.errors import UsageError
+
+
+def home_folder() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and this uid has no entry in the user database
+        raise UsageError("your home folder is unknown: set HOME") from None
+
+
+def current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:
+        raise UsageError("the current folder no longer exists: cd to another one") from None
+
 
 def state_home() -> Path:
     """$XDG_STATE_HOME/ddpctl, by default ~/.local/state/ddpctl."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+    home = Path(base) if base.startswith("/") else home_folder() / ".local" / "state"
     return home / "ddpctl"
 
 
 def cache_home() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "ddpctl"
+    """$XDG_CACHE_HOME/ddpctl, by default ~/.cache/ddpctl."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else home_folder() / ".cache") / "ddpctl"
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:

@@ -14,7 +14,9 @@ def attach(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Follow a detached run as `launch` does, with its exit code. Ctrl-C leaves; the run goes on.
+    """Follow a detached run as `launch` does, and exit as it does.
+
+    Ctrl-C leaves; the run goes on.
 
     --on-exit is this command's own, beside the one that `launch` was given.
 

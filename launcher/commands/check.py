@@ -18,7 +18,9 @@ def check(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Look at all hosts at once: what would make a launch fail or crawl, and what to do about it.
+    """Check all hosts for what would make a launch fail or crawl.
+
+    Each finding is one line with its remedy.
 
     \b
     ddpctl check hosts.yaml

@@ -13,14 +13,15 @@ from launcher.commands import options
 def fetch(
     run: options.Run = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Destination folder (default: ./RUN).")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Destination folder (default: ./RUN)."),
     ] = None,
     hosts: options.LookOn = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Copy a run's checkpoints, output and logs to this machine, verified.
+    """Copy a run's checkpoints, output and logs to this machine.
 
     Each file is checked against its sha256 on the host. Files that are already here are skipped, and
     an interrupted transfer continues where it was cut off.

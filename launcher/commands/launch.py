@@ -8,6 +8,7 @@ import typer
 
 from launcher.commands import options
 
+
 def launch(
     context: typer.Context,
     hosts: options.Hosts = None,
@@ -60,7 +61,9 @@ def launch(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check, push, start torchrun on every node, follow the logs, exit as the run did.
+    """Check, push, start torchrun on every node and follow the logs.
+
+    The exit code is the run's.
 
     --on-exit runs CMD once with `sh -c` when the run has ended, with the outcome in its
     environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),
@@ -74,9 +77,8 @@ def launch(
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
     import datetime
-    import os
 
-    from launcher.hosts import load
+    from launcher.hosts import load, override_job
     from launcher.runs.record import checked_name
     from launcher.ssh.ahead import dial_ahead
 
@@ -84,20 +86,18 @@ def launch(
     if host_list and hosts:  # with -H, everything that is not a flag is the command
         given, hosts = [hosts, *given], None
     given += context.args  # what follows `--`
-    overridden = {"dataset": dataset, "workdir": workdir}
-    cluster = load(
-        options.hosts_of(hosts, host_list),
-        overridden=[key for key, value in overridden.items() if value is not None],
-    ).with_job(
-        cwd=os.getcwd(),  # noqa: PTH109
-        image=image,
-        dataset=dataset,
-        workdir=workdir,
-        env=parse_env(env or []),
-        nproc_per_node=nproc_per_node,
-        max_restarts=max_restarts,
-        command=given or None,
-    )
+    flags = {
+        "image": image,
+        "dataset": dataset,
+        "workdir": workdir,
+        "env": parse_env(env or []),
+        "nproc_per_node": nproc_per_node,
+        "max_restarts": max_restarts,
+        "command": given or None,
+    }
+    overridden = [key for key, value in flags.items() if value is not None]
+    cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
+    cluster = override_job(cluster, flags)
     name = checked_name(name)
     if not dry_run:
         dial_ahead(cluster.hosts)

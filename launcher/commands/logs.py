@@ -31,7 +31,7 @@ def logs(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Print the logs of all nodes, merged by time, of a live or finished run.
+    """Print the logs of all nodes of a run, merged by time.
 
     \b
     ddpctl logs -f

@@ -27,6 +27,7 @@ class WithCommandLine(TyperCommand):
 
 
 DEFAULT_HOSTS = "hosts.yaml"
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each step on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -50,8 +51,7 @@ Run = Annotated[
         autocompletion=complete.runs,
     ),
 ]
-RunOrYes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Hosts = Annotated[
+RunOrHosts = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN or HOSTS]",
@@ -77,9 +77,7 @@ Folded = Annotated[
 ]
 OnExit = Annotated[
     str | None,
-    typer.Option(
-        "--on-exit", metavar="CMD", help="Run CMD with sh when the run has ended."
-    ),
+    typer.Option("--on-exit", metavar="CMD", help="Run CMD with sh when the run has ended."),
 ]
 
 
@@ -98,12 +96,15 @@ def hosts_of(hosts: str | None, host_list: str | None) -> str:
     """HOSTS or -H, else ./hosts.yaml. Raises UsageError with both, or with none of the three."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
-    named = hosts or host_list or (DEFAULT_HOSTS if Path(DEFAULT_HOSTS).is_file() else None)
-    if named is None:
+    if host_list:
+        from launcher.hosts import HostList
+
+        return HostList(host_list)
+    if not hosts and not Path(DEFAULT_HOSTS).is_file():
         raise UsageError(
             "no hosts: give a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
         )
-    return named
+    return hosts or DEFAULT_HOSTS
 
 
 def can_ask() -> bool:

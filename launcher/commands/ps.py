@@ -14,7 +14,9 @@ INTERRUPTED = 130
 def ps(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Show finished runs too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Show finished runs too.")
+    ] = False,
     per_node: Annotated[
         bool, typer.Option("--nodes", help="Show a row per node instead of a row per run.")
     ] = False,
@@ -29,7 +31,7 @@ def ps(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """List runs, as the engines of their hosts see them, from any machine.
+    """List runs, from any machine, as their hosts see them.
 
     Without HOSTS: ./hosts.yaml if it exists, and the hosts of the live runs of this machine.
 

@@ -31,7 +31,7 @@ def push(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Image, dataset and code to every host, only what is missing there.
+    """Send image, dataset and code to the hosts that lack them.
 
     \b
     ddpctl push hosts.yaml

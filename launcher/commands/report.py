@@ -19,7 +19,9 @@ def report(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """One HTML page about a run: plan, hosts, timeline, first failure, curves, how to repeat it.
+    """Write one HTML page about a run.
+
+    It has hosts, timeline, first failure, curves and how to repeat the run.
 
     The page needs no network and holds no value of the run's environment. The curves come from
     metrics.jsonl under the run's output folder, where our trainer's rank 0 writes for all ranks.

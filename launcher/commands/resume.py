@@ -16,7 +16,7 @@ def resume(
         typer.Option(
             "--hosts",
             metavar="HOSTS",
-            help="Go on on these hosts instead.",
+            help="Resume on these hosts instead.",
             autocompletion=complete.hosts_files,
         ),
     ] = None,
@@ -29,7 +29,7 @@ def resume(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """The next attempt of a run, from its newest checkpoint that is whole.
+    """Start the next attempt of a run from its newest checkpoint.
 
     \b
     ddpctl resume

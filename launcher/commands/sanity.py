@@ -44,18 +44,21 @@ def sanity(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Collectives, checked and measured in your own image: is it the network or the training?
+    """Check and measure the collectives between the nodes.
+
+    They run in your own image: is it the network or the training?
 
     \b
     ddpctl sanity hosts.yaml --pairwise
     ddpctl sanity hosts.yaml --host gpu1 --containers 2
     """
-    from launcher.hosts import load
+    from launcher.hosts import load, override_job
     from launcher.sanity import check
 
     console = options.console(quiet, verbose)
     unused = ["dataset", "workdir"]
-    cluster = load(options.hosts_of(hosts, host_list), overridden=unused).with_job(image=image)
+    cluster = load(options.hosts_of(hosts, host_list), overridden=unused)
+    cluster = override_job(cluster, {"image": image})
     if host is not None:
         cluster = check.two_containers(cluster, host, containers)
         console.say(check.TWO_CONTAINERS)

@@ -1,5 +1,19 @@
-"""The hosts file: read, checked whole, and kept as values."""
+"""The hosts file: read, checked as a whole, and kept as values."""
 
-from .cluster import Cluster, Host, Job, dump, load, parse
+from .dump import dump
+from .files import read_env_file
+from .hostfile import HostList
+from .load import load, override_job, parse
+from .model import Cluster, Host, Job
 
-__all__ = ["Cluster", "Host", "Job", "dump", "load", "parse"]
+__all__ = [
+    "Cluster",
+    "Host",
+    "HostList",
+    "Job",
+    "dump",
+    "load",
+    "override_job",
+    "parse",
+    "read_env_file",
+]

@@ -5,37 +5,55 @@ python -m launcher.hosts.doc > docs/hosts-file.md
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key
 
-_HEAD = """\
+_PAGE = """\
 # The hosts file
 
 <!-- Printed by `python -m launcher.hosts.doc` from launcher/hosts/schema.py; edit it there. -->
 
-One YAML file names the machines and what they run together. `ddpctl` reads all of it before it
-contacts any host, and says everything that is wrong at once, one line a problem:
+A YAML file lists your machines and the job that they run. `ddpctl` checks the whole file before it
+contacts any host, and reports every problem at once, one per line:
 
     hosts.yaml:7: hosts[1].prot: found an unknown key; allowed: gpus, ...; did you mean 'port'?
 
-Relative paths are relative to the file. `~` is the home folder on this machine. Unknown keys,
-keys written twice and values that cannot be are errors (exit code 2).
-"""
+Relative paths are relative to the file; `~` is your home folder on this machine. Unknown keys,
+duplicate keys and impossible values are errors (exit code 2).
 
-_TAIL = """\
-## Other ways to name hosts
+## `defaults`
 
-Wherever a hosts file is expected, a DeepSpeed or MPI hostfile serves too; each slot is a GPU:
+{SECTIONS[defaults]} Keys: {defaults}, as under `hosts`.
+
+## `hosts`
+
+{SECTIONS[hosts]}
+
+{host_keys}
+## `spares`
+
+{SECTIONS[spares]}
+
+## `job`
+
+{SECTIONS[job]}
+
+{job_keys}
+## Other ways to list hosts
+
+Every command that takes a hosts file also takes a DeepSpeed or MPI hostfile, where each slot is a
+GPU:
 
     # comment
     gpu1 slots=8
     gpu2 slots=8
 
-and so does a list, `gpu1:8,gpu2:8` (also as `-H gpu1:8,gpu2:8`). The job is then what the command
-line says, over the defaults above.
+and a list, `gpu1:8,gpu2:8` (or `-H gpu1:8,gpu2:8`). The job is then the defaults above and the
+flags of the command line.
 
-## The whole of it
+## A complete example
 
 ```yaml
 {example}```
@@ -44,22 +62,19 @@ line says, over the defaults above.
 
 def document(example: str) -> str:
     """The page; example is the text of hosts.example.yaml."""
-    defaults = ", ".join(f"`{key.name}`" for key in DEFAULTS)
-    parts = [
-        _HEAD,
-        f"## `defaults`\n\n{SECTIONS['defaults']} Keys: {defaults}, as under `hosts`.\n",
-        f"## `hosts`\n\n{SECTIONS['hosts']}\n\n{_table(HOST)}",
-        f"## `spares`\n\n{SECTIONS['spares']}\n",
-        f"## `job`\n\n{SECTIONS['job']}\n\n{_table(JOB)}",
-        _TAIL.format(example=example),
-    ]
-    return "\n".join(parts)
+    return _PAGE.format(
+        SECTIONS=SECTIONS,
+        defaults=", ".join(f"`{name}`" for name in DEFAULTS),
+        host_keys=_table(HOST),
+        job_keys=_table(JOB),
+        example=example,
+    )
 
 
-def _table(keys: tuple[Key, ...]) -> str:
+def _table(keys: Mapping[str, Key]) -> str:
     rows = [
-        f"| `{key.name}` | {_cell(key.meaning)} | {_cell(key.allowed)} | {_cell(key.default)} |\n"
-        for key in keys
+        f"| `{name}` | {_cell(key.meaning)} | {_cell(key.allowed)} | {_cell(key.default)} |\n"
+        for name, key in keys.items()
     ]
     return "| key | meaning | value | default |\n|---|---|---|---|\n" + "".join(rows)
 
@@ -69,5 +84,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     print(document((root / "hosts.example.yaml").read_text()), end="")

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-if TYPE_CHECKING:
-    from .cluster import Cluster
+from .model import Cluster
 
 
-def dump_cluster(cluster: Cluster) -> str:
-    document: dict[str, Any] = {"hosts": [_said(host) for host in cluster.hosts]}
-    if cluster.spares:
-        document["spares"] = [_said(host) for host in cluster.spares]
-    job = _said(cluster.job)
-    if job:
-        document["job"] = job
-    # Escapes, not the characters: YAML would fold U+0085 and the like into a space. No folding of
-    # long lines either: an argument may hold any run of spaces.
+def dump(cluster: Cluster) -> str:
+    """The hosts file as used: defaults merged, paths absolute, only what differs from a default."""
+    document = {
+        "hosts": [_fields(host) for host in cluster.hosts],
+        "spares": [_fields(host) for host in cluster.spares],
+        "job": _fields(cluster.job),
+    }
+    document = {name: section for name, section in document.items() if section}
+    # YAML would fold U+0085 and similar characters into a space, so they are escaped. Long lines
+    # are not folded either: an argument may contain any number of spaces.
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=2**31 - 1)
 
 
-def _said(part: Any) -> dict[str, Any]:
-    """The fields that differ from what holds without them."""
-    said: dict[str, Any] = {}
+def _fields(part: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    written: dict[str, Any] = {}
     for field in fields(part):
         value = getattr(part, field.name)
-        default = field.default
-        if default is MISSING and field.default_factory is not MISSING:
-            default = field.default_factory()
-        if value != default:
-            said[field.name] = _plain(value)
-    return said
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if hasattr(value, "items") else value
+        factory = field.default_factory
+        if value != (field.default if factory is MISSING else factory()):
+            written[field.name] = list(value) if isinstance(value, tuple) else value
+    return written

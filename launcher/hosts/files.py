@@ -1,94 +1,112 @@
-"""The effects of reading a hosts file: its bytes, and whether the files it names are there."""
+"""The files of this machine that a hosts file needs: itself, and those that it names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from .job_values import env_name
-from .problems import Problems, shown
-from .values import At, Place, Reading
+from .job_values import wrong_env_name
+from .problems import LONGEST_PATH, Problem, raise_any, shown
+from .schema import PathKind
 
 MAX_BYTES = 1_000_000
-LONGEST_PATH = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path of this machine that the file names."""
+
+    line: int
+    key: str
+    path: str
+    kind: PathKind
+
+    @property
+    def shown(self) -> str:
+        return shown(self.path, LONGEST_PATH)
 
 
 def text_of(path: Path) -> str:
-    problems = Problems(str(path))
-    remedy = "give a hosts file (hosts.example.yaml shows one)"
+    """The text of a hosts file. Raises HostsFileError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            problems.add(0, "", "found more than 1 MB", allowed="up to 1 MB", remedy=remedy)
+            problem = Problem(0, "", "found more than 1 MB", "is this a hosts file?")
         elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            problems.add(0, "", "found a binary file", allowed="text in UTF-8", remedy=remedy)
+            problem = Problem(0, "", "found a binary file", "give a hosts file")
         else:
             return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        found = f"found byte 0x{data[error.start]:02x}, which is not UTF-8"
-        problems.add(line, "", found, allowed="text in UTF-8", remedy="save the file as UTF-8")
+        what = f"found byte 0x{data[error.start]:02x}, which is not UTF-8"
+        problem = Problem(line, "", what, "save the file as UTF-8")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        problems.add(0, "", f"cannot be read: {why.lower()}", remedy=remedy)
-    problems.raise_any()
-    raise AssertionError("a text or a problem")
+        remedy = "give a hosts file (hosts.example.yaml is one)"
+        problem = Problem(0, "", f"cannot be read: {_reason(error)}", remedy)
+    raise_any(str(path), [problem])
+    raise AssertionError
 
 
-def look(reading: Reading, unused: Collection[str] = ()) -> None:
-    """Adds a problem for each named file or folder that is not there or cannot be used.
-
-    unused: keys whose files do not matter this time.
-    """
-    for place in reading.places:
-        if place.key in unused:
-            continue
-        why = _absence(place)
-        if why:
-            reading.problems.add(
-                place.line,
-                place.key,
-                f"found {shown(place.path, LONGEST_PATH)}, which {why}",
-                allowed=f"{'a folder' if place.kind == 'folder' else 'a file'} on this machine",
-                remedy="correct the path or create it",
-            )
+def missing(places: Iterable[Place]) -> Iterator[Problem]:
+    """A problem for each file or folder that does not exist or cannot be used."""
+    for place in places:
+        if why := _flaw(place):
+            kind = "a folder" if place.kind == "folder" else "a file"
+            what = f"found {place.shown}, which {why}"
+            remedy = "correct the path or create it"
+            yield Problem(place.line, place.key, what, remedy, f"{kind} on this machine")
         elif place.kind == "env file":
-            _look_into_env_file(place, reading)
+            yield from _env_lines(place)[1]
 
 
-def _absence(place: Place) -> str:
+def _flaw(place: Place) -> str:
     path = Path(place.path)
     try:
-        if not path.exists():
-            return "does not exist"
+        mode = path.stat().st_mode
         if place.kind == "folder":
-            return "" if path.is_dir() else "is no folder"
-        if not path.is_file():
-            return "is no file"
-        with path.open("rb"):
-            return ""
+            return "" if stat.S_ISDIR(mode) else "is not a folder"
+        if not stat.S_ISREG(mode):
+            return "is not a file"
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1 if place.kind == "env file" else 1)
+        return "is larger than 1 MB" if len(data) > MAX_BYTES else ""
+    except FileNotFoundError:
+        return "does not exist"
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        return f"cannot be read ({(reason or str(error)).lower()})"
+        return f"cannot be read ({_reason(error)})"
 
 
-def _look_into_env_file(place: Place, reading: Reading) -> None:
-    """Says which lines are wrong, and of a line only its name: the values are secrets."""
-    path = Path(place.path)
-    if path.stat().st_size > MAX_BYTES:
-        found = f"found {shown(place.path, LONGEST_PATH)}, which is larger than 1 MB"
-        reading.problems.add(place.line, place.key, found, remedy="is it this file?")
-        return
-    for number, raw in enumerate(path.read_bytes().split(b"\n"), 1):
-        line = raw.decode("utf-8", "replace").strip()
-        name, equals, _ = line.partition("=")
-        if not line or line.startswith("#"):
+def _reason(error: OSError | ValueError) -> str:
+    return str(getattr(error, "strerror", None) or error).lower()
+
+
+def read_env_file(path: str) -> dict[str, str]:
+    """The NAME=value lines of a file. Raises HostsFileError, which never shows a value."""
+    place = Place(0, "", path, "env file")
+    raise_any("job.env_file", list(missing([place])))
+    return _env_lines(place)[0]
+
+
+def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
+    """The problems name lines but not their text, which is secret."""
+    values: dict[str, str] = {}
+    problems: list[Problem] = []
+    for number, raw in enumerate(Path(place.path).read_bytes().split(b"\n"), 1):
+        line = raw.removesuffix(b"\r").decode("utf-8", "replace")
+        name, equals, value = line.partition("=")
+        name = name.strip()
+        if not line.strip() or name.startswith("#"):
             continue
-        at = At(
-            reading, f"{place.key}: {shown(place.path, LONGEST_PATH)} line {number}", "NAME=value"
-        )
+        found = remedy = ""
         if not equals or "\ufffd" in line or "\0" in line:
-            at.wrong(place.line, "a line that is not NAME=value in UTF-8", "mend or remove it")
-        else:
-            env_name(name.strip(), place.line, at)
+            found, remedy = "a line that is not NAME=value in UTF-8", "correct or remove it"
+        elif remedy := wrong_env_name(name):
+            found = f"the name {shown(name)}"
+        if found:
+            key = f"{place.key}: {place.shown} line {number}".removeprefix(": ")
+            problems.append(Problem(place.line, key, f"found {found}", remedy, "NAME=value"))
+        values[name] = value
+    return values, problems

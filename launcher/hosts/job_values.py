@@ -1,13 +1,13 @@
-"""How the values of a hosts file's `job:` are read; see values for the building blocks."""
+"""How the values under `job:` are read; values.py has the building blocks."""
 
 from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
 
-from .problems import nearest, shown
-from .values import At, as_written, text
-from .yaml import Sequence, Table, Text, Tree
+from .problems import Problem, Wrong, nearest, shown
+from .tree import Items, Scalar, Table, Tree
+from .values import as_written, each, items, text, wrong
 
 MIB = 1024**2
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -15,7 +15,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STARTS_PYTHON = re.compile(r"python[0-9.]*|torchrun")
 _UID_GID = re.compile(r"\d{1,10}:\d{1,10}")
-# docker/distribution's reference grammar, in one line.
+# The reference grammar of github.com/distribution/reference, in one expression.
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?/)?"
     r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*"
@@ -32,137 +32,111 @@ SET_BY_DDPCTL = frozenset(
 OWN_MOUNTS = ("/checkpoints", "/output", "/ddpctl")
 
 
-def image(tree: Tree, at: At) -> str | None:
-    word = text(tree, at)
-    if word is None or (_IMAGE.fullmatch(word) and len(word) <= 400):
-        return word
-    repository = word.partition("@")[0]
-    remedy = (
-        "image names are lower case"
-        if _IMAGE.fullmatch(repository.lower())
-        else "write it as `docker images` shows it"
-    )
-    at.wrong(tree.line, shown(word), remedy)
-    return None
+def image(tree: Tree) -> str:
+    word = text(tree)
+    if not _IMAGE.fullmatch(word) or len(word) > 400:
+        upper = _IMAGE.fullmatch(word.partition("@")[0].lower())
+        remedy = "use lower case" if upper else "write it as `docker images` shows it"
+        raise wrong(tree, shown(word), remedy)
+    return word
 
 
-def command(tree: Tree, at: At) -> tuple[str, ...] | None:
-    words = arguments(tree, at)
-    if words is None:
-        return None
+def command(tree: Tree) -> tuple[str, ...]:
+    words = arguments(tree)
     if not words or not words[0]:
-        at.wrong(tree.line, "nothing to run", "write for example [train.py] or [-m, trainer]")
-        return None
+        raise wrong(tree, "nothing to run", "write for example [train.py] or [-m, trainer]")
     first = PurePosixPath(words[0]).name
     if _STARTS_PYTHON.fullmatch(first):
-        at.wrong(tree.line, shown(words[0]), f"leave {shown(first)} out: torchrun starts Python")
-        return None
+        raise wrong(tree, shown(words[0]), f"remove {shown(first)}: torchrun starts Python")
     return words
 
 
-def arguments(tree: Tree, at: At) -> tuple[str, ...] | None:
+def arguments(tree: Tree) -> tuple[str, ...]:
     """A list of arguments; numbers and `yes` stay as written."""
-    if not isinstance(tree, Sequence):
-        remedy = "write a list"
-        if isinstance(tree, Text) and tree.text.split():
-            words = [w for w in tree.text.split() if not _STARTS_PYTHON.fullmatch(w)]
-            remedy = f"write [{shown(', '.join(words))}]"
-        found = shown(tree.text) if isinstance(tree, Text) and tree.text else tree.kind
-        at.wrong(tree.line, found, remedy)
-        return None
-    read = [as_written(item, at.inside(f"[{i}]")) for i, item in enumerate(tree.items)]
-    return None if None in read else tuple(word for word in read if word is not None)
+    if isinstance(tree, Items):
+        return tuple(each(items(tree), as_written))
+    found, remedy = tree.kind, "write a list"
+    if isinstance(tree, Scalar) and tree.text:
+        found = shown(tree.text)
+        words = [word for word in tree.text.split() if not _STARTS_PYTHON.fullmatch(word)]
+        remedy = f"write [{shown(', '.join(words))}]" if tree.text.split() else remedy
+    raise wrong(tree, found, remedy)
 
 
-def env(tree: Tree, at: At) -> dict[str, str] | None:
+def env(tree: Tree) -> dict[str, str]:
     """Names to values as written: `{A: 1, B: yes}` gives "1" and "yes"."""
     if not isinstance(tree, Table):
-        at.wrong(tree.line, tree.kind, "write NAME: value")
-        return None
-    values: dict[str, str] = {}
-    for name, value in tree.entries.items():
-        inner = at.inside(f".{shown(name)}")
-        written = as_written(value, inner)
-        if not env_name(name, tree.lines[name], inner) or written is None:
-            continue
-        values[name] = written
-    return values if len(values) == len(tree.entries) else None
+        raise wrong(tree, tree.kind, "write NAME: value")
+    names = list(tree.entries)
+    problems = [
+        Problem(tree.lines[name], f".{shown(name)}", f"found the name {shown(name)}", remedy)
+        for name in names
+        if (remedy := wrong_env_name(name))
+    ]
+    try:
+        values = each(((f".{shown(name)}", tree.entries[name]) for name in names), as_written)
+    except Wrong as error:
+        raise Wrong(*problems, *error.problems) from None
+    if problems:
+        raise Wrong(*problems)
+    return dict(zip(names, values, strict=True))
 
 
-def env_name(name: str, line: int, at: At) -> bool:
-    """True when `name` may be set; otherwise says why not."""
+def wrong_env_name(name: str) -> str:
+    """The remedy where an environment may not set `name`, else an empty text."""
     if not _ENV_NAME.fullmatch(name):
-        at.wrong(line, f"the name {shown(name)}", "use letters, digits and _")
-    elif name in SET_BY_DDPCTL:
-        at.wrong(line, f"the name {name}", "ddpctl or torchrun sets it on each node; remove it")
-    else:
-        return True
-    return False
+        return "use letters, digits and _"
+    return "remove it: ddpctl or torchrun sets it on each node" if name in SET_BY_DDPCTL else ""
 
 
-def mounts(tree: Tree, at: At) -> tuple[str, ...] | None:
-    if not isinstance(tree, Sequence):
-        at.wrong(tree.line, tree.kind, 'write a list: ["/scratch:/scratch:ro"]')
-        return None
-    found = [_mount(item, at.inside(f"[{i}]")) for i, item in enumerate(tree.items)]
-    targets: dict[str, int] = {}
-    for i, (item, mount) in enumerate(zip(tree.items, found, strict=True)):
-        target = mount.split(":")[1].rstrip("/") if mount else f"#{i}"
-        if target in targets:
-            at.wrong(item.line, f"two mounts at {shown(target)}", "keep one of them")
-            return None
-        targets[target] = i
-    return None if None in found else tuple(mount for mount in found if mount is not None)
+def mounts(tree: Tree) -> tuple[str, ...]:
+    if not isinstance(tree, Items):
+        raise wrong(tree, tree.kind, 'write a list: ["/scratch:/scratch:ro"]')
+    found = each(items(tree), _mount)
+    targets = [mount.split(":")[1].rstrip("/") for mount in found]
+    for item, target in zip(tree.items, targets, strict=True):
+        if targets.count(target) > 1:
+            raise wrong(item, f"two mounts at {shown(target)}", "keep one of them")
+    return tuple(found)
 
 
-def _mount(tree: Tree, at: At) -> str | None:
-    word = text(tree, at)
-    if word is None:
-        return None
+def _mount(tree: Tree) -> str:
+    word = text(tree)
     source, target, mode = [*word.split(":"), "", "", ""][:3]
     flat = target.rstrip("/")
     if word.count(":") not in (1, 2) or not source or not target:
         remedy = "write FOLDER_ON_THE_HOST:FOLDER_IN_THE_CONTAINER[:ro]"
     elif not source.startswith("/") or not target.startswith("/"):
-        remedy = "both folders are absolute; the first is a path on the hosts"
+        remedy = "write two absolute paths, the first of a folder on the hosts"
     elif word.count(":") == 2 and mode not in ("ro", "rw"):
-        remedy = f"{shown(mode)} is no mode; write ro or rw"
+        remedy = f"write ro or rw instead of {shown(mode)}"
     elif ".." in PurePosixPath(source).parts or ".." in PurePosixPath(target).parts:
-        remedy = "write the folders without `..`"
+        remedy = "write the paths without `..`"
     elif not flat or any(flat == own or flat.startswith(own + "/") for own in OWN_MOUNTS):
-        remedy = f"{shown(target)} in the container is ddpctl's own; choose another"
+        remedy = f"choose another target: ddpctl itself uses {shown(target)} in the container"
     else:
         return word
-    at.wrong(tree.line, shown(word), remedy)
-    return None
+    raise wrong(tree, shown(word), remedy)
 
 
-def size(tree: Tree, at: At) -> int | None:
+def size(tree: Tree) -> int:
     """Bytes. `16g`, `512m`, `16GiB` or a number of bytes."""
-    written = as_written(tree, at)
-    if written is None:
-        return None
+    written = as_written(tree)
     match = _SIZE.fullmatch(written.strip())
-    number = int(match[1][:30]) * _UNITS[match[2].lower()] if match else -1
     if match is None:
-        at.wrong(tree.line, shown(written), "write for example 16g or 512m")
-    elif number < MIB:
-        at.wrong(tree.line, shown(written), f"that is less than 1 MiB; write {match[1][:5]}g?")
-    elif number > 2**50:
-        at.wrong(tree.line, shown(written), "no machine has so much memory")
-    else:
-        return number
-    return None
+        raise wrong(tree, shown(written), "write for example 16g or 512m")
+    number = int(match[1][:30]) * _UNITS[match[2].lower()]
+    if number < MIB:
+        raise wrong(tree, shown(written), f"that is less than 1 MiB; write {match[1][:5]}g?")
+    if number > 2**50:
+        raise wrong(tree, shown(written), "write a size that a machine can have")
+    return number
 
 
-def container_user(tree: Tree, at: At) -> str | None:
-    # Not `text`: YAML takes 1000:1000 for a number to the base of 60.
-    word = as_written(tree, at)
-    if word is None or word in ("host", "root"):
+def container_user(tree: Tree) -> str:
+    word = as_written(tree)  # not text: YAML takes 1000:1000 for a number in base 60
+    is_uid_gid = _UID_GID.fullmatch(word) and all(int(n) < 2**32 - 1 for n in word.split(":"))
+    if word in ("host", "root") or is_uid_gid:
         return word
-    if _UID_GID.fullmatch(word) and all(int(part) < 2**32 - 1 for part in word.split(":")):
-        return word
-    at.wrong(
-        tree.line, shown(word), "write for example user: 1000:1000", nearest(word, ["host", "root"])
-    )
-    return None
+    near = nearest(word, ["host", "root"])
+    raise wrong(tree, shown(word), "write for example user: 1000:1000", near)

@@ -1,66 +1,66 @@
-"""What is wrong with a hosts file: one line a problem, all of them at once."""
+"""What is wrong with a hosts file: one line per problem, worded here and nowhere else."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from launcher.errors import HostsFileError
 
-SHOWN = 60  # characters of a wrong value that a message repeats
+SHOWN = 60  # how many characters of a wrong value a message repeats
+LONGEST_PATH = 4096
 
 
-@dataclass
-class Problems:
-    """Collects problems; the lines come out in the order of the file.
+@dataclass(frozen=True)
+class Problem:
+    """line is 0 where the source has no lines, such as a flag. near: the key or word meant."""
 
-    source: the file as the user wrote it, or the flag that the text came from.
-    """
+    line: int
+    key: str
+    what: str
+    remedy: str = ""
+    allowed: str = ""
+    near: str | None = None
 
-    source: str
-    _lines: list[tuple[int, str]] = field(default_factory=list)
+    def within(self, key: str, allowed: str = "") -> Problem:
+        """The same problem of a value inside `key`."""
+        return replace(self, key=key + self.key, allowed=self.allowed or allowed)
 
-    def add(
-        self,
-        line: int,
-        key: str,
-        found: str,
-        *,
-        allowed: str = "",
-        remedy: str = "",
-        near: str | None = None,
-    ) -> None:
-        """Line 0 stands for the whole source (a flag has no lines)."""
-        place = f"{self.source}:{line}: " if line else f"{self.source}: "
+    def text(self, source: str) -> str:
+        place = f"{source}:{self.line}: " if self.line else f"{source}: "
         parts = [
-            found,
-            f"allowed: {allowed}" if allowed else "",
-            remedy,
-            f"did you mean '{near}'?" if near else "",
+            self.what,
+            f"allowed: {self.allowed}" if self.allowed else "",
+            self.remedy,
+            f"did you mean '{self.near}'?" if self.near else "",
         ]
-        text = place + (f"{key}: " if key else "") + "; ".join(part for part in parts if part)
-        self._lines.append((line, text))
+        return place + (f"{self.key}: " if self.key else "") + "; ".join(filter(None, parts))
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
 
-    def lines(self) -> list[str]:
-        """Each problem once, by line."""
-        return list(dict.fromkeys(text for _, text in sorted(self._lines, key=lambda p: p[0])))
+class Wrong(Exception):
+    """A value that cannot be used. The problems' keys are relative to that value."""
 
-    def raise_any(self) -> None:
-        if self._lines:
-            raise HostsFileError(self.lines())
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__()
+        self.problems = problems
+
+
+def raise_any(source: str, problems: Sequence[Problem]) -> None:
+    """HostsFileError with each problem once, in the order of the file."""
+    if problems:
+        name = shown(source, LONGEST_PATH)
+        lines = [problem.text(name) for problem in sorted(problems, key=lambda p: p.line)]
+        raise HostsFileError(list(dict.fromkeys(lines)))
 
 
 def shown(text: str, most: int = SHOWN) -> str:
-    """`text` on one line, safe to print on a terminal, and at most `most` characters of it."""
+    """At most `most` characters of `text`, on one line and safe to print on a terminal."""
     short = text if len(text) <= most else text[:most] + "..."
     return short if short.isprintable() and short.strip() == short and short else repr(short)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` looks like a slip of, if any."""
+    """The known word that `word` is probably a typo of."""
     matches = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), 1, 0.6)
     return matches[0] if matches else None

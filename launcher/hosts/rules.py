@@ -1,137 +1,123 @@
-"""What must hold between the values of a hosts file, when each of them is right by itself."""
+"""What must hold between the values of a hosts file that are each right by themselves."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .problems import Problems
+from .model import Host, Job
+from .problems import Problem
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One host as far as it could be read. own: what it says itself, without the defaults."""
+    """A host with its place in the file. own: the keys that it has itself, without defaults."""
 
     key: str
     line: int
-    own: Mapping[str, Any]
-    merged: Mapping[str, Any]
-
-    @property
-    def machine(self) -> tuple[str, int] | None:
-        """What makes two entries the same machine."""
-        name = self.merged.get("host")
-        return (name.lower(), self.merged.get("port") or 22) if isinstance(name, str) else None
+    own: frozenset[str]
+    host: Host
 
 
-def check_rules(entries: Sequence[Entry], job: Mapping[str, Any], problems: Problems) -> None:
+def broken_rules(
+    entries: Sequence[Entry], job: Job, lines: Mapping[str, int] | None = None
+) -> Iterator[Problem]:
+    """lines: the line of each key of the job."""
+    by_machine: dict[tuple[str, int], list[Entry]] = {}
+    by_address: dict[str, Entry] = {}
     for entry in entries:
-        _local_has_no_ssh(entry, problems)
-        _process_is_local(entry, job, problems)
-        _processes_have_gpus(entry, job, problems)
-    for i, entry in enumerate(entries):
-        for earlier in entries[:i]:
-            if entry.machine is not None and entry.machine == earlier.machine:
-                _gpus_are_disjoint(earlier, entry, problems)
-            else:
-                _addresses_differ(earlier, entry, problems)
+        yield from _entry_rules(entry, job)
+        same = by_machine.setdefault(entry.host.machine, [])
+        yield from _shared_gpus(same, entry)
+        same.append(entry)
+        if address := entry.host.internal_ip:
+            first = by_address.setdefault(address, entry)
+            yield from _shared_address(address, first, entry)
+    yield from _mount_rules(job, (lines or {}).get("mounts", 0))
 
 
-def check_job(job: Mapping[str, Any], lines: Mapping[str, int], problems: Problems) -> None:
-    """lines: where each key of the job stands."""
-    for key, target in (("dataset", "/data"), ("workdir", "/workspace")):
-        for mount in job.get("mounts", ()):
-            inside = mount.split(":")[1].rstrip("/") + "/"
-            if key in job and inside.startswith(target + "/"):
-                problems.add(
-                    lines.get("mounts", 0),
-                    "job.mounts",
-                    f"found a mount at {target}, where {key} goes",
-                    remedy=f"choose another place or remove {key}",
-                )
-    if job.get("engine") == "process" and job.get("mounts"):
-        problems.add(
-            lines.get("mounts", 0),
-            "job.mounts",
-            "found mounts with engine: process, which has no container",
-            remedy="remove them, or use engine: docker",
-        )
-
-
-def _local_has_no_ssh(entry: Entry, problems: Problems) -> None:
-    keys = [key for key in _SSH_KEYS if key in entry.own]
-    if entry.merged.get("host") == "local" and keys:
-        problems.add(
+def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
+    host = entry.host
+    ssh_keys = [key for key in _SSH_KEYS if key in entry.own]
+    if host.is_local and ssh_keys:
+        yield Problem(
             entry.line,
-            f"{entry.key}.{keys[0]}",
-            f"found {', '.join(keys)} on host: local",
-            allowed="gpus, internal_ip and interface on local",
-            remedy="remove it: this machine is not reached by SSH",
+            f"{entry.key}.{ssh_keys[0]}",
+            f"found {', '.join(ssh_keys)} on host: local",
+            "remove it: this machine is used without SSH",
+            "gpus, internal_ip and interface on local",
         )
-
-
-def _process_is_local(entry: Entry, job: Mapping[str, Any], problems: Problems) -> None:
-    name = entry.merged.get("host")
-    if job.get("engine") == "process" and name not in (None, "local"):
-        problems.add(
+    if job.engine == "process" and not host.is_local:
+        yield Problem(
             entry.line,
             f"{entry.key}.host",
-            f"found {name} with engine: process",
-            allowed="host: local with engine: process",
-            remedy="use host: local, or engine: docker for other machines",
+            f"found {host.name} with engine: process",
+            "use host: local, or engine: docker for other machines",
+            "host: local with engine: process",
         )
-
-
-def _processes_have_gpus(entry: Entry, job: Mapping[str, Any], problems: Problems) -> None:
-    gpus, wanted = entry.merged.get("gpus"), job.get("nproc_per_node")
-    count = len(gpus) if isinstance(gpus, tuple) else gpus
-    if isinstance(count, int) and isinstance(wanted, int) and 0 < count < wanted:
-        problems.add(
+    count = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
+    wanted = job.nproc_per_node or 0
+    if isinstance(count, int) and 0 < count < wanted:
+        yield Problem(
             entry.line,
             f"{entry.key}.gpus",
             f"found {count} GPU{'s' if count > 1 else ''} for job.nproc_per_node {wanted}",
-            allowed="at most one process a GPU",
-            remedy=f"give {wanted} GPUs here or set nproc_per_node: {count}",
+            f"give it {wanted} GPUs or set nproc_per_node: {count}",
+            "at most one process per GPU",
         )
 
 
-def _gpus_are_disjoint(earlier: Entry, entry: Entry, problems: Problems) -> None:
-    one, two = (e.merged.get("gpus", "all") for e in (earlier, entry))
-    if one == 0 or two == 0:
+def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
+    """Entries on one machine have GPUs of their own: lists of ids, or none."""
+    mine, name = entry.host.gpus, entry.host.name
+    for other in earlier if mine != 0 else ():
+        theirs = other.host.gpus
+        if theirs == 0:
+            continue
+        if isinstance(mine, tuple) and isinstance(theirs, tuple):
+            shared = sorted(set(mine) & set(theirs))
+            if not shared:
+                continue
+            what = f"found GPU {', '.join(map(str, shared))} of {name} on two nodes"
+        else:
+            what = f"found {name} twice, with gpus: {_words(theirs)} and gpus: {_words(mine)}"
+        yield Problem(
+            entry.line,
+            entry.key,
+            f"{what} (first on line {other.line})" if other.line else what,
+            "remove one, or write for example gpus: [0, 1] and gpus: [2, 3]",
+            "the same machine twice only with different GPU ids, or gpus: 0",
+        )
         return
-    name = entry.merged["host"]
-    if isinstance(one, tuple) and isinstance(two, tuple):
-        shared = sorted(set(one) & set(two))
-        if not shared:
-            return
-        found = f"GPU {', '.join(map(str, shared))} of {name} given to two nodes"
-    else:
-        found = f"{name} twice, with gpus: {_words(one)} and gpus: {_words(two)}"
-    problems.add(
-        entry.line,
-        entry.key,
-        f"found {found} (first on line {earlier.line})" if earlier.line else f"found {found}",
-        allowed="the same machine twice only with disjoint lists of GPU ids, or gpus: 0",
-        remedy="remove one, or write for example gpus: [0, 1] and gpus: [2, 3]",
-    )
 
 
-def _addresses_differ(earlier: Entry, entry: Entry, problems: Problems) -> None:
-    address = entry.merged.get("internal_ip")
-    if address is None or address != earlier.merged.get("internal_ip"):
-        return
-    if not ipaddress.ip_address(address).is_loopback:
-        problems.add(
+def _shared_address(address: str, first: Entry, entry: Entry) -> Iterator[Problem]:
+    loopback = ipaddress.ip_address(address).is_loopback
+    if first.host.machine != entry.host.machine and not loopback:
+        yield Problem(
             entry.line,
             f"{entry.key}.internal_ip",
-            f"found {address}, which {earlier.key} has too (line {earlier.line})",
-            allowed="one machine an address",
-            remedy="write each machine's own address",
+            f"found {address}, which {first.key} has too (line {first.line})",
+            "write each machine's own address",
+            "one machine per address",
         )
+
+
+def _mount_rules(job: Job, line: int) -> Iterator[Problem]:
+    if job.engine == "process" and job.mounts:
+        what = "found mounts with engine: process, which has no container"
+        yield Problem(line, "job.mounts", what, "remove them, or use engine: docker")
+    taken = {"dataset": job.dataset and "/data/", "workdir": job.workdir and "/workspace/"}
+    for mount in job.mounts:
+        target = mount.split(":")[1].rstrip("/") + "/"
+        for key, own in taken.items():
+            if own and target.startswith(own):
+                what = f"found a mount at {own.rstrip('/')}, where {key} is mounted"
+                remedy = f"choose another target or remove {key}"
+                yield Problem(line, "job.mounts", what, remedy)
 
 
 def _words(gpus: object) -> str:

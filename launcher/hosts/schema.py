@@ -1,221 +1,206 @@
-"""Every key of the hosts file: where it may stand, how it is read, what it means.
+"""Every key of the hosts file: how it is read and what it means.
 
-This table is what the reader obeys and what docs/hosts-file.md is printed from, so the two cannot
-differ; hosts.example.yaml is held to it by a test.
+The loader obeys these tables and docs/hosts-file.md is printed from them, so the two cannot differ.
+A test holds hosts.example.yaml and the model to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from . import job_values, values
-from .problems import nearest, shown
-from .values import At, Reader, Reading, Value
-from .yaml import Table
+from .problems import Problem, nearest, shown
+from .values import Reader
+
+PathKind: TypeAlias = Literal["file", "env file", "folder"]
 
 
 @dataclass(frozen=True)
 class Key:
-    """allowed: what may stand there, in words. default: what holds without it, in words."""
+    """allowed, default: in words. path: for a path on this machine, what must be there."""
 
-    name: str
     read: Reader
     allowed: str
     default: str
     meaning: str
+    path: PathKind | None = None
 
 
-HOST = (
-    Key(
-        "host",
+_AS_SSH = "what `ssh HOST` uses"
+
+HOST = {
+    "host": Key(
         values.host,
         "an address, a DNS name, a Host alias of ~/.ssh/config, or local",
         "required",
-        "The machine. `local` is this one, without SSH. The same machine may stand twice with "
-        "disjoint lists of GPUs, or with `gpus: 0`: two nodes on one machine.",
+        "The machine. `local` is this machine, without SSH. To run several nodes on one machine, "
+        "list it several times with different GPU ids, or with `gpus: 0`.",
     ),
-    Key(
-        "user",
+    "user": Key(
         values.user,
         "a login name",
-        "what `ssh HOST` uses",
-        "The SSH user. It must be allowed to use Docker on the host.",
+        _AS_SSH,
+        "The SSH user, who must be allowed to use Docker on the host.",
     ),
-    Key(
-        "port",
+    "port": Key(
         values.whole(1, 65535),
         "a number from 1 to 65535",
-        "what `ssh HOST` uses",
-        "The port of sshd.",
+        _AS_SSH,
+        "The port that sshd listens on.",
     ),
-    Key(
-        "identity_file",
-        values.path_of("file"),
+    "identity_file": Key(
+        values.path,
         "a private key file on this machine",
-        "what `ssh HOST` uses",
-        "The key to log in with. The agent and ~/.ssh/config are used as `ssh` uses them.",
+        _AS_SSH,
+        "The key to log in with. The SSH agent and ~/.ssh/config are used as `ssh` uses them.",
+        path="file",
     ),
-    Key(
-        "proxy_jump",
+    "proxy_jump": Key(
         values.proxy_jump,
-        "[user@]host[:port], several joined by commas, or none",
-        "what `ssh HOST` uses",
-        "The jump hosts on the way, as `ssh -J` takes them.",
+        "[user@]host[:port], several separated by commas, or none",
+        _AS_SSH,
+        "Jump hosts, as `ssh -J` takes them.",
     ),
-    Key(
-        "host_keys",
+    "host_keys": Key(
         values.choice("ask", "accept-new"),
         "ask or accept-new",
         "ask",
-        "What to do about a host key that known_hosts does not have. `ask`: stop and say how to "
-        "add it. `accept-new`: add it once. A changed key is always an error.",
+        "What to do when known_hosts does not have the host's key. `ask`: stop and show how to add "
+        "it. `accept-new`: add it. A changed key is always an error.",
     ),
-    Key(
-        "gpus",
+    "gpus": Key(
         values.gpus,
         "all, a count, a list of ids such as [0, 1], or 0 for CPU",
         "all",
-        "The GPUs that the node gets.",
+        "The GPUs that the node uses.",
     ),
-    Key(
-        "internal_ip",
+    "internal_ip": Key(
         values.internal_ip,
         "an IPv4 or IPv6 address of the host",
-        "found out by `ddpctl check`",
-        "The address that the other nodes reach this one by.",
+        "found by `ddpctl check`",
+        "The address that the other nodes use to reach this node.",
     ),
-    Key(
-        "interface",
+    "interface": Key(
         values.interface,
         "the name of a network interface, such as ib0",
-        "the one that carries internal_ip",
-        "The interface for NCCL and Gloo. Hosts may differ.",
+        "the interface that has internal_ip",
+        "The network interface for NCCL and Gloo. Hosts may differ.",
     ),
-)
-# `host` and `internal_ip` cannot hold for more than one machine.
-DEFAULTS = tuple(key for key in HOST if key.name not in ("host", "internal_ip"))
+}
+# `host` and `internal_ip` cannot be the same for several machines.
+DEFAULTS = {name: key for name, key in HOST.items() if name not in ("host", "internal_ip")}
 
-JOB = (
-    Key(
-        "engine",
+JOB = {
+    "engine": Key(
         values.choice("docker", "process"),
         "docker or process",
         "docker",
-        "`docker`: one container a node. `process`: torchrun straight on this machine, only for "
+        "`docker`: one container per node. `process`: torchrun without a container, only on "
         "`host: local`.",
     ),
-    Key(
-        "image",
+    "image": Key(
         job_values.image,
         "an image reference: [registry/]name[:tag][@sha256:digest]",
         "ddpctl-trainer:latest",
-        "The image. Anything with Python and torch in it serves. It is sent to hosts that do not "
-        "have it.",
+        "The image. Any image with Python and torch works. Hosts that lack it get it from this "
+        "machine.",
     ),
-    Key(
-        "workdir",
-        values.path_of("folder"),
+    "workdir": Key(
+        values.path,
         "a folder on this machine",
         "none",
-        "The code, pushed to every host and mounted at /workspace, the working directory.",
+        "Your code. It is pushed to every host and mounted at /workspace, the working directory.",
+        path="folder",
     ),
-    Key(
-        "dataset",
-        values.path_of("folder"),
+    "dataset": Key(
+        values.path,
         "a folder on this machine",
         "none",
-        "The data, pushed to every host and mounted read-only at /data.",
+        "Your data. It is pushed to every host and mounted read-only at /data.",
+        path="folder",
     ),
-    Key(
-        "command",
+    "command": Key(
         job_values.command,
         "a list: what torchrun runs, such as [train.py, --epochs, 10] or [-m, trainer]",
         "[-m, trainer]",
-        "The script and its arguments, passed unchanged. `-- ...` on the command line replaces it.",
+        "The script and its arguments, passed on unchanged. `-- ...` on the command line overrides "
+        "it.",
     ),
-    Key(
-        "resume_args",
+    "resume_args": Key(
         job_values.arguments,
         "a list of arguments",
         "[]",
-        "Appended to the command by `ddpctl resume`. The trainer needs none.",
+        "Arguments that `ddpctl resume` appends to the command. The trainer needs none.",
     ),
-    Key(
-        "nproc_per_node",
+    "nproc_per_node": Key(
         values.whole(1, 1024),
         "a number of processes, from 1",
-        "one a GPU; 1 on a CPU host",
+        "one per GPU; 1 on a CPU host",
         "Processes on each node.",
     ),
-    Key(
-        "master_port",
+    "master_port": Key(
         values.whole(1, 65535, also="auto"),
         "a number from 1 to 65535, or auto",
         "29500",
-        "The port of the rendezvous on node 0. `auto`: one that is free there.",
+        "The rendezvous port on node 0. `auto`: any free port.",
     ),
-    Key(
-        "env",
+    "env": Key(
         job_values.env,
         "a mapping of names (letters, digits, _) to values",
         "{}",
-        "Environment of every process. Values stay as they are written.",
+        "Environment variables of every process. Values are passed as written.",
     ),
-    Key(
-        "env_file",
-        values.path_of("env file"),
+    "env_file": Key(
+        values.path,
         "a file of NAME=value lines on this machine",
         "none",
-        "Secrets for the environment, one NAME=value a line, each value up to the end of its "
-        "line as it stands. Never on a command line, in a log, in `ps` or in run.json.",
+        "Secret environment variables, one NAME=value per line; a value is everything up to the "
+        "end of its line. They never appear on a command line, in a log, in `ps` or in run.json.",
+        path="env file",
     ),
-    Key(
-        "mounts",
+    "mounts": Key(
         job_values.mounts,
         "a list of /host/folder:/container/folder[:ro]",
         "[]",
-        "More folders of the hosts for the container.",
+        "Other folders of the hosts to mount in the container.",
     ),
-    Key(
-        "shm_size",
+    "shm_size": Key(
         job_values.size,
         "a size such as 16g or 512m",
         "16g",
-        "Shared memory (/dev/shm) of the container; data loader workers need it.",
+        "Shared memory (/dev/shm) of the container, which data loader workers need.",
     ),
-    Key(
-        "user",
+    "user": Key(
         job_values.container_user,
         "host, root, or uid:gid",
         "host",
-        "Who the container runs as. `host`: the SSH user, who then owns the files it writes.",
+        "The user of the container. `host`: the SSH user, who then owns the files it writes.",
     ),
-    Key(
-        "max_restarts",
+    "max_restarts": Key(
         values.whole(0, 1000),
         "a number from 0",
         "0",
-        "Restarts of the whole job from the newest checkpoint.",
+        "How often to restart the whole job from its newest checkpoint after a failure.",
     ),
-    Key(
-        "stop_timeout",
+    "stop_timeout": Key(
         values.whole(0, 86400),
         "seconds, from 0 to 86400",
         "60",
-        "Seconds between SIGTERM and SIGKILL.",
+        "Seconds between SIGTERM and SIGKILL when a run is stopped.",
     ),
-)
+}
 
-SECTIONS: Mapping[str, str] = {
-    "defaults": "For every host; a host may override any of them.",
-    "hosts": "The nodes. List order is rank order: the first is node 0, the master. An entry is a "
-    "mapping, or a bare `[user@]host[:port]`, which is whatever `ssh` does with it.",
-    "spares": "Hosts that take the place of a lost one, in this order. Written like hosts.",
+SECTIONS = {
+    "defaults": "Values for every host. A host may override them.",
+    "hosts": "The nodes in rank order: the first is node 0, the master. An entry is a mapping, or "
+    "just `[user@]host[:port]` as `ssh` takes it.",
+    "spares": "Hosts that replace a lost one, in this order. Written like hosts.",
     "job": "What every node runs.",
 }
 
-# What people who come from other tools write.
+# What users of other tools write.
 _SYNONYMS = {
     "hostname": "host", "address": "host", "ip": "host", "name": "host", "node": "host",
     "username": "user", "ssh_user": "user", "ssh_port": "port", "key": "identity_file",
@@ -229,38 +214,14 @@ _SYNONYMS = {
 }  # fmt: skip
 
 
-def read_keys(table: Table, keys: tuple[Key, ...], path: str, reading: Reading) -> dict[str, Value]:
-    """The values of `table` that are right; each that is not is added to the problems."""
-    known = {key.name: key for key in keys}
-    found: dict[str, Value] = {}
-    for name, tree in table.entries.items():
-        key = known.get(name)
-        if key is None:
-            unknown(name, table.lines[name], path, tuple(known), reading)
-            continue
-        value = key.read(tree, At(reading, f"{path}.{name}", key.allowed))
-        if value is not None:
-            found[name] = value
-    return found
-
-
-def unknown(name: str, line: int, path: str, known: tuple[str, ...], reading: Reading) -> None:
+def unknown(name: str, line: int, known: Collection[str]) -> Problem:
+    """A key that is none of `known`, with the key that was probably meant."""
     synonym = _SYNONYMS.get(name.lower().replace("-", "_"))
     near = synonym if synonym in known else nearest(name, known)
-    homes = [
-        section
-        for section, keys in (("hosts", HOST), ("job", JOB))
-        if name in {key.name for key in keys} or name == section
-    ]
+    homes = [home for home, keys in (("hosts", HOST), ("job", JOB)) if name in keys or name == home]
     remedy = "correct or remove it"
     if homes:
-        near = None
-        remedy = f"move it under {' or '.join(f'{home}:' for home in homes)}"
-    reading.problems.add(
-        line,
-        f"{path}.{shown(name)}" if path else shown(name),
-        "found an unknown key",
-        allowed=", ".join(sorted(known)),
-        remedy=remedy,
-        near=near,
+        near, remedy = None, f"move it under {' or '.join(f'{home}:' for home in homes)}"
+    return Problem(
+        line, shown(name), "found an unknown key", remedy, ", ".join(sorted(known)), near
     )

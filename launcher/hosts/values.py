@@ -1,17 +1,17 @@
-"""How each kind of value in a hosts file is read. A reader returns the value, or None after it has
-said what is wrong; it never stops at the first of several faults."""
+"""How each kind of value in a hosts file is read.
+
+A reader takes a tree and returns the value; it raises Wrong with every problem of that value.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TypeAlias, TypeVar
 
-from .problems import Problems, nearest, shown
-from .yaml import Sequence, Text, Tree
+from .problems import Problem, Wrong, nearest, shown
+from .tree import Items, Scalar, Tree
 
 MAX_GPUS = 256
 _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")
@@ -19,178 +19,141 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
 _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
 
-
-PathKind: TypeAlias = Literal["file", "env file", "folder"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A path of this machine that the file names; whether it is there is for `load` to see."""
-
-    line: int
-    key: str
-    path: str
-    kind: PathKind
+T = TypeVar("T")
+Value: TypeAlias = str | int | tuple[int, ...] | tuple[str, ...] | dict[str, str]
+Reader: TypeAlias = Callable[[Tree], Value]
 
 
-@dataclass
-class Reading:
-    """One reading of one source. base, home: what relative paths and `~` stand for."""
-
-    problems: Problems
-    base: str
-    home: str
-    places: list[Place] = field(default_factory=list)
+def wrong(tree: Tree, found: str, remedy: str = "", near: str | None = None) -> Wrong:
+    return Wrong(Problem(tree.line, "", f"found {found}", remedy, near=near))
 
 
-@dataclass(frozen=True)
-class At:
-    """Where a value stands and what may stand there."""
-
-    reading: Reading
-    key: str
-    allowed: str
-
-    def wrong(self, line: int, found: str, remedy: str = "", near: str | None = None) -> None:
-        self.reading.problems.add(
-            line, self.key, f"found {found}", allowed=self.allowed, remedy=remedy, near=near
-        )
-
-    def inside(self, part: str) -> At:
-        return At(self.reading, self.key + part, self.allowed)
+def each(parts: Iterable[tuple[str, Tree]], read: Callable[[Tree], T]) -> list[T]:
+    """Reads all parts, each with its key. Raises Wrong with the problems of all."""
+    values, problems = [], []
+    for key, part in parts:
+        try:
+            values.append(read(part))
+        except Wrong as error:
+            problems += [problem.within(key) for problem in error.problems]
+    if problems:
+        raise Wrong(*problems)
+    return values
 
 
-Value: TypeAlias = (
-    str | int | tuple[int, ...] | tuple[str, ...] | dict[str, str] | Literal["all", "auto"]
-)
-Reader: TypeAlias = Callable[[Tree, At], Value | None]
+def items(tree: Items) -> Iterable[tuple[str, Tree]]:
+    return ((f"[{i}]", item) for i, item in enumerate(tree.items))
 
 
-# Building blocks
+def as_written(tree: Tree) -> str:
+    """Any scalar, including numbers and `yes`, as the characters in the file."""
+    if not isinstance(tree, Scalar):
+        raise wrong(tree, tree.kind, "write one value")
+    if tree.is_null:
+        raise wrong(tree, "nothing", 'give a value ("" for an empty one) or remove the key')
+    if "\0" in tree.text or any("\ud800" <= c <= "\udfff" for c in tree.text):
+        raise wrong(tree, shown(tree.text), "remove the character: no program can receive it")
+    return tree.text
 
 
-def as_written(tree: Tree, at: At) -> str | None:
-    """Any scalar, numbers and `yes` included, as the characters of the file."""
-    if not isinstance(tree, Text):
-        at.wrong(tree.line, tree.kind, "write one value")
-    elif tree.is_null:
-        at.wrong(tree.line, "nothing", 'give a value ("" for an empty one) or remove the key')
-    elif "\0" in tree.text or any("\ud800" <= c <= "\udfff" for c in tree.text):
-        at.wrong(tree.line, shown(tree.text), "no program can be given this character; remove it")
-    else:
-        return tree.text
-    return None
-
-
-def text(tree: Tree, at: At) -> str | None:
-    """A scalar that YAML takes for text, and not an empty one."""
-    written = as_written(tree, at)
-    if written is None or not isinstance(tree, Text):
-        return None
+def text(tree: Tree) -> str:
+    """A scalar that YAML takes for text, and that is not empty."""
+    written = as_written(tree)
     if tree.kind != "text":
-        at.wrong(
-            tree.line, f"{shown(written)} ({tree.kind})", f'quote it if meant: "{shown(written)}"'
-        )
-    elif not written.strip():
-        at.wrong(tree.line, "an empty text", "give a value or remove the key")
-    else:
-        return written
-    return None
+        remedy = f'quote it if you mean the text: "{shown(written)}"'
+        raise wrong(tree, f"{shown(written)} ({tree.kind})", remedy)
+    if not written.strip():
+        raise wrong(tree, "an empty text", "give a value or remove the key")
+    return written
 
 
-def one_word(tree: Tree, at: At, forbidden: set[str]) -> str | None:
-    """Text that a command line may carry as a name: no space, no control, no leading dash."""
-    word = text(tree, at)
-    if word is None:
-        return None
-    bad = sorted({c for c in word if c in forbidden or c.isspace() or not c.isprintable()})
-    if word.startswith("-"):
-        at.wrong(tree.line, shown(word), "a name that starts with `-` would be an option to ssh")
-    elif bad:
-        at.wrong(tree.line, shown(word), f"remove {shown(' '.join(bad))}")
-    elif len(word) > 253:
-        at.wrong(tree.line, shown(word), "give at most 253 characters")
-    else:
-        return word
-    return None
-
-
-def whole(low: int, high: int, also: str | None = None) -> Reader:
+def whole(low: int, high: int, also: str | None = None, remedy: str = "") -> Reader:
     """A decimal number from `low` to `high`, or the word `also`."""
 
-    def read(tree: Tree, at: At) -> Value | None:
-        written = as_written(tree, at)
-        if written is None or (also is not None and written == also):
+    def read(tree: Tree) -> Value:
+        written = as_written(tree)
+        if written == also:
             return written
         if not re.fullmatch(r"-?[0-9]{1,30}", written):
             near = nearest(written, [also]) if also else None
-            at.wrong(tree.line, shown(written), "write a whole decimal number", near)
-        elif re.fullmatch(r"-?0[0-9]+", written):
+            raise wrong(tree, shown(written), remedy or "write a whole number", near)
+        if re.fullmatch(r"-?0[0-9]+", written):
             plain = written.lstrip("-0") or "0"
-            at.wrong(
-                tree.line, shown(written), f"YAML reads a leading 0 as octal; write {shown(plain)}"
+            raise wrong(
+                tree, shown(written), f"YAML reads a leading 0 as octal; write {shown(plain)}"
             )
-        elif not low <= int(written) <= high:
-            at.wrong(tree.line, shown(written), f"write a number from {low} to {high}")
-        else:
-            return int(written)
-        return None
+        if not low <= int(written) <= high:
+            raise wrong(tree, shown(written), f"write a number from {low} to {high}")
+        return int(written)
 
     return read
 
 
 def choice(*words: str) -> Reader:
-    def read(tree: Tree, at: At) -> Value | None:
-        word = as_written(tree, at)
-        if word is None or word in words:
-            return word
-        at.wrong(tree.line, shown(word), f"write {' or '.join(words)}", nearest(word, words))
-        return None
+    def read(tree: Tree) -> Value:
+        word = as_written(tree)
+        if word not in words:
+            raise wrong(tree, shown(word), f"write {' or '.join(words)}", nearest(word, words))
+        return word
 
     return read
+
+
+def path(tree: Tree) -> str:
+    """A path as written; the loader makes it absolute."""
+    if isinstance(tree, Scalar) and tree.is_null and tree.text == "~":
+        return "~"  # null to YAML, the home folder to whoever wrote it
+    written = text(tree)
+    if written.startswith("~") and not written.startswith("~/") and "/" in written:
+        raise wrong(tree, shown(written), "write the absolute path instead of ~NAME")
+    return written
 
 
 # Hosts
 
 
-def host(tree: Tree, at: At) -> str | None:
-    word = text(tree, at)
-    if word is None:
-        return None
+def host(tree: Tree) -> str:
+    word = text(tree)
     if ":" in word and "@" not in word:
-        if _is_address(word):
+        if is_address(word):
             return word
         name, _, port = word.rpartition(":")
         if port.isascii() and port.isdecimal() and name:
             bare = name.strip("[]")
-            at.wrong(tree.line, shown(word), f"write host: {shown(bare)} and port: {shown(port)}")
-        else:
-            at.wrong(tree.line, shown(word), "a colon is only for IPv6 addresses")
-        return None
+            raise wrong(tree, shown(word), f"write host: {shown(bare)} and port: {shown(port)}")
+        raise wrong(tree, shown(word), "only an IPv6 address may contain colons")
     if word.count("@") == 1 and not word.startswith(("-", "@")):
-        user, _, name = word.partition("@")
-        at.wrong(tree.line, shown(word), f"write host: {shown(name)} and user: {shown(user)}")
-        return None
-    return one_word(tree, at, _NOT_IN_HOST | {":", "%"})
+        login, _, name = word.partition("@")
+        raise wrong(tree, shown(word), f"write host: {shown(name)} and user: {shown(login)}")
+    return _one_word(tree, _NOT_IN_HOST | {":", "%"})
 
 
-def user(tree: Tree, at: At) -> str | None:
-    return one_word(tree, at, _NOT_IN_USER)
+def user(tree: Tree) -> str:
+    return _one_word(tree, _NOT_IN_USER)
 
 
-def proxy_jump(tree: Tree, at: At) -> str | None:
-    """[user@]host[:port], several joined by commas, or `none`, as ssh -J takes it."""
-    word = one_word(tree, at, _NOT_IN_HOST - set("@,[]/"))
-    if word is None:
-        return None
+def _one_word(tree: Tree, forbidden: set[str]) -> str:
+    """A name that is safe in an argument list: no spaces, controls or leading dash."""
+    word = text(tree)
+    bad = sorted({c for c in word if c in forbidden or c.isspace() or not c.isprintable()})
+    if word.startswith("-"):
+        raise wrong(tree, shown(word), "ssh would read a name that starts with `-` as an option")
+    if bad:
+        raise wrong(tree, shown(word), f"remove {shown(' '.join(bad))}")
+    if len(word) > 253:
+        raise wrong(tree, shown(word), "use at most 253 characters")
+    return word
+
+
+def proxy_jump(tree: Tree) -> str:
+    """[user@]host[:port], several separated by commas, or `none`, as ssh -J takes it."""
+    word = _one_word(tree, _NOT_IN_HOST - set("@,[]/"))
     for hop in word.split(","):
         name, port = split_port(hop.removeprefix("ssh://").rpartition("@")[2])
         if not name or name.startswith("-") or "/" in name:
-            at.wrong(tree.line, shown(word), "write [user@]host[:port], joined by commas")
-            return None
-        if port is not None and not _is_port(port):
-            at.wrong(tree.line, shown(word), "a port is a number from 1 to 65535")
-            return None
+            raise wrong(tree, shown(word), "write [user@]host[:port], separated by commas")
+        if port is not None and not (re.fullmatch(r"[1-9][0-9]{0,4}", port) and int(port) < 65536):
+            raise wrong(tree, shown(word), "a port is a number from 1 to 65535")
     return word
 
 
@@ -205,105 +168,41 @@ def split_port(word: str) -> tuple[str, str | None]:
     return word, None
 
 
-def gpus(tree: Tree, at: At) -> Value | None:
+def gpus(tree: Tree) -> Value:
     """all | a count | a list of ids."""
-    if not isinstance(tree, Sequence):
-        return _gpu_count(tree, at)
+    if not isinstance(tree, Items):
+        if isinstance(tree, Scalar) and re.fullmatch(r"\s*\d+(\s*[,\s]\s*\d+)+\s*", tree.text):
+            ids = ", ".join(re.findall(r"\d+", tree.text))
+            raise wrong(tree, shown(tree.text), f"write gpus: [{shown(ids)}]")
+        return whole(0, MAX_GPUS, also="all", remedy="for a CPU host write 0")(tree)
     if not tree.items:
-        at.wrong(tree.line, "an empty list", "write gpus: 0 for a node without GPUs")
-        return None
-    read_id = whole(0, MAX_GPUS - 1)
-    ids = [read_id(item, at.inside(f"[{i}]")) for i, item in enumerate(tree.items)]
-    found = [i for i in ids if isinstance(i, int)]
-    twice = sorted({i for i in found if found.count(i) > 1})
-    if twice:
-        at.wrong(tree.line, f"GPU {', '.join(map(str, twice))} twice", "name each GPU once")
-        return None
-    return tuple(found) if len(found) == len(ids) else None
+        raise wrong(tree, "an empty list", "for a CPU host write gpus: 0")
+    found = [i for i in each(items(tree), whole(0, MAX_GPUS - 1)) if isinstance(i, int)]
+    if twice := sorted({i for i in found if found.count(i) > 1}):
+        raise wrong(tree, f"GPU {', '.join(map(str, twice))} twice", "name each GPU once")
+    return tuple(found)
 
 
-def _gpu_count(tree: Tree, at: At) -> Value | None:
-    if isinstance(tree, Text) and re.fullmatch(r"\s*\d+(\s*[,\s]\s*\d+)+\s*", tree.text):
-        ids = ", ".join(re.findall(r"\d+", tree.text))
-        at.wrong(tree.line, shown(tree.text), f"write gpus: [{shown(ids)}]")
-        return None
-    return whole(0, MAX_GPUS, also="all")(tree, at)
-
-
-def internal_ip(tree: Tree, at: At) -> str | None:
-    word = text(tree, at)
-    if word is None:
-        return None
-    if not _is_address(word):
-        at.wrong(tree.line, shown(word), "write the address itself, without a name, port or mask")
-        return None
+def internal_ip(tree: Tree) -> str:
+    word = text(tree)
+    if not is_address(word):
+        raise wrong(tree, shown(word), "write an address without a name, port or mask")
     address = ipaddress.ip_address(word)
     if address.is_unspecified or address.is_multicast:
-        at.wrong(tree.line, shown(word), "write an address that the host itself carries")
-        return None
+        raise wrong(tree, shown(word), "write an address of one of the host's own interfaces")
     return word
 
 
-def interface(tree: Tree, at: At) -> str | None:
-    word = text(tree, at)
-    if word is not None and not _INTERFACE.fullmatch(word):
-        at.wrong(tree.line, shown(word), "write one name as `ip link` shows it")
-        return None
+def interface(tree: Tree) -> str:
+    word = text(tree)
+    if not _INTERFACE.fullmatch(word):
+        raise wrong(tree, shown(word), "write one name as `ip link` shows it")
     return word
 
 
-def _is_address(word: str) -> bool:
+def is_address(word: str) -> bool:
     try:
         ipaddress.ip_address(word)
     except ValueError:
         return False
     return True
-
-
-def _is_port(word: str) -> bool:
-    return bool(re.fullmatch(r"[1-9][0-9]{0,4}", word)) and int(word) <= 65535
-
-
-# Paths of this machine
-
-
-def path_of(kind: PathKind) -> Reader:
-    """An absolute path; whether it exists is noted for `load` to see."""
-
-    def read(tree: Tree, at: At) -> Value | None:
-        if isinstance(tree, Text) and tree.is_null and tree.text == "~":
-            written: str | None = "~"  # YAML's null, but a home folder to whoever wrote it
-        else:
-            written = text(tree, at)
-        if written is None:
-            return None
-        path = _absolute(written, at.reading)
-        if path is None:
-            at.wrong(tree.line, shown(written), "write the absolute path instead of ~NAME")
-            return None
-        if path == "/":
-            at.wrong(tree.line, shown(written), "name a folder below the root of the disk")
-            return None
-        at.reading.places.append(Place(tree.line, at.key, path, kind))
-        return path
-
-    return read
-
-
-def _absolute(written: str, reading: Reading) -> str | None:
-    if written == "~" or written.startswith("~/"):
-        return _normal(PurePosixPath(reading.home, written[2:]))
-    if written.startswith("~") and "/" in written:
-        return None
-    return _normal(PurePosixPath(reading.base, written))
-
-
-def _normal(path: PurePosixPath) -> str:
-    """Without `.` and `..`; os.path.normpath keeps two leading slashes, which nobody means."""
-    parts: list[str] = []
-    for part in path.parts[1:]:
-        if part == "..":
-            parts = parts[:-1]
-        else:
-            parts.append(part)
-    return "/" + "/".join(parts)

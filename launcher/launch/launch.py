@@ -21,11 +21,11 @@ from launcher.facts.gather import gather
 from launcher.facts.script import Facts
 from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
-from launcher.hosts import Cluster, Host, dump
+from launcher.hosts import Cluster, Host, dump, read_env_file
 from launcher.launch import exit_hook
 from launcher.launch.recorder import spawn
 from launcher.launch.restart import until_done
-from launcher.launch.start import members, read_env_file, start
+from launcher.launch.start import members, start
 from launcher.plan.plan import Found, Plan, make_plan, writes_as_another
 from launcher.preflight.machine import Image
 from launcher.preflight.run import Survey, survey_hosts
@@ -125,9 +125,7 @@ def run_attempt(
             if wishes.detach:
                 return detach(folder, console)
             skews = [f.clock_skew for f in facts]
-            session = Session(
-                party, folder, record, console, interrupts, spawn, clock_skews=skews
-            )
+            session = Session(party, folder, record, console, interrupts, spawn, clock_skews=skews)
             return session.follow()
 
 
@@ -192,7 +190,7 @@ def start_all(
             facts,
             record=dataclasses.asdict(record),
             token=secrets.token_hex(32),
-            secrets=read_env_file(cluster.job.env_file),
+            secrets=read_env_file(cluster.job.env_file) if cluster.job.env_file else {},
             hang_timeout=wishes.hang_timeout,
         )
     except BaseException:

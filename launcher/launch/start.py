@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from launcher.engines.base import Engine
 from launcher.engines.choose import engine_of
-from launcher.errors import PreflightError, UsageError
+from launcher.errors import PreflightError
 from launcher.facts.script import Facts
 from launcher.launch.run_folders import prepare
 from launcher.plan.plan import NodePlan, Plan
@@ -31,21 +30,6 @@ def members(nodes: Sequence[Node], plan: Plan) -> list[Member]:
         Member(node, engine_of(node, plan.engine), node_plan)
         for node, node_plan in zip(nodes, plan.nodes, strict=True)
     ]
-
-
-def read_env_file(path: str | None) -> dict[str, str]:
-    """KEY=VALUE lines as `docker run --env-file` has them; KEY alone is refused, to be plain."""
-    if path is None:
-        return {}
-    secrets = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        key, equals, value = line.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"{path}:{number}: not KEY=VALUE; mend the line or remove it")
-        secrets[key.strip()] = value
-    return secrets
 
 
 def start(

@@ -6,11 +6,10 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
+from launcher.diagnosis.first_failure import FirstFailure
 from launcher.report.curves import chart_svg
 from launcher.report.numbers import Chart
-from launcher.diagnosis.first_failure import FirstFailure
 from launcher.runs.record import AttemptRecord, RunRecord, parse_timestamp
 
 # The policy is a second lock: even a slip in escaping could load or run nothing.

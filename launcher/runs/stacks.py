@@ -21,7 +21,6 @@ from launcher.diagnosis.stack_groups import (
     standing,
     verdict,
 )
-from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.hosts.fold import ranges
 from launcher.plan.plan import Place

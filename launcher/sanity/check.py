@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.errors import DdpctlError, UsageError
 from launcher.facts.gather import gather
-from launcher.hosts import Cluster, Host
+from launcher.hosts import Cluster, Host, override_job
 from launcher.launch.launch import Wishes, new_run, run_attempt
 from launcher.plan.topology import gpu_ids
 from launcher.sanity.report import MARK, Report, document, problems, text
@@ -65,7 +65,9 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
         (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
         words = {"timeout": asked.timeout, "max_bytes": asked.max_bytes, "pairwise": asked.pairwise}
-        job = cluster.with_job(workdir=folder, command=[SCRIPT.name, json.dumps(words)])
+        job = override_job(
+            cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(words)]}
+        )
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
         run_id = new_run("sanity")
         wishes = Wishes(name="sanity", node_env=separate(cluster))

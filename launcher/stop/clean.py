@@ -144,7 +144,9 @@ def end(
                 Containers(node).remove(status)
         done = node.script(REMOVE, timeout=TIMEOUT)
         if done.code != 0:
-            reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            reason = done.stderr.decode(errors="replace").strip().splitlines() or [
+                "no reason given"
+            ]
             raise CommandFailed(
                 f"{node.name}: {reason[-1]}; files of another user need that user (or root) to be removed"
             )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import Cluster, Host, Job, load
-from launcher.hosts.hostfile import is_hostfile, is_hosts_flag, parse_hostfile, parse_hosts_flag
+from launcher.hosts import Cluster, Host, HostList, Job, load, parse
+from launcher.hosts.hostfile import is_host_list, is_hostfile
 
 
 def test_a_deepspeed_hostfile(tmp_path: Path) -> None:
@@ -22,13 +22,13 @@ def test_a_deepspeed_hostfile(tmp_path: Path) -> None:
 
 
 def test_mpi_spellings() -> None:
-    made = parse_hostfile("gpu1:8\ngpu2 slots=2 max_slots=4\n[fe80::1]:2\n", "hf")
+    made = parse("gpu1:8\ngpu2 slots=2 max_slots=4\n[fe80::1]:2\n", "hf")
     assert made.hosts == (Host("gpu1", gpus=8), Host("gpu2", gpus=2), Host("fe80::1", gpus=2))
 
 
 def test_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = (Host("gpu1", gpus=8), Host("gpu2", user="bob", gpus=0), Host("gpu3"))
-    assert parse_hosts_flag("gpu1:8,bob@gpu2:0,gpu3").hosts == hosts
+    assert load(HostList("gpu1:8,bob@gpu2:0,gpu3")).hosts == hosts
     monkeypatch.chdir(tmp_path)
     assert load("gpu1:8,bob@gpu2:0,gpu3").hosts == hosts
     (tmp_path / "gpu1:8").write_text("hosts: [other]\n")
@@ -36,7 +36,7 @@ def test_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("gpu1 slots=8\n", True),
         ("\n# x\ngpu1  slots=8 max_slots=9\n", True),
@@ -50,32 +50,31 @@ def test_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("", False),
     ],
 )
-def test_a_hostfile_is_told_from_yaml_by_its_content(text: str, told: bool) -> None:
-    assert is_hostfile(text) is told
+def test_a_hostfile_is_expected_from_yaml_by_its_content(text: str, expected: bool) -> None:
+    assert is_hostfile(text) is expected
 
 
 @pytest.mark.parametrize("name", ["hosts.yaml", "a,b", "/tmp/x:8", "dir/gpu1:8", "gpu1", "a:b"])
 def test_a_file_name_is_no_list_of_hosts(name: str) -> None:
-    assert not is_hosts_flag(name)
+    assert not is_host_list(name)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("gpu1 slots=8\ngpu1 slots=8\n", "hf:2: hosts[1]: found gpu1 twice"),
-        ("gpu1 slots=x\n", "hf:1: hosts[0].slots: found x"),
-        ("gpu1 slots=-1\n", "hf:1: hosts[0].slots: found -1"),
-        ("gpu1 slots=\n", "hf:1: hosts[0].slots: found ''"),
+        ("gpu1 slots=x\n", "hf:1: hosts[0]: found slots=x"),
+        ("gpu1 slots=-1\n", "hf:1: hosts[0]: found slots=-1"),
+        ("gpu1 slots=\n", "hf:1: hosts[0]: found slots="),
         ("gpu1 slot=8\n", "did you mean 'slots'?"),
         ("gpu1 slots=8 slots=9\n", "found slots=9 twice"),
-        ("gpu1 slots=8\n-oX slots=2\n", "hf:2: hosts[1]: found -oX"),
+        ("gpu1 slots=8\n-oX slots=2\n", "hf:2: hosts[1].host: found -oX"),
         ("gpu1 slots=8\ngpu2 8\n", "hf:2: hosts[1]: found 8"),
-        ("# nothing\n", "found no hosts"),
     ],
 )
 def test_a_wrong_hostfile(text: str, expected: str) -> None:
     with pytest.raises(HostsFileError) as caught:
-        parse_hostfile(text, "hf")
+        parse(text, "hf")
     assert any(expected in line for line in caught.value.problems), caught.value.problems
 
 
@@ -83,14 +82,14 @@ def test_a_wrong_hostfile(text: str, expected: str) -> None:
     ("value", "expected"),
     [
         ("gpu1:8,gpu1:8", "twice"),
-        ("gpu1:8,,gpu2:8", "hosts[1]: found an empty text"),
-        ("gpu1:x", "found x"),
-        ("-x:8", "an option to ssh"),
+        ("gpu1:8,,gpu2:8", "hosts[1].host: found an empty text"),
+        ("gpu1:x", "found gpu1:x"),
+        ("-x:8", "as an option"),
         ("", "found an empty text"),
     ],
 )
 def test_a_wrong_flag(value: str, expected: str) -> None:
     with pytest.raises(HostsFileError) as caught:
-        parse_hosts_flag(value)
+        load(HostList(value))
     assert any(expected in line for line in caught.value.problems), caught.value.problems
     assert caught.value.problems[0].startswith("-H: ")

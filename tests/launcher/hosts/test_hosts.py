@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import Cluster, Host, Job, dump, load, parse
+from launcher.hosts import Cluster, Host, Job, dump, load, override_job, parse
 
 ROOT = Path(__file__).parents[3]
 
@@ -209,31 +209,32 @@ def test_load_minds_files_only_where_they_are_used(tmp_path: Path) -> None:
 def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     base = cluster("hosts: [{host: a, gpus: 2}]\njob: {env: {A: x, B: y}, max_restarts: 1}\n")
-    made = base.with_job(
-        cwd=tmp_path,
-        image="other:1",
-        dataset="d",
-        workdir=".",
-        env={"B": "2", "C": "a b"},
-        nproc_per_node=2,
-        command=["train.py", "--name", "two words"],
-    ).job
+    flags = {
+        "image": "other:1",
+        "dataset": "d",
+        "workdir": ".",
+        "env": {"B": "2", "C": "a b"},
+        "nproc_per_node": 2,
+        "max_restarts": None,
+        "command": ["train.py", "--name", "two words"],
+    }
+    made = override_job(base, flags, cwd=tmp_path).job
     assert (made.dataset, made.workdir) == (str(tmp_path / "d"), str(tmp_path))
     assert made.env == {"A": "x", "B": "2", "C": "a b"}
     assert (made.image, made.nproc_per_node, made.max_restarts) == ("other:1", 2, 1)
     assert made.command == ("train.py", "--name", "two words")
-    assert base.with_job() == base
+    assert override_job(base, {}) == base
 
     with pytest.raises(HostsFileError) as caught:
-        base.with_job(
-            cwd=tmp_path,
-            image="UPPER",
-            dataset="nowhere",
-            env={"1X": "a"},
-            nproc_per_node=3,
-            max_restarts=-1,
-            command=["python", "x.py"],
-        )
+        flags = {
+            "image": "UPPER",
+            "dataset": "nowhere",
+            "env": {"1X": "a"},
+            "nproc_per_node": 3,
+            "max_restarts": -1,
+            "command": ["python", "x.py"],
+        }
+        override_job(base, flags, cwd=tmp_path)
     text = "\n".join(caught.value.problems)
     for flag in ("--image", "--dataset", "--env.1X", "hosts[0].gpus", "--max-restarts", "COMMAND"):
         assert f"command line: {flag}: " in text

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import HostsFileError
-from launcher.hosts import Cluster, Host, Job, dump, load, parse
-from launcher.hosts.hostfile import parse_hostfile, parse_hosts_flag
+from launcher.hosts import Cluster, Host, HostList, Job, dump, load, parse
 from launcher.hosts.job_values import SET_BY_DDPCTL
 from launcher.hosts.schema import HOST, JOB, SECTIONS
 
-KEYS = [key.name for key in (*HOST, *JOB)] + list(SECTIONS)
+KEYS = [*HOST, *JOB, *SECTIONS]
 scalars = (
     st.none()
     | st.booleans()
@@ -53,8 +52,8 @@ def accepts_or_explains(read: Any) -> None:
 @given(st.text())
 def test_any_text(text: str) -> None:
     accepts_or_explains(lambda: parse(text, "x"))
-    accepts_or_explains(lambda: parse_hostfile(text, "x"))
-    accepts_or_explains(lambda: parse_hosts_flag(text))
+    accepts_or_explains(lambda: parse("gpu1 slots=2\n" + text, "x"))
+    accepts_or_explains(lambda: load(HostList(text)))
 
 
 @given(st.lists(st.sampled_from([*"{}[]:-&*!|>'\"%@`#,? \n\t", "a", "hosts", "<<", "\x00"])))

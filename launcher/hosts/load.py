@@ -1,0 +1,222 @@
+"""Reads a hosts file: text to tree, tree to values, values to a `Cluster`; collects all problems.
+
+`load` looks at the disk, `parse` does not. `parse(dump(cluster), ...)` gives the cluster again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.state import current_folder, home_folder
+
+from .files import Place, missing, text_of
+from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
+from .model import Cluster, Host, Job
+from .problems import Problem, Wrong, raise_any, shown
+from .rules import Entry, broken_rules
+from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
+from .tree import Items, Scalar, Table, Tree, read_yaml
+from .values import items, split_port, text, wrong
+
+_AMBIGUOUS_PORT = 22  # below it, gpu1:8 may just as well mean eight GPUs
+_NOTHING = Scalar(0, "", "nothing")
+
+
+def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
+    """The cluster of a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
+
+    HostsFileError has a line for each problem, including missing files. job_files=False is for
+    commands that do not need the job's own files (`ps`, `kill` from any machine); overridden: keys
+    of the job that the command line replaces, whose files need not exist.
+    """
+    if isinstance(hosts, str) and is_host_list(hosts):
+        reading = _Reading("-H", "/")
+        made = reading.cluster(read_host_list(hosts, reading.problems))
+    else:
+        path = Path(hosts)
+        reading = _Reading(str(hosts), path.parent)
+        made = reading.text(text_of(path))
+        unused = {f"job.{key}" for key in (overridden if job_files else JOB)}
+        reading.problems += missing(place for place in reading.places if place.key not in unused)
+    raise_any(reading.source, reading.problems)
+    return made
+
+
+def parse(text: str, source: str, *, base: str | Path | None = None) -> Cluster:
+    """The cluster that `text` describes. HostsFileError has all problems.
+
+    source: the name in messages. base: what relative paths are relative to (default: the folder of
+    source). Does not look whether files exist.
+    """
+    reading = _Reading(source, Path(source).parent if base is None else base)
+    made = reading.text(text)
+    raise_any(source, reading.problems)
+    return made
+
+
+def override_job(
+    cluster: Cluster, given: Mapping[str, object], *, cwd: str | Path | None = None
+) -> Cluster:
+    """The same cluster with values of the command line in its job; None leaves the file's value.
+
+    given: by key of the job; `env` is added to the file's. Relative paths are relative to cwd.
+    HostsFileError names each flag that is wrong, including folders that do not exist.
+    """
+    reading = _Reading("command line", cwd or current_folder())
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is not None:
+            flag = "COMMAND" if name == "command" else "--" + name.replace("_", "-")
+            read |= reading.value(name, JOB[name], _tree(value), flag)
+    if "env" in read:
+        read["env"] = {**cluster.job.env, **read["env"]}
+    job = replace(cluster.job, **read)
+    entries = [Entry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(cluster.hosts)]
+    reading.problems += [*broken_rules(entries, job), *missing(reading.places)]
+    raise_any(reading.source, reading.problems)
+    return replace(cluster, job=job)
+
+
+def _tree(value: object) -> Tree:
+    """A value of a command line as if it had been read from a file."""
+    if isinstance(value, Mapping):
+        entries = {str(name): Scalar(0, str(each)) for name, each in value.items()}
+        return Table(0, entries, dict.fromkeys(entries, 0))
+    if isinstance(value, (list, tuple)):
+        return Items(0, tuple(Scalar(0, str(item)) for item in value))
+    return Scalar(0, str(value))
+
+
+class _Reading:
+    """One reading of one source: its problems so far, and the paths that it names."""
+
+    def __init__(self, source: str, base: str | Path) -> None:
+        self.source = source
+        self.base = Path(base)
+        self.problems: list[Problem] = []
+        self.places: list[Place] = []
+
+    def text(self, text: str) -> Cluster:
+        """What could be read; of use only when there are no problems."""
+        try:
+            read = read_hostfile if is_hostfile(text) else read_yaml
+            return self.cluster(read(text, self.problems))
+        except Wrong as error:
+            self.problems += error.problems
+            return Cluster(())
+
+    def cluster(self, tree: Tree) -> Cluster:
+        if not isinstance(tree, Table):
+            found = "an empty file" if isinstance(tree, Scalar) and tree.is_null else tree.kind
+            remedy = "write hosts: and one `- NAME` per line"
+            problem = Problem(tree.line, "", f"found {found}", remedy, "a mapping with hosts:")
+            raise Wrong(problem)
+        for name in tree.entries:
+            if name not in SECTIONS:
+                self.problems.append(unknown(name, tree.lines[name], SECTIONS))
+        defaults = self._section(tree, "defaults", DEFAULTS)
+        job = Job(**self._section(tree, "job", JOB))
+        hosts, spares = (self._hosts(tree, name, defaults) for name in ("hosts", "spares"))
+        written = tree.entries.get("job")
+        lines = written.lines if isinstance(written, Table) else {}
+        self.problems += broken_rules([*hosts, *spares], job, lines)
+        return Cluster(
+            hosts=tuple(entry.host for entry in hosts),
+            spares=tuple(entry.host for entry in spares),
+            job=job,
+            source=self.source,
+        )
+
+    def _section(self, tree: Table, name: str, keys: Mapping[str, Key]) -> dict[str, Any]:
+        section = tree.entries.get(name, _NOTHING)
+        if isinstance(section, Table):
+            return self._keys(section, keys, name)
+        # A section whose every line is commented out is empty, not wrong.
+        if not (isinstance(section, Scalar) and section.is_null):
+            remedy = f"indent the keys of {name} below it"
+            problem = Problem(section.line, name, f"found {section.kind}", remedy, "a mapping")
+            self.problems.append(problem)
+        return {}
+
+    def _hosts(self, tree: Table, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
+        section = tree.entries.get(name, _NOTHING)
+        if isinstance(section, Items) and (section.items or name == "spares"):
+            made = (self._entry(f"{name}{key}", part, defaults) for key, part in items(section))
+            return [entry for entry in made if entry is not None]
+        empty = isinstance(section, Items) or (isinstance(section, Scalar) and section.is_null)
+        if name == "hosts" or not empty:
+            found = "found no hosts" if empty else f"found {section.kind}"
+            remedy = "write one `- NAME` or `- host: NAME` per line"
+            line = section.line or tree.line
+            self.problems.append(Problem(line, name, found, remedy, "a list of hosts"))
+        return []
+
+    def _entry(self, key: str, item: Tree, defaults: Mapping[str, Any]) -> Entry | None:
+        try:
+            table = _entry_table(item)
+        except Wrong as error:
+            self.problems += [p.within(key, HOST["host"].allowed) for p in error.problems]
+            return None
+        own = self._keys(table, HOST, key)
+        if "host" not in table.entries:
+            problem = Problem(item.line, ".host", "found no host", "write host: NAME")
+            self.problems.append(problem.within(key, HOST["host"].allowed))
+        if "host" not in own:
+            return None
+        # This machine is not reached by SSH, so the defaults about SSH do not apply to it.
+        applied = ("gpus", "interface") if own["host"] == "local" else DEFAULTS
+        merged = {name: value for name, value in defaults.items() if name in applied} | own
+        return Entry(key, item.line, frozenset(own), Host(**merged))
+
+    def _keys(self, table: Table, keys: Mapping[str, Key], path: str) -> dict[str, Any]:
+        """The values in `table` that can be used."""
+        read: dict[str, Any] = {}
+        for name, tree in table.entries.items():
+            if name in keys:
+                read |= self.value(name, keys[name], tree, f"{path}.{name}")
+            else:
+                problem = unknown(name, table.lines[name], keys)
+                self.problems.append(problem.within(f"{path}."))
+        return read
+
+    def value(self, name: str, key: Key, tree: Tree, path: str) -> dict[str, Any]:
+        """{name: value}, or {} after noting what is wrong with it."""
+        try:
+            value = key.read(tree)
+            if key.path and isinstance(value, str):
+                value = self._absolute(value, tree)
+                self.places.append(Place(tree.line, path, value, key.path))
+        except Wrong as error:
+            self.problems += [problem.within(path, key.allowed) for problem in error.problems]
+            return {}
+        return {name: value}
+
+    def _absolute(self, written: str, tree: Tree) -> str:
+        in_home = written == "~" or written.startswith("~/")
+        path = home_folder() / written[2:] if in_home else self.base / written
+        path = path if path.is_absolute() else current_folder() / path
+        absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
+        if absolute == "/":
+            raise wrong(tree, shown(written), "name a folder below the root of the disk")
+        return absolute
+
+
+def _entry_table(item: Tree) -> Table:
+    """An entry of `hosts:` as a mapping; `[user@]host[:port]` is taken apart."""
+    if isinstance(item, Table):
+        return item
+    if isinstance(item, Items):
+        raise wrong(item, item.kind, "write one host per entry")
+    word = text(item)
+    user, at, rest = word.rpartition("@")
+    name, port = split_port(rest)
+    if port and port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
+        remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
+        raise wrong(item, f"{shown(word)}, a port or a number of GPUs", remedy)
+    parts = {"user": user if at else None, "host": name, "port": port}
+    entries = {key: Scalar(item.line, part) for key, part in parts.items() if part is not None}
+    return Table(item.line, entries, dict.fromkeys(entries, item.line))

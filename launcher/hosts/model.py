@@ -1,0 +1,79 @@
+"""What a hosts file says, as values: a `Cluster`, its `Host`s and the `Job` that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node. Its place in `Cluster.hosts` is its node rank. host: as written."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    proxy_jump: str | None = None
+    gpus: Literal["all"] | int | tuple[int, ...] = "all"
+    internal_ip: str | None = None
+    interface: str | None = None
+    host_keys: Literal["ask", "accept-new"] = "ask"
+
+    @property
+    def is_local(self) -> bool:
+        return self.host == "local"
+
+    @property
+    def machine(self) -> tuple[str, int]:
+        """Equal for two hosts that are the same machine, whichever user logs in.
+
+        The letter case of a name does not matter, and no port means port 22.
+        """
+        return self.host.lower(), self.port or 22
+
+    @property
+    def account(self) -> tuple[str | None, str, int]:
+        """Equal for two hosts that share a home folder: the same user on the same machine."""
+        return self.user, *self.machine
+
+    @property
+    def name(self) -> str:
+        """The name in log lines and messages."""
+        return self.host
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every node runs. Paths are absolute; shm_size is in bytes, stop_timeout in seconds."""
+
+    engine: Literal["docker", "process"] = "docker"
+    image: str = "ddpctl-trainer:latest"
+    workdir: str | None = None
+    dataset: str | None = None
+    command: tuple[str, ...] = ("-m", "trainer")
+    resume_args: tuple[str, ...] = ()
+    nproc_per_node: int | None = None
+    master_port: int | Literal["auto"] = 29500
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_file: str | None = None
+    mounts: tuple[str, ...] = ()
+    shm_size: int = 16 * 1024**3
+    user: str = "host"
+    max_restarts: int = 0
+    stop_timeout: int = 60
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """hosts: by node rank. spares: replacements for lost hosts. source: the file it came from."""
+
+    hosts: tuple[Host, ...]
+    job: Job = field(default_factory=Job)
+    spares: tuple[Host, ...] = ()
+    source: str = "hosts.yaml"
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.hosts)

@@ -28,7 +28,7 @@ for name in ("torchvision::nms", "torchvision::qnms"):
 from PIL import Image  # noqa: E402
 from torchvision import models, transforms  # noqa: E402
 
-from trainer.cifar import find, load  # noqa: E402
+from trainer.data.cifar import find, load  # noqa: E402
 
 NORMALIZE = transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 AUGMENT = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]

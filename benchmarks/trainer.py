@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from benchmarks.results import write_section
-from trainer.make import fashion_mnist, write_cifar10
-from trainer.plot import records
-from trainer.synthetic import Arrays
+from trainer.data.synthetic import Arrays
+from trainer.tools.make_images import fashion_mnist, write_cifar10
+from trainer.tools.plot import records
 
 HERE = Path(__file__).parent
 EPOCH = 50_000  # images in an epoch of CIFAR-10

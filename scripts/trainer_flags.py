@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trainer.md"
 sys.path.insert(0, str(ROOT))
 
+from trainer.cli import TITLES  # noqa: E402
 from trainer.config import GROUPS, Config  # noqa: E402
-from trainer.flags import TITLES  # noqa: E402
 
 
 def table() -> str:

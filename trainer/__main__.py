@@ -7,9 +7,9 @@ from trainer.cli import main
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    ranks = sys.modules.get("trainer.ranks")
-    if ranks is not None and ranks.kept:
+    distributed = sys.modules.get("trainer.distributed")
+    if distributed is not None and distributed.kept:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # the interpreter's own way out would take apart what trainer.ranks keeps
+        os._exit(code)  # a normal exit would destroy what `distributed.kept` must keep alive
     sys.exit(code)

@@ -1,13 +1,13 @@
-"""Checkpoints on a disk: written so that every instant leaves a whole one, read only when whole.
+"""Checkpoints on disk: at every instant there is a complete one, and damage is always noticed.
 
     <dir>/ckpt/step-00001234/state.pt    tensors and plain values, torch.load(weights_only=True)
                              meta.json   step, epoch, settings, versions, for people and tools
                              MANIFEST    sha256 of both, written last; `sha256sum -c` reads it
-    <dir>/ckpt/latest                    name of the newest one, for people: nothing relies on it
+    <dir>/ckpt/latest                    name of the newest one, for people; nothing relies on it
 
-A save writes a hidden folder, syncs its files, renames it and syncs the parent. So a folder called
-step-* is complete unless the disk itself lied, and that is what the hashes are for: one flipped bit
-in a weight loads without any error.
+A save writes a hidden folder, syncs its files, renames it and syncs the parent, so a folder called
+step-* is complete unless the disk lied. The hashes are for that case: torch.load reads a weight with
+a flipped bit without any error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 
 @dataclass(frozen=True)
 class Saved:
-    """A whole checkpoint. `identity` is equal where all of its bytes are equal."""
+    """A complete checkpoint. Equal `identity` means equal bytes."""
 
     path: Path
     step: int
@@ -45,7 +45,7 @@ class Saved:
 def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: int) -> Saved:
     """Write a checkpoint under root/ckpt and drop all but the `keep` newest.
 
-    Raises CheckpointError when the disk will not take it; the ones before are untouched.
+    Raises CheckpointError if it cannot be written; earlier ones are untouched.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -59,7 +59,7 @@ def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: in
 
 
 def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> Saved:
-    """Put files on the disk as checkpoint `step`, all or nothing."""
+    """Write files to disk as checkpoint `step`, all or nothing."""
     folder = root / "ckpt"
     final = folder / f"step-{step:08d}"
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
@@ -83,15 +83,15 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
         with contextlib.suppress(OSError):
             _remove(temporary)
         raise CheckpointError(
-            f"cannot write {final}: {error.strerror or error}: the checkpoints before it are whole"
+            f"cannot write {final}: {error.strerror or error}: earlier checkpoints are intact"
         ) from error
     return Saved(final, step, hashlib.sha256(manifest.encode()).hexdigest())
 
 
 def verify(path: Path) -> Saved:
-    """The checkpoint in folder `path`, after reading and hashing all of it.
+    """The checkpoint in folder `path`, once all of it has been read and hashed.
 
-    Raises CheckpointError saying what is wrong with it.
+    Raises CheckpointError saying what is wrong.
     """
     name = NAME.fullmatch(path.name)
     if not name:
@@ -111,7 +111,7 @@ def verify(path: Path) -> Saved:
 
 
 def folders(root: Path) -> list[Path]:
-    """All step-* folders under root/ckpt, newest first by number, whole or not."""
+    """All step-* folders under root/ckpt, highest step first, intact or not."""
     found = [
         (int(match[1]), path)
         for path in (root / "ckpt").glob("step-*")
@@ -120,8 +120,8 @@ def folders(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_whole(root: Path) -> tuple[Saved | None, list[str]]:
-    """The newest checkpoint that is whole, and what is wrong with each newer one."""
+def newest_intact(root: Path) -> tuple[Saved | None, list[str]]:
+    """The newest intact checkpoint, and what is wrong with each newer one."""
     problems: list[str] = []
     for path in folders(root):
         try:
@@ -136,16 +136,16 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def decode(files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state, meta) from the bytes of a checkpoint that was verified. Tensors are on the CPU.
+    """(state, meta) from the bytes of a verified checkpoint, tensors on the CPU.
 
-    Raises CheckpointError when they are not what `save` writes; code in them is never run.
+    Raises CheckpointError if `save` did not write them. Code in them is never run.
     """
     try:
         state = torch.load(io.BytesIO(files["state.pt"]), map_location="cpu", weights_only=True)
         return state, json.loads(files["meta.json"])
     except Exception as error:  # unpickling fails in many ways
         reason = str(error).strip().split("\n")[0][:200]
-        raise CheckpointError(f"no checkpoint of this trainer: {reason}") from error
+        raise CheckpointError(f"not a checkpoint of this trainer: {reason}") from error
 
 
 def prune(root: Path, keep: int) -> None:
@@ -154,24 +154,24 @@ def prune(root: Path, keep: int) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what an interrupted save or removal left. Only before anything is saved."""
+    """Remove what an interrupted save or removal left. Call it before the first save only."""
     for path in (root / "ckpt").glob(".*-step-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(path: Path, prefix: str) -> Path | None:
-    """Rename a file or folder to `<prefix>-<name>`, numbered if taken. None: there was none."""
+    """Rename a file or folder to `<prefix>-<name>`, numbered if that exists. None if absent."""
     if not path.exists():
         return None
     for number in range(1, 10_000):
         target = path.with_name(f"{prefix}-{path.name}" + (f"-{number}" if number > 1 else ""))
         if not target.exists():
             return path.rename(target)
-    raise CheckpointError(f"{path}: too many earlier runs are kept beside it: remove some")
+    raise CheckpointError(f"{path}: too many earlier ones beside it: remove some")
 
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that readers see the old or the new content, never part of one."""
+    """Replace a file atomically: readers see the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     write_synced(temporary, content)
     temporary.replace(path)
@@ -194,7 +194,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Rename first, so that a half-removed folder is never called step-*."""
+    """Rename first, so that a half-removed folder is not called step-*."""
     if path.exists():
         hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
         path.rename(hidden)

@@ -1,51 +1,79 @@
 """Evaluation that counts every image once and gives the same numbers at any world size.
 
-The test images are cut into fixed blocks; rank r takes blocks r, r+W, ... Each block's sums have a
-row of their own in a table that is added up over ranks and then over rows, always in block order.
+The images are cut into fixed blocks; rank r takes blocks r, r+W, ... Each block's sums have their
+own row in a table, which is added up over ranks and then over rows, always in block order.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from trainer import batchnorm
-from trainer.loss import autocast
+from trainer.distributed import averaged_statistics
+from trainer.ending import Stopped
+from trainer.logs import eval_line, say
+from trainer.loss import sample_losses
 from trainer.state import Training
 
 
-def evaluate(t: Training, split: str, stop: Callable[[], bool]) -> dict[str, Any] | None:
-    """n, correct1, correct5, top1, top5 and loss over a split ("test" or "val"); with several ranks
-    also `ranks`: top1 and loss of the images that each has seen. A collective.
+def record_evaluation(t: Training, split: str) -> None:
+    """Evaluate a split ("test" or "val"), write the result and remember the best one so far.
 
-    `stop` is asked on all ranks after each block; when it says yes the result is None.
-    The network is called itself, never through DDP, whose forward talks to the other ranks.
+    Raises Stopped if the ranks agreed to stop before all images were seen.
+    """
+    began = time.perf_counter()
+    t.last = {"step": t.step, "epoch": t.epoch, **evaluate(t, split)}
+    if split == selecting_split(t) and t.last["top1"] > t.best.get("top1", -1.0):
+        t.best = {k: t.last[k] for k in ("step", "epoch", "top1")} | {"selected_on": split}
+    best = {"best_top1": t.best.get("top1"), "selected_on": t.best.get("selected_on")}
+    t.metrics.write("eval", **t.last, **best)
+    if t.ranks.first:
+        say(eval_line(t.last))
+    t.progress.pause(time.perf_counter() - began)
+
+
+def selecting_split(t: Training) -> str:
+    """The split that chooses the best epoch. With "test", the best is no estimate of new images."""
+    return "val" if t.config.val_split else "test"
+
+
+def evaluate(t: Training, split: str) -> dict[str, Any]:
+    """n, correct1, correct5, top1, top5 and loss over a split; with several ranks also `ranks`: top1
+    and loss of the images that each rank saw. A collective.
+
+    The network is called directly: DDP's forward would wait for the other ranks.
     """
     size, block, world_size = t.data.size(split), t.config.eval_batch_size, t.ranks.world_size
     blocks = -(-size // block)
     table = torch.zeros(blocks, 4, dtype=torch.float64, device=t.ranks.device)
     t.model.eval()
-    with evaluated(t), torch.no_grad():
+    with evaluated_network(t), torch.no_grad():
         for turn in range(-(-blocks // world_size)):
             row = turn * world_size + t.ranks.rank
             if row < blocks:
                 _count(t, split, row * block, min((row + 1) * block, size), table[row])
-            if stop():
-                return None
+            if stop_agreed(t):
+                raise Stopped
     table = t.ranks.sum_(table).cpu()
     result = _result(table, size, split)
     return result | (_by_rank(table, world_size) if world_size > 1 else {})
 
 
+def stop_agreed(t: Training) -> bool:
+    """Whether any rank was asked to stop. The same answer on all ranks."""
+    flag = torch.tensor(float(bool(t.stop)), device=t.ranks.device)
+    return bool(t.ranks.sum_(flag))
+
+
 @contextlib.contextmanager
-def evaluated(t: Training) -> Iterator[None]:
+def evaluated_network(t: Training) -> Iterator[None]:
     """Inside, the network is the one to evaluate and export: batch-norm statistics averaged over
     ranks and, with --ema, weights averaged over steps. A collective."""
-    with batchnorm.averaged(t.model, t.ranks, when=t.own_statistics), averaged_weights(t):
+    with averaged_statistics(t.model, t.ranks, when=t.own_statistics), averaged_weights(t):
         yield
 
 
@@ -70,24 +98,21 @@ def _copy(values: list[torch.Tensor], parameters: list[torch.nn.Parameter]) -> N
 
 def _count(t: Training, split: str, start: int, end: int, row: torch.Tensor) -> None:
     x, y = t.data.eval_batch(split, start, end)
-    with autocast(t):
+    with t.autocast():
         logits = t.model(x)
-    logits = logits.float()
-    losses = F.cross_entropy(logits, y, reduction="none").double()
-    best = logits.topk(min(5, logits.shape[1])).indices == y[:, None]
-    row[0] = losses.sum()
+    best = logits.float().topk(min(5, logits.shape[1])).indices == y[:, None]
+    row[0] = sample_losses(logits, y, smoothing=0.0).double().sum()
     row[1] = best[:, 0].sum()
     row[2] = best.sum()
     row[3] = end - start
 
 
 def _by_rank(table: torch.Tensor, world_size: int) -> dict[str, Any]:
-    """A rank without a block of its own has null."""
+    """A rank that had no block has null."""
     sums = [table[rank::world_size].sum(0).tolist() for rank in range(world_size)]
     top1 = [round(correct / n, 6) if n else None for _, correct, _, n in sums]
-    return {
-        "ranks": {"top1": top1, "loss": [round(s[0] / s[3], 6) if s[3] else None for s in sums]}
-    }
+    loss = [round(total / n, 6) if n else None for total, _, _, n in sums]
+    return {"ranks": {"top1": top1, "loss": loss}}
 
 
 def _result(table: torch.Tensor, size: int, split: str) -> dict[str, Any]:

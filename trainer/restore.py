@@ -1,12 +1,17 @@
-"""Which checkpoint all ranks go on from, and how a rank that lacks it gets it.
+"""Which checkpoint all ranks resume from, and how a rank that lacks it gets it.
 
-Disks may be shared by all nodes or belong to one: every rank reports the newest whole checkpoint
-that it sees, the highest step wins (the lowest rank's, where two differ), and unless all ranks hold
-the very same bytes that rank sends them to the others over the process group.
+Nodes may share a disk or have their own. Every rank reports the newest intact checkpoint that it
+sees. The highest step wins (of the lowest rank, where two differ); unless all ranks hold the same
+bytes, that rank sends them to the others over the process group.
+
+Rank 0 writes the checkpoints. Where nodes have their own disks, losing node 0 would lose them all,
+so the first rank of one other node writes a second copy to its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +23,9 @@ import torch.distributed as dist
 from trainer import checkpoint
 from trainer.checkpoint import Saved
 from trainer.config import Config
-from trainer.disks import Disks
+from trainer.distributed import Ranks
 from trainer.errors import CheckpointError
-from trainer.metrics import has_checkpoints
-from trainer.ranks import Ranks
+from trainer.logs import mentions_checkpoints
 
 CHUNK = 64 << 20  # bytes sent at a time
 
@@ -32,15 +36,53 @@ class Restored:
     meta: dict[str, Any]
     name: str  # step-00001234
     identity: str
-    sender: int | None  # the rank that sent it to those that lacked it
+    sender: int | None  # the rank that sent it to ranks without it
     warnings: tuple[str, ...]
 
 
-def restore(config: Config, ranks: Ranks, disks: Disks, *, asked_again: bool) -> Restored | None:
-    """The state to go on from, the same on all ranks; None: there is none, begin at step 0.
+@dataclass(frozen=True)
+class Disks:
+    root: Path  # of this rank's checkpoints
+    own: bool  # whether this rank manages its disk; one rank per disk does
+    copy_on: int | None  # the rank that writes the second copy
 
-    `asked_again`: this is a further attempt of a run, so finding nothing is worth a warning, and an
-    error if an earlier attempt did save. Raises CheckpointError, on all ranks alike.
+
+def find_disks(config: Config, ranks: Ranks) -> Disks:
+    """Rank 0 writes a file and the others look for it. A collective; raises CheckpointError."""
+    root = Path(config.checkpoint_dir)
+    if ranks.world_size == 1:
+        return Disks(root, own=True, copy_on=None)
+    token = root / f".disk-{ranks.broadcast(uuid.uuid4().hex)}"
+    with ranks.agreeing():
+        if ranks.first:
+            _touch(token)
+    # The first rank of each node manages its disk; rank 0 manages the disk that it shares.
+    own = ranks.first or (ranks.local_rank == 0 and not token.exists())
+    owners = [rank for rank, owns in enumerate(ranks.gather(own)) if owns]
+    if ranks.first:
+        token.unlink(missing_ok=True)
+    copy_on = owners[1] if len(owners) > 1 and config.copies > 1 else None
+    return Disks(root, own, copy_on)
+
+
+def _touch(token: Path) -> None:
+    try:
+        token.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_synced(token, b"")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            token.unlink()
+        raise CheckpointError(
+            f"cannot write to {token.parent}: {error.strerror or error}: "
+            "give another --out or --checkpoint-dir"
+        ) from error
+
+
+def restore(config: Config, ranks: Ranks, disks: Disks, *, later_attempt: bool) -> Restored | None:
+    """The state to resume from, the same on all ranks. None: start at step 0.
+
+    `later_attempt`: finding nothing is an error if an earlier attempt of this run did save.
+    Raises CheckpointError on all ranks alike.
     """
     if config.resume == "none":
         with ranks.agreeing():
@@ -52,12 +94,12 @@ def restore(config: Config, ranks: Ranks, disks: Disks, *, asked_again: bool) ->
     exact = None if config.resume == "auto" else Path(config.resume)
     found, problems = _look(config, exact)
     reports = ranks.gather((found.step, found.identity) if found else None)
-    # Each damaged checkpoint once, though all ranks of a node see it.
+    # Report each damaged checkpoint once, although all ranks of a node see it.
     warnings = tuple(dict.fromkeys(p for of_rank in ranks.gather(problems) for p in of_rank))
     choice = choose(reports)
     if choice is None:
         with ranks.agreeing():
-            _nothing_found(config, ranks, exact, warnings, asked_again)
+            _nothing_found(config, ranks, exact, warnings, later_attempt)
         return None
     source, (step, identity) = choice
     shared = all(report == (step, identity) for report in reports)
@@ -87,7 +129,7 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 
 def check_fits(meta: Mapping[str, Any], now: Mapping[str, Any], override: bool) -> list[str]:
-    """Compare what a checkpoint was made with to what this run is. Returns what changed.
+    """Compare the settings of a checkpoint with those of this run. Returns the changes.
 
     Raises CheckpointError for another network, and for other data, batch or seed unless overridden.
     """
@@ -98,23 +140,23 @@ def check_fits(meta: Mapping[str, Any], now: Mapping[str, Any], override: bool) 
     if never:
         raise CheckpointError(
             f"the checkpoint is of another {'; '.join(never)}: "
-            "use the same flags, or --resume none to begin anew"
+            "use the same flags, or --resume none to start over"
         )
     if words and not override:
         raise CheckpointError(
             f"the checkpoint was made with other settings: {'; '.join(words)}: use the same, "
-            "--resume-override to go on all the same, or --resume none to begin anew"
+            "--resume-override to resume anyway, or --resume none to start over"
         )
     return words
 
 
 def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
     if exact is None:
-        return checkpoint.newest_whole(Path(config.checkpoint_dir))
+        return checkpoint.newest_intact(Path(config.checkpoint_dir))
     if exact.is_file():
-        return None, [f"{exact}: a file of weights only: give a ckpt/step-* folder"]
+        return None, [f"{exact}: not a checkpoint folder: give a ckpt/step-* folder"]
     if not checkpoint.NAME.fullmatch(exact.name):
-        return checkpoint.newest_whole(exact.parent if exact.name == "ckpt" else exact)
+        return checkpoint.newest_intact(exact.parent if exact.name == "ckpt" else exact)
     try:
         return checkpoint.verify(exact), []
     except CheckpointError as error:
@@ -122,7 +164,7 @@ def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
 
 
 def _nothing_found(
-    config: Config, ranks: Ranks, exact: Path | None, warnings: tuple[str, ...], asked_again: bool
+    config: Config, ranks: Ranks, exact: Path | None, warnings: tuple[str, ...], later_attempt: bool
 ) -> None:
     if config.test_only and exact is None and not warnings:
         raise CheckpointError(f"--test-only: no checkpoint in {config.checkpoint_dir}")
@@ -131,17 +173,17 @@ def _nothing_found(
         raise CheckpointError(f"--resume {reason}")
     if warnings:
         raise CheckpointError(
-            f"no checkpoint is whole: {warnings[0]}: --resume none begins anew and keeps these aside"
+            f"every checkpoint is damaged: {warnings[0]}: --resume none starts over and keeps these"
         )
-    if asked_again and ranks.first and has_checkpoints(Path(config.out)):
+    if later_attempt and ranks.first and mentions_checkpoints(Path(config.out)):
         raise CheckpointError(
-            f"{config.out}/metrics.jsonl tells of checkpoints, and no rank sees one in "
-            f"{config.checkpoint_dir}: bring that folder back, or --resume none to begin anew"
+            f"{config.out}/metrics.jsonl lists checkpoints, but no rank finds one in "
+            f"{config.checkpoint_dir}: restore that folder, or --resume none to start over"
         )
 
 
 def _tidy(root: Path, step: int, identity: str) -> bool:
-    """Put aside what could be taken for the chosen checkpoint later. Is that one here?"""
+    """Set aside damaged and newer checkpoints. Returns whether the chosen one is on this disk."""
     has_it = False
     for path in checkpoint.folders(root):
         try:
@@ -150,13 +192,13 @@ def _tidy(root: Path, step: int, identity: str) -> bool:
             checkpoint.set_aside(path, "damaged")
             continue
         has_it = has_it or (saved.step, saved.identity) == (step, identity)
-        if saved.step > step:  # the user chose to go on from an older one
+        if saved.step > step:  # the user chose to resume from an older one
             checkpoint.set_aside(path, "abandoned")
     return has_it
 
 
 def _send(content: bytes | None, source: int, ranks: Ranks) -> bytes:
-    """The bytes that `source` has, on every rank."""
+    """The bytes of rank `source`, on every rank."""
     size = int(ranks.broadcast(len(content) if content is not None else 0, source))
     if ranks.rank == source and content is not None:
         whole = torch.frombuffer(bytearray(content), dtype=torch.uint8)

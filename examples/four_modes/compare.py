@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from trainer.augment import pad, random_crop_flip
-from trainer.cifar import find, load
 from trainer.data import mean_std
+from trainer.data.augment import pad, random_crop_flip
+from trainer.data.cifar import find, load
+from trainer.data.synthetic import Arrays, synthetic
 from trainer.model import build_model
-from trainer.synthetic import Arrays, synthetic
 
 
 def main() -> None:

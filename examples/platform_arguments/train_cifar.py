@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.cifar import find, load
 from trainer.data import mean_std
+from trainer.data.cifar import find, load
+from trainer.data.synthetic import Arrays, synthetic
 from trainer.model import build_model
-from trainer.synthetic import Arrays, synthetic
 
 
 def boolean(text: str) -> bool:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.augment import pad, random_crop_flip
-from trainer.cifar import find, load
 from trainer.data import mean_std
+from trainer.data.augment import pad, random_crop_flip
+from trainer.data.cifar import find, load
 from trainer.model import build_model
 
 

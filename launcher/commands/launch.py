@@ -79,8 +79,9 @@ def launch(
     import datetime
 
     from launcher.hosts import load, override_job
+    from launcher.launch import launch as launching
+    from launcher.plan import render
     from launcher.runs.record import checked_name
-    from launcher.ssh.ahead import dial_ahead
 
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
@@ -99,11 +100,6 @@ def launch(
     cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
     cluster = override_job(cluster, flags)
     name = checked_name(name)
-    if not dry_run:
-        dial_ahead(cluster.hosts)
-    from launcher.launch import launch as launching
-    from launcher.plan import render
-
     wishes = launching.Wishes(
         name=name,
         detach=detach,

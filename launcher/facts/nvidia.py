@@ -71,7 +71,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
                     container=container,
                 )
             )
-    cuda = re.fullmatch(r"(\d+)\.(\d+)", _text(log, "cuda_version"))
+    cuda = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", _text(log, "cuda_version"))
     return Nvidia(
         driver=_text(log, "driver_version") or None,
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
@@ -85,5 +85,5 @@ def _text(node: ElementTree.Element, path: str) -> str:
 
 
 def _number(text: str) -> int:
-    match = re.match(r"\d+", text)
+    match = re.match(r"[0-9]{1,12}", text)
     return int(match[0]) if match else 0

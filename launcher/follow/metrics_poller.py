@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.errors import DdpctlError
-from launcher.ssh.node import one_per_account
+from launcher.ssh.many import one_per_account
 
 PROGRESS_INTERVAL = 3.0  # seconds
 GPU_INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core

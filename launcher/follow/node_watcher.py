@@ -13,8 +13,8 @@ from launcher.engines.attempt import RunningNode
 from launcher.engines.base import NodeStatus
 from launcher.errors import DdpctlError, HostUnreachable
 from launcher.logs.journal import Reader, Record
-from launcher.ssh.node import Node, Stream
-from launcher.ssh.stream import READ_SIZE
+from launcher.ssh.node import Node
+from launcher.ssh.stream import READ_SIZE, Stream
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe

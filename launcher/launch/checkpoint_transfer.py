@@ -13,8 +13,9 @@ from launcher.errors import CommandFailed
 from launcher.launch.checkpoint_choice import Choice, File, Gift, Held, Step, choose
 from launcher.plan.plan import HOME
 from launcher.runs.record import AttemptRecord, RunRecord
-from launcher.ssh.node import Completed, Node, ask_each
-from launcher.ssh.stream import READ_SIZE
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
+from launcher.ssh.stream import READ_SIZE, Completed
 from launcher.terminal.console import Console
 
 # $1 run folder. NUL-separated: the newest whole step, damaged ones above it, then every file.

@@ -12,7 +12,8 @@ from launcher.engines.choose import engine_of
 from launcher.hosts import Cluster, Host
 from launcher.plan.plan import place_in
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
-from launcher.ssh.node import Node, ask_each, connected, try_each
+from launcher.ssh.many import ask_each, try_each
+from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
 # What may not happen again by itself. Everything else (a bad argument, missing data, an exception,

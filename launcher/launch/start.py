@@ -13,7 +13,8 @@ from launcher.facts.script import Facts
 from launcher.launch.run_folders import prepare
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.supervisor_spec import supervisor_spec
-from launcher.ssh.node import Node, each_node, try_each
+from launcher.ssh.many import each_node, try_each
+from launcher.ssh.node import Node
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.engines.choose import engine_of
-from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
-from launcher.facts import hardware as details_module
+from launcher.errors import CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts.gather import gather_one
-from launcher.facts.hardware import Details
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host
 from launcher.preflight.machine import Docker, Image, Machine, docker_of, image_of
@@ -35,20 +33,19 @@ def look(
         with ThreadPoolExecutor(3) as beside:
             if meanwhile:
                 beside.submit(meanwhile)
-            asking = beside.submit(lambda: facts or gather_one(node, ports=0 in ranks))
             port = cluster.job.master_port if 0 in ranks else "auto"
-            asked = ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
-            asked += [mount.split(":")[0] for mount in cluster.job.mounts]
-            detailing = beside.submit(_details, node, USUAL_ROOT, *asked)
+            folders = [mount.split(":")[0] for mount in cluster.job.mounts]
+            check = ["" if port == "auto" else str(port), *folders]
+            first = 0 in ranks
+            asking = beside.submit(gather_one, node, ports=first, check=[USUAL_ROOT, *check])
             docker, docker_error = _docker(node, cluster)
-            details = detailing.result()
-            if docker and docker.root != USUAL_ROOT:  # only its disk is still unknown
-                disks = _details(node, docker.root).disks
-                details = dataclasses.replace(details, disks=disks)
+            found = facts or asking.result()
+            if docker and docker.root != USUAL_ROOT:
+                found = gather_one(node, ports=first, check=[docker.root, *check])
         return dataclasses.replace(
             machine,
-            facts=asking.result(),
-            details=details,
+            facts=found,
+            details=found.details,
             docker=docker,
             docker_error=docker_error,
         )
@@ -68,17 +65,6 @@ def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
         return docker_of(info, image, nodes, run_of_containers(node)), None
     except (DockerUnavailable, CommandTimeout) as error:
         return None, str(error)
-
-
-def _details(node: Node, docker_root: str, *asked: str) -> Details:
-    """asked: what else details.SCRIPT takes."""
-    done = node.script(details_module.SCRIPT, docker_root, *asked, timeout=60.0)
-    try:
-        return details_module.parse(done.stdout.decode(errors="replace"))
-    except ValueError as error:
-        raise CommandFailed(
-            f"{node.name}: {error}; the SSH user must be able to run `sh` there"
-        ) from None
 
 
 def image_here(cluster: Cluster) -> Image | None:

@@ -17,7 +17,8 @@ from launcher.preflight import reach_routes
 from launcher.preflight.findings import Finding, warning
 from launcher.preflight.machine import Machine
 from launcher.preflight.reach_agent import SHELL, Dial, agent_args, parse_answer, parse_ready
-from launcher.ssh.node import Node, Stream
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Stream
 
 AGENT_TIMEOUT = 10.0  # seconds until an agent listens; a container takes the longest
 ANSWERS_TIMEOUT = 12.0  # an agent says `timeout` after three; beyond it the machine is busy

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.facts.script import Address
+from launcher.facts.network import Address
 from launcher.hosts import Cluster, Host
 from launcher.preflight.findings import Finding, failure, warning
 from launcher.preflight.machine import Machine, common

@@ -21,7 +21,8 @@ from launcher.push.progress import Progress
 from launcher.push.report import HostReport, HostsNotReady, PushReport, in_words
 from launcher.push.transfer.send import Journey
 from launcher.push.transfer.sender import Sender
-from launcher.ssh.node import Node, one_per_account, try_each
+from launcher.ssh.many import one_per_account, try_each
+from launcher.ssh.node import Node
 
 What = Literal["image", "dataset", "workdir"]
 ALL: frozenset[What] = frozenset(("image", "dataset", "workdir"))

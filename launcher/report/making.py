@@ -12,7 +12,8 @@ from launcher.report.numbers import charts_by_host
 from launcher.report.page import page
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder, RunRecord, timestamp
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 from launcher.state import write_atomically
 from launcher.terminal.console import Console
 

@@ -22,7 +22,8 @@ from launcher.runs.record import (
     parse_timestamp,
 )
 from launcher.runs.typed import read
-from launcher.ssh.node import Node, one_per_account, try_each
+from launcher.ssh.many import one_per_account, try_each
+from launcher.ssh.node import Node
 from launcher.state import write_atomically
 from launcher.terminal.console import Console
 

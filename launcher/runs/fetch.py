@@ -17,7 +17,8 @@ from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.runs.sync_logs import sync_logs
 from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE
 from launcher.terminal.console import Console
 

@@ -12,7 +12,8 @@ from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id
 from launcher.runs.adopt import adopt
 from launcher.runs.record import RunFolder, find_run, run_folder, shortened
-from launcher.ssh.node import Node, ask_each, connected, one_per_account
+from launcher.ssh.many import ask_each, one_per_account
+from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
 # The runs that this host has folders of, with or without containers.

@@ -27,7 +27,8 @@ from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
 TIMEOUT = 10  # seconds for a supervisor to answer

@@ -7,7 +7,8 @@ from launcher.errors import DdpctlError
 from launcher.logs.journal import Reader
 from launcher.logs.store import LogStore, offset_in
 from launcher.plan.plan import Place
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE
 
 

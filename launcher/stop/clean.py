@@ -17,7 +17,8 @@ from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.push.report import in_words
 from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.node import Node, ask_each, connected, one_per_account, try_each
+from launcher.ssh.many import ask_each, one_per_account, try_each
+from launcher.ssh.node import Node, connected
 from launcher.stop.kill import kill_run
 from launcher.stop.strays import carriers
 from launcher.terminal.console import Console

@@ -13,7 +13,8 @@ from launcher.hosts import Cluster, load
 from launcher.runs.find import find_id, list_nodes, names_hosts
 from launcher.runs.record import FINAL, find_run, run_folder, timestamp
 from launcher.runs.unseen import unseen
-from launcher.ssh.node import Node, connected, one_per_account
+from launcher.ssh.many import one_per_account
+from launcher.ssh.node import Node, connected
 from launcher.stop.stop import Stopped, stop_run
 from launcher.terminal.console import Console
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from launcher.engines.base import Engine, NodeStatus
 from launcher.errors import CommandFailed, DdpctlError
-from launcher.ssh.node import Node, ask_each
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
 
 # Tells every supervisor of run $1 that the user wants it to end, so that SIGTERM is no failure.
 MARK_CANCELLED = r"""

@@ -19,7 +19,8 @@ from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id
 from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.node import Node, ask_each, connected, one_per_account, try_each
+from launcher.ssh.many import ask_each, one_per_account, try_each
+from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.augment import PAD, hashed, pad, random_crop_flip
+from trainer.data.augment import PAD, hashed, pad, random_crop_flip
 
 
 def pictures(n: int = 64) -> torch.Tensor:

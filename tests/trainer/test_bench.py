@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from trainer.bench import Result, Row, main, measured, table
 from trainer.errors import TrainerError
+from trainer.tools.bench import Result, Row, main, measured, table
 
 TINY = (
     *("--data", "synthetic", "--synthetic-train", "256", "--synthetic-test", "64"),

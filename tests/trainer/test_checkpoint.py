@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint, ckpt_cli
+from trainer import checkpoint
 from trainer.cli import main
 from trainer.errors import CheckpointError
+from trainer.tools import checkpoint_command
 
 META = {"step": 0, "epoch": 1, "best": {}, "world_size": 1, "config": {"model": "resnet8"}}
 
@@ -31,7 +32,7 @@ def test_newest_by_number_and_only_so_many(tmp_path: Path) -> None:
     for step in (9, 10, 99_999_999, 100_000_000):  # as text, 99999999 sorts last
         save(tmp_path, step, keep=2)
     assert [p.name for p in checkpoint.folders(tmp_path)] == ["step-100000000", "step-99999999"]
-    newest, problems = checkpoint.newest_whole(tmp_path)
+    newest, problems = checkpoint.newest_intact(tmp_path)
     assert newest and newest.step == 100_000_000 and not problems
     assert (tmp_path / "ckpt" / "latest").read_text() == "step-100000000\n"
 
@@ -55,11 +56,11 @@ def test_twenty_flipped_bits_and_five_truncations_are_all_noticed(tmp_path: Path
         else:
             damaged = bytearray(content[: len(content) * (case - 20) // 5])
         file.write_bytes(damaged)
-        found, problems = checkpoint.newest_whole(tmp_path)
+        found, problems = checkpoint.newest_intact(tmp_path)
         assert found == older, f"case {case}, {file.name}"
         assert len(problems) == 1 and "step-00000002" in problems[0]
         file.write_bytes(content)
-    assert checkpoint.newest_whole(tmp_path) == (newer, [])
+    assert checkpoint.newest_intact(tmp_path) == (newer, [])
 
 
 def test_fifty_kills_at_random_instants_leave_a_whole_checkpoint(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_fifty_kills_at_random_instants_leave_a_whole_checkpoint(tmp_path: Path)
         os.waitpid(child, 0)
         os.close(saves)
         os.close(said)
-        newest, problems = checkpoint.newest_whole(tmp_path)
+        newest, problems = checkpoint.newest_intact(tmp_path)
         assert newest, f"kill {kill}: {problems}"
         assert not problems, f"kill {kill}: a torn folder is called step-*: {problems}"
         assert newest.step >= before
@@ -119,7 +120,7 @@ def test_a_crash_before_any_system_call_leaves_a_whole_checkpoint(
         save(tmp_path, 3, keep=2)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    newest, problems = checkpoint.newest_whole(tmp_path)
+    newest, problems = checkpoint.newest_intact(tmp_path)
     assert newest and newest.step in (2, 3) and not problems
     if os.waitstatus_to_exitcode(status) == 0:
         assert newest.step == 3
@@ -138,7 +139,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_there(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, before)
-    assert checkpoint.newest_whole(tmp_path) == (older, [])
+    assert checkpoint.newest_intact(tmp_path) == (older, [])
     assert [p.name for p in (tmp_path / "ckpt").iterdir() if p.name.startswith(".")] == []
 
 
@@ -158,7 +159,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     torch.save({"model": Evil()}, "evil.pt")
     files = {"state.pt": Path("evil.pt").read_bytes(), "meta.json": b"{}"}
     checkpoint.publish(tmp_path, 1, files)  # whole by its hashes
-    with pytest.raises(CheckpointError, match="no checkpoint of this trainer"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of this trainer"):
         checkpoint.decode(checkpoint.read(tmp_path / "ckpt" / "step-00000001"))
     assert not Path("owned").exists()
 
@@ -173,7 +174,9 @@ def test_ckpt_ls_verify_export(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert float(torch.load(tmp_path / "net.pth")["w"][0]) == 2
     (newest.path / "state.pt").write_bytes(b"")
     assert main(["ckpt", "verify", str(tmp_path)]) == 4
-    assert ckpt_cli.export(ckpt_cli.find(tmp_path), tmp_path / "net.pth") == 0  # from the older
+    assert (
+        checkpoint_command.export(checkpoint_command.find(tmp_path), tmp_path / "net.pth") == 0
+    )  # from the older
     assert float(torch.load(tmp_path / "net.pth")["w"][0]) == 1
     assert main(["ckpt", "ls", str(tmp_path / "nothing")]) == 4
     assert "no checkpoint there" in capsys.readouterr().err

@@ -9,9 +9,9 @@ import torch
 from test_gradients import ALONE, make
 from trainer_ranks import Job, on_ranks
 
-from trainer import batchnorm, step
+from trainer import train
+from trainer.distributed import Ranks, averaged_statistics, flatten, norms, statistics
 from trainer.evaluate import evaluate
-from trainer.ranks import Ranks
 from trainer.state import Training
 
 # Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.
@@ -21,7 +21,7 @@ FLAGS = ("--synthetic-test", "51", "--global-batch", "12", "--label-smoothing", 
 def some_training() -> Training:
     t = make(ALONE, *FLAGS)
     for _ in range(6):
-        step.train_step(t, torch.arange(t.plan.samples))
+        train.train_step(t, torch.arange(t.plan.samples))
     return t
 
 
@@ -37,11 +37,11 @@ def by_hand(t: Training) -> tuple[int, float]:
 def result_on(ranks: Ranks, weights: dict[str, torch.Tensor]) -> tuple[object, object, bool]:
     t = make(ranks, *FLAGS)
     t.model.load_state_dict(weights)
-    statistics = batchnorm.flatten(batchnorm.statistics(t.model))
-    first = evaluate(t, "test", lambda: False)
-    second = evaluate(t, "test", lambda: False)
-    after = batchnorm.flatten(batchnorm.statistics(t.model))
-    return first, second, torch.equal(statistics, after)
+    before = flatten(statistics(t.model))
+    first = evaluate(t, "test")
+    second = evaluate(t, "test")
+    after = flatten(statistics(t.model))
+    return first, second, torch.equal(before, after)
 
 
 def test_exact_and_equal_at_any_world_size(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_exact_and_equal_at_any_world_size(tmp_path: Path) -> None:
 def different_statistics(ranks: Ranks) -> tuple[float, float]:
     """Each rank's own running mean is its rank number: evaluation must use their average."""
     t = make(ranks, *FLAGS)
-    mean = batchnorm.norms(t.model)[0].running_mean
+    mean = norms(t.model)[0].running_mean
     assert mean is not None
     mean.fill_(float(ranks.rank))
-    with batchnorm.averaged(t.model, ranks, when=t.own_statistics):
+    with averaged_statistics(t.model, ranks, when=t.own_statistics):
         inside = float(mean[0])
     return inside, float(mean[0])
 
@@ -83,10 +83,10 @@ def result_with_shifted(ranks: Ranks, weights: dict[str, torch.Tensor], shift: f
     """Rank r's first running mean is off by r - (W-1)/2 + shift: on average, by the shift."""
     t = make(ranks, *FLAGS)
     t.model.load_state_dict(weights)
-    mean = batchnorm.norms(t.model)[0].running_mean
+    mean = norms(t.model)[0].running_mean
     assert mean is not None
     mean += ranks.rank - (ranks.world_size - 1) / 2 + shift
-    return evaluate(t, "test", lambda: False)
+    return evaluate(t, "test")
 
 
 def test_evaluation_uses_the_average_of_the_ranks_statistics(tmp_path: Path) -> None:

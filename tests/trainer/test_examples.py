@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.make import write_cifar10
-from trainer.synthetic import synthetic
+from trainer.data.synthetic import synthetic
+from trainer.tools.make_images import write_cifar10
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/hosts.yaml"))

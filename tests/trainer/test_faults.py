@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainer_ranks import Job
 
-from trainer import ranks
+from trainer import distributed
 from trainer.errors import TrainerError
 
 
@@ -31,15 +31,17 @@ def test_a_loss_that_is_no_number_ends_all_ranks_as_diverged(tmp_path: Path) -> 
 
 def poison_one_label() -> None:
     """On rank 1 only, the third step's loss is infinite."""
-    from trainer import loss
+    from trainer import train
 
-    real = loss.loss_sum
+    real = train.micro_batch_loss
 
-    def poisoned(t, net, x, y):
-        value = real(t, net, x, y)
-        return value * float("inf") if (t.ranks.rank, t.step) == (1, 2) else value
+    def poisoned(t, batch, first, last):
+        value = real(t, batch, first, last)
+        if (t.ranks.rank, t.step) == (1, 2):
+            t.totals[0] = float("inf")
+        return value
 
-    loss.loss_sum = poisoned
+    train.micro_batch_loss = poisoned
 
 
 def test_one_rank_diverging_is_all_ranks_diverging(tmp_path: Path) -> None:
@@ -49,9 +51,9 @@ def test_one_rank_diverging_is_all_ranks_diverging(tmp_path: Path) -> None:
 
 
 def flip_a_bit_on_rank_1() -> None:
-    from trainer import step
+    from trainer import train
 
-    real = step.update
+    real = train.update
 
     def update(t):
         real(t)
@@ -59,7 +61,7 @@ def flip_a_bit_on_rank_1() -> None:
             bits = t.parameters[1].data[:1].view(torch.int32)
             bits ^= 1 << 10
 
-    step.update = update
+    train.update = update
 
 
 def test_replicas_that_differ_end_the_run_before_anything_is_saved(tmp_path: Path) -> None:
@@ -141,24 +143,24 @@ def test_images_missing_on_one_rank_only(tmp_path: Path) -> None:
 
 def lose_the_images() -> None:
     if os.environ["RANK"] == "1":
-        from trainer import begin
+        from trainer import setup
         from trainer.errors import DataError
 
         def load(config, device):
             raise DataError("/lost: no such folder")
 
-        begin.load_dataset = load
+        setup.load_dataset = load
 
 
 def other_images_on_rank_1() -> None:
-    from trainer import begin, data
+    from trainer import data, setup
 
     def load(config, device):
         images = data.load_dataset(config, device)
         images.fingerprint += os.environ["RANK"]
         return images
 
-    begin.load_dataset = load
+    setup.load_dataset = load
 
 
 def test_other_images_on_one_rank(tmp_path: Path) -> None:
@@ -178,11 +180,11 @@ def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ranks, "JOIN_TIMEOUT", 1)
+    monkeypatch.setattr(distributed, "JOIN_TIMEOUT", 1)
     env = {"RANK": "0", "WORLD_SIZE": "3", "TRAINER_STORE": str(tmp_path / "store")}
-    me = ranks.identity(env, torch.device("cpu"))
+    me = distributed.identify(env, torch.device("cpu"))
     with pytest.raises(TrainerError, match="ranks 1, 2 did not come within 1 s"):
-        ranks.join(me, env, 30, None)
+        distributed.join(me, env, 30, None)
 
 
 def test_an_unexpected_error_tells_status_json(tmp_path: Path) -> None:

@@ -8,33 +8,42 @@ import pytest
 import torch
 from trainer_ranks import TINY, on_ranks, same
 
-from trainer import batchnorm, flags, replicas, shards, step
+from trainer import cli, train
 from trainer.data import load_dataset
+from trainer.distributed import (
+    Ranks,
+    check_replicas,
+    flatten,
+    identify,
+    set_training,
+    statistics,
+)
 from trainer.errors import ReplicaMismatch, TrainerError
-from trainer.ranks import Ranks, identity
-from trainer.schedule import make_plan
-from trainer.state import Training, build
+from trainer.optim import make_plan
+from trainer.setup import build
+from trainer.state import Training
+from trainer.tools import canonical_shards
 
-ALONE = identity({}, torch.device("cpu"))
+ALONE = identify({}, torch.device("cpu"))
 FROZEN = ("--bn", "frozen")
 
 
 def make(ranks: Ranks, *more: str) -> Training:
     torch.set_num_threads(1)
-    config, _ = flags.parse([*TINY, *more], {})
+    config, _ = cli.parse([*TINY, *more], {})
     data = load_dataset(config, ranks.device)
     t = build(config, make_plan(config, data.size("train"), ranks.world_size), ranks, data)
-    batchnorm.set_training(t.model, frozen=config.bn == "frozen")
+    set_training(t.model, frozen=config.bn == "frozen")
     return t
 
 
 def gradient(ranks: Ranks, size: int, *more: str) -> tuple[torch.Tensor, float]:
     """Gradient of the first `size` images' mean loss, and that loss, as training sees them."""
     t = make(ranks, *more)
-    step.backward(t, torch.arange(size))
+    train.backward(t, torch.arange(size))
     loss, images = ranks.sum_(t.totals[:2].clone()).tolist()
     assert images == size
-    return batchnorm.flatten([p.grad for p in t.parameters if p.grad is not None]), loss / images
+    return flatten([p.grad for p in t.parameters if p.grad is not None]), loss / images
 
 
 def gradients(ranks: Ranks, sizes: list[int], *more: str) -> list[tuple[torch.Tensor, float]]:
@@ -68,7 +77,7 @@ def mean_of_means(ranks: Ranks, size: int) -> torch.Tensor:
         epoch=0,
     )
     torch.nn.functional.cross_entropy(t.net(x), y).backward()
-    return batchnorm.flatten([p.grad for p in t.parameters if p.grad is not None])
+    return flatten([p.grad for p in t.parameters if p.grad is not None])
 
 
 def test_the_weighting_matters(tmp_path: Path) -> None:
@@ -101,7 +110,7 @@ def shard_gradients(ranks: Ranks, *sizes: int) -> list[list[torch.Tensor]]:
     found = []
     for size in sizes:
         t = make(ranks, "--canonical-shards", "4")
-        shards.backward(t, torch.arange(size))
+        canonical_shards.backward(t, torch.arange(size), train.micro_batch_loss)
         found.append([*[p.grad for p in t.parameters if p.grad is not None], *t.model.buffers()])
     return found
 
@@ -117,8 +126,8 @@ def test_canonical_shards_compute_the_gradient_of_ghost_batches() -> None:
     for size in (16, 13):
         ghost, _ = gradient(ALONE, size, "--grad-accum-steps", "4")
         t = make(ALONE, "--canonical-shards", "4")
-        shards.backward(t, torch.arange(size))
-        got = batchnorm.flatten([p.grad for p in t.parameters if p.grad is not None])
+        canonical_shards.backward(t, torch.arange(size), train.micro_batch_loss)
+        got = flatten([p.grad for p in t.parameters if p.grad is not None])
         assert error(got, ghost) < 1e-6
 
 
@@ -126,20 +135,20 @@ def test_one_image_or_none_has_no_statistics_of_its_own() -> None:
     moved = {}
     for size in (16, 3):  # in four parts: 4 images each, or 0, 1, 1, 1
         t = make(ALONE, "--grad-accum-steps", "4")
-        before = batchnorm.flatten(batchnorm.statistics(t.model))
-        step.backward(t, torch.arange(size))
-        moved[size] = not torch.equal(batchnorm.flatten(batchnorm.statistics(t.model)), before)
+        before = flatten(statistics(t.model))
+        train.backward(t, torch.arange(size))
+        moved[size] = not torch.equal(flatten(statistics(t.model)), before)
     assert moved == {16: True, 3: False}
 
 
 def perturbed(ranks: Ranks, odd: int) -> str:
     t = make(ranks, "--global-batch", "12")
-    replicas.check_equal(t)
+    check_replicas(t.ranks, t.parameters, t.step)
     if ranks.rank == odd:
         bits = t.parameters[1].data[:1].view(torch.int32)  # of a batch norm
         bits ^= 1  # the smallest change there is
     try:
-        replicas.check_equal(t)
+        check_replicas(t.ranks, t.parameters, t.step)
     except ReplicaMismatch as error:
         return str(error)
     return "unnoticed"
@@ -174,7 +183,7 @@ def loss_after(more: tuple[str, ...], steps: int) -> float:
     order = torch.arange(t.plan.samples)
     for _ in range(steps):
         t.totals.zero_()
-        step.train_step(t, order)
+        train.train_step(t, order)
     return float(t.totals[0] / t.totals[1])
 
 
@@ -195,7 +204,7 @@ def test_nothing_is_learnt_without_updates() -> None:
 def test_mixed_precision_trains_and_the_scale_is_saved(tmp_path: Path) -> None:
     assert loss_after((*OVERFIT, "--amp", "bf16"), 60) < 0.1
     t = make(ALONE, "--amp", "fp16")
-    step.train_step(t, torch.arange(16))
+    train.train_step(t, torch.arange(16))
     from trainer.state import from_checkpoint, to_checkpoint
 
     state, meta = to_checkpoint(t)
@@ -212,8 +221,8 @@ def test_clipping_bounds_the_update() -> None:
     moved = {}
     for limit in ("0", "0.01"):
         t = make(ALONE, *plain, "--clip-grad-norm", limit)
-        before = batchnorm.flatten(list(t.model.parameters()))
-        step.train_step(t, torch.arange(16))
-        moved[limit] = float((batchnorm.flatten(list(t.model.parameters())) - before).norm())
+        before = flatten(list(t.model.parameters()))
+        train.train_step(t, torch.arange(16))
+        moved[limit] = float((flatten(list(t.model.parameters())) - before).norm())
     assert moved["0.01"] == pytest.approx(0.01, rel=1e-3)
     assert moved["0"] > 0.1

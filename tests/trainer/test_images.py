@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import cifar
 from trainer.config import Config
-from trainer.data import load_dataset
+from trainer.data import cifar, load_dataset
+from trainer.data.synthetic import synthetic
 from trainer.errors import DataError
-from trainer.make import make, write_cifar10
-from trainer.synthetic import synthetic
+from trainer.tools.make_images import make, write_cifar10
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainer.config import PRESETS
 from trainer.errors import UsageError
 from trainer.model import NAMES, build_model
-from trainer.presets import PRESETS
 
 
 def size(network: torch.nn.Module) -> int:
@@ -54,7 +54,7 @@ def test_unknown_names_and_impossible_stems() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_config_that_can_be(name: str) -> None:
-    from trainer.flags import parse
+    from trainer.cli import parse
 
     config, _ = parse(["--preset", name, "--data", "synthetic"], {})
     for key, value in PRESETS[name].items():

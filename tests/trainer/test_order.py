@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.order import epoch_order, held_out
-from trainer.schedule import part_bounds
+from trainer.data.order import epoch_order, held_out
+from trainer.optim import part_bounds
 
 
 @pytest.mark.parametrize("n", [1, 7, 1797, 10_000, 50_000])

@@ -11,9 +11,9 @@ import torch
 from test_gradients import ALONE, make
 from trainer_ranks import Job, metrics, newest_state, on_ranks, same
 
-from trainer import flags
-from trainer.metrics import truncate
-from trainer.ranks import Ranks
+from trainer import cli
+from trainer.distributed import Ranks
+from trainer.logs import truncate
 from trainer.train import set_determinism
 
 KINDS = {
@@ -51,7 +51,7 @@ def test_lines_are_the_same_at_any_world_size(tmp_path: Path) -> None:
     log = job.log()
     assert log.count("epoch 2  test: top-1") == 1
     assert log.count("step 14/14  loss") == 1
-    assert all(word in log for word in ("eta", "img/s", "lr", "mem", "a rank"))
+    assert all(word in log for word in ("eta", "img/s", "lr", "mem", "per rank"))
     assert sum(line.startswith("rank ") for line in log.splitlines()) == 4
 
 
@@ -77,7 +77,7 @@ def test_deterministic_is_really_on(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     try:
-        set_determinism(flags.parse(["--deterministic"], {})[0])
+        set_determinism(cli.parse(["--deterministic"], {})[0])
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic
         assert not torch.backends.cudnn.benchmark
@@ -108,7 +108,7 @@ def test_synthetic_images_are_learnt_and_not_without_updates(tmp_path: Path) -> 
 
 
 def threads_of(ranks: Ranks) -> int:
-    set_determinism(flags.parse(["--canonical-shards", "2"], {})[0])
+    set_determinism(cli.parse(["--canonical-shards", "2"], {})[0])
     return torch.get_num_threads()
 
 

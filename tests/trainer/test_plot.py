@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import DataError
-from trainer.plot import columns, main, records
+from trainer.tools.plot import columns, main, records
 
 LINES = [
     {"kind": "start"},

@@ -145,7 +145,7 @@ def test_a_second_node_keeps_a_copy_so_the_first_may_be_lost(tmp_path: Path) -> 
     a, b, c, out = (tmp_path / name for name in ("a", "b", "c", "out"))
     flags = (*steps(9), "--global-batch", "12")
     Job(out, *flags, count=3, env=dirs(a, b, c)).done()
-    newest, copy = checkpoint.newest_whole(a)[0], checkpoint.newest_whole(b)[0]
+    newest, copy = checkpoint.newest_intact(a)[0], checkpoint.newest_intact(b)[0]
     assert newest and copy and newest.identity == copy.identity  # the very same bytes
     assert not c.exists()
     shutil.rmtree(a)  # node 0 is replaced, with an empty disk
@@ -175,7 +175,7 @@ def test_nothing_left_of_saved_work_is_an_error_not_a_new_start(tmp_path: Path) 
     shutil.rmtree(a)
     again = Job(out, *steps(12), env=dirs(a))
     assert again.codes() == [4]
-    assert "tells of checkpoints" in again.log()
+    assert "lists checkpoints" in again.log()
     assert again.status["state"] == "failed"
 
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     over = Job(
         tmp_path / "run", *steps(6), "--resume", "auto", "--seed", "5", "--resume-override"
     ).done()
-    assert "WARNING: going on with other settings: seed 0 -> 5" in over.log()
+    assert "WARNING: continuing with other settings: seed 0 -> 5" in over.log()
 
 
 def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:

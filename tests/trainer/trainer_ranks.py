@@ -78,9 +78,9 @@ def _function(do: Callable[..., Any], args: tuple[Any, ...], result: str, *entry
     _enter(*entry)
     import torch
 
-    from trainer.ranks import identity, join, leave
+    from trainer.distributed import identify, join, leave
 
-    ranks = identity(os.environ, torch.device("cpu"))
+    ranks = identify(os.environ, torch.device("cpu"))
     join(ranks, os.environ, 30.0, None)
     torch.save(do(ranks, *args), result)
     leave(ranks)
@@ -190,7 +190,7 @@ def newest_state(out: Path) -> dict[str, Any]:
     """The tensors of the newest checkpoint under `out`."""
     from trainer import checkpoint
 
-    saved, problems = checkpoint.newest_whole(out)
+    saved, problems = checkpoint.newest_intact(out)
     assert saved and not problems, problems
     return checkpoint.decode(checkpoint.read(saved.path))[0]
 

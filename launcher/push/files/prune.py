@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from launcher.errors import DdpctlError
 from launcher.push.transfer.send import refused
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 
 TIMEOUT = 600.0  # seconds; a large tree takes its time to measure and to remove
 

@@ -23,7 +23,8 @@ from launcher.push.files.scan import Tree
 from launcher.push.report import in_words
 from launcher.push.transfer.send import Journey, Parcel, refused
 from launcher.push.transfer.sender import Sender
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 from launcher.state import cache_home
 
 T = TypeVar("T")

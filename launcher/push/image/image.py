@@ -13,7 +13,8 @@ from launcher.push.image.alias import remember, same
 from launcher.push.image.layers import LOAD, Layers, NoLayers, partial_ids, sweep, tagged
 from launcher.push.transfer.send import Journey, Parcel
 from launcher.push.transfer.sender import Sender
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 
 PULL_TIMEOUT = 3600.0  # seconds
 DOCKER_TIMEOUT = 120.0

@@ -17,7 +17,8 @@ from launcher.errors import DdpctlError, HostUnreachable, PushFailed
 from launcher.push.transfer.relay import Damaged, Relay, Stage, feed, outcome
 from launcher.push.transfer.send import END_TIMEOUT, Journey, Parcel
 from launcher.push.transfer.tls import one_time_pair
-from launcher.ssh.node import Node, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
 
 WINDOW = 3.0  # seconds over which a rate is measured
 BEHIND = 2.0  # seconds, at the best rate, that a slow host is behind the one that feeds it

@@ -14,7 +14,8 @@ from typing import Any
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.transfer.send import Parcel, refused
-from launcher.ssh.node import Node, Stream
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Stream
 
 SOURCE = Path(__file__).with_name("relay_agent.py").read_bytes()
 BOOT = (

@@ -11,7 +11,9 @@ from typing import TypeVar
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.progress import Progress
 from launcher.push.report import HostReport, PushReport
-from launcher.ssh.node import Node, Stream, try_each
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Stream
 
 T = TypeVar("T")
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to work off what it was given

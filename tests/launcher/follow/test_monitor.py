@@ -15,7 +15,8 @@ from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.store import Mark
 from launcher.plan.plan import Place
-from launcher.ssh.node import Completed, Node
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Completed
 
 JOURNAL = b"""\
 1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled"}}

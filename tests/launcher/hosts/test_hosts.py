@@ -1,4 +1,4 @@
-"""A hosts file that is right: what each way of writing it means."""
+"""A correct hosts file: what each way of writing it means."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_home_folder_is_that_of_this_machine() -> None:
     assert job("workdir: ~/code").workdir == str(Path.home() / "code")
 
 
-def test_one_machine_may_be_two_nodes_with_gpus_of_their_own() -> None:
+def test_one_machine_may_be_two_nodes_with_different_gpus() -> None:
     made = cluster("hosts: [{host: a, gpus: [0, 1]}, {host: a, gpus: [2]}, {host: a, gpus: 0}]")
     assert [host.gpus for host in made.hosts] == [(0, 1), (2,), 0]
 
@@ -160,7 +160,7 @@ def test_spares_are_hosts_with_the_same_defaults() -> None:
     assert made.spares == (Host("b", user="u"), Host("c", user="u", gpus=2))
 
 
-def test_anchors_and_merges_and_empty_sections_are_ordinary_yaml() -> None:
+def test_anchors_merges_and_empty_sections() -> None:
     made = cluster(
         "defaults:\nhosts:\n  - &one {host: a, gpus: [0], user: u}\n"
         "  - {<<: *one, host: b}\n  - {<<: [{gpus: 1}, *one], host: c}\njob:\n"
@@ -192,7 +192,7 @@ def test_load_reads_relative_to_the_file_not_to_the_working_directory(
     assert made.source == "conf/hosts.yaml"
 
 
-def test_load_minds_files_only_where_they_are_used(tmp_path: Path) -> None:
+def test_load_needs_files_only_where_they_are_used(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yaml"
     file.write_text("hosts: [a]\njob: {dataset: gone, workdir: gone too}\n")
     with pytest.raises(HostsFileError) as caught:
@@ -241,7 +241,7 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path)
     assert len(caught.value.problems) == 6
 
 
-def test_importing_the_launcher_hosts_loads_nothing_heavy() -> None:
+def test_importing_hosts_loads_nothing_heavy() -> None:
     code = (
         "import sys, launcher.hosts;"
         "print(sorted({'paramiko', 'docker', 'torch', 'rich'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""A hosts file that is wrong: every problem at once, each one line with its place and remedy."""
+"""A wrong hosts file: every problem at once, one line each, with its place and remedy."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_a_document_that_is_not_a_hosts_file(text: str, expected: str) -> None:
     assert any(expected in line for line in found), found
 
 
-def test_a_billion_laughs_are_refused_at_once() -> None:
+def test_a_billion_laughs_are_refused_immediately() -> None:
     levels = "\n".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 12)}]" for i in range(1, 12))
     start = time.monotonic()
     found = problems("l0: &l0 [ha]\n" + levels + "\nhosts: *l11\n")

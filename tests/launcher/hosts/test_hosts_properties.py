@@ -1,4 +1,4 @@
-"""Whatever is given as a hosts file: a Cluster or a HostsFileError, and a Cluster reads back."""
+"""Any hosts file gives a Cluster or a HostsFileError, and a dumped Cluster reads back equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddpctl init`: whatever it is told, it writes a hosts file that reads back to just that."""
+"""`ddpctl init`: the hosts file that it writes reads back to what it was given."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
         (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(tmp_path: Path, argv: list[str], said: str) -> None:
+def test_wrong_answers_are_reported_in_one_line(tmp_path: Path, argv: list[str], said: str) -> None:
     assert said in run(tmp_path, *argv, code=2)
     assert not (tmp_path / "hosts.yaml").exists()
 

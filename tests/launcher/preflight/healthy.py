@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.hardware import Details, Disk, Interface
+from launcher.facts.hardware import Details, Disk
+from launcher.facts.network import Address, Interface
 from launcher.facts.nvidia import GpuState, Nvidia
-from launcher.facts.script import Address, Facts, Gpu
+from launcher.facts.script import Facts, Gpu
 from launcher.hosts import Cluster, Host, Job
 from launcher.preflight.machine import Docker, Image, Machine
 

@@ -17,7 +17,8 @@ from healthy import (
 )
 
 from launcher.engines.base import NodeStatus
-from launcher.facts.hardware import Disk, Holder, Interface
+from launcher.facts.hardware import Disk, Holder
+from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuProcess, GpuState
 from launcher.hosts import Cluster, Host
 from launcher.preflight import (

@@ -7,8 +7,8 @@ from ipaddress import IPv4Network
 
 from healthy import cluster, machine, with_details, with_facts
 
-from launcher.facts.hardware import Interface
-from launcher.facts.script import Address
+from launcher.facts.network import Address, Interface
+from launcher.facts.network import Route as Row
 from launcher.hosts import Host
 from launcher.preflight.machine import Machine
 from launcher.preflight.reach_agent import Dial, parse_answer, parse_ready
@@ -114,8 +114,11 @@ def test_a_host_that_a_firewall_hides() -> None:
 
 def test_a_host_that_drops_what_it_should_pass_on() -> None:
     machines = three()
-    detour = ((IPv4Network("10.0.0.0/24"), ""), (IPv4Network("10.0.0.2/32"), "10.0.0.1"))
-    machines[2] = with_details(machines[2], gateways=detour)
+    detour = (
+        Row(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),
+        Row(IPv4Network("10.0.0.0/24"), "", "eth0"),
+    )
+    machines[2] = with_details(machines[2], routes=detour)
     met = answers(machines) | {Dial(2, 1, "10.0.0.2"): "timeout"}
     (finding,) = check_routes(machines, met, choose(machines, met), 29500)
     assert finding.line() == (

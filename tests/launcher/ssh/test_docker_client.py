@@ -32,7 +32,8 @@ from launcher.errors import (
     NodesFailed,
 )
 from launcher.hosts import Host
-from launcher.ssh.node import Node, each_node
+from launcher.ssh.many import each_node
+from launcher.ssh.node import Node
 
 NodeMaker = Callable[..., Node]
 Server = Callable[..., Sshd]

@@ -23,50 +23,50 @@ def line(names: str, key: Key, marker: str = "") -> str:
     return f"{marker} {names} {key.kind} {base64.b64encode(key.blob).decode()} a comment\n"
 
 
-def standing(text: str, key: Key, host: str = "gpu1", port: int = 22, alias: str = "") -> str:
-    return judge(parse(text, "kh"), key, host, port, alias or None).standing
+def verdict(text: str, key: Key, host: str = "gpu1", port: int = 22, alias: str = "") -> str:
+    return judge(parse(text, "kh"), key, host, port, alias or None).verdict
 
 
-def test_the_four_standings() -> None:
-    assert standing(line("gpu1", A), A) == "known"
-    assert standing(line("gpu1", A), B) == "changed"
-    assert standing(line("gpu2", A), A) == "unknown"
-    assert standing(line("gpu1", A) + line("*", A, "@revoked"), A) == "revoked"
-    assert standing("", A) == "unknown"
+def test_the_four_verdicts() -> None:
+    assert verdict(line("gpu1", A), A) == "known"
+    assert verdict(line("gpu1", A), B) == "changed"
+    assert verdict(line("gpu2", A), A) == "unknown"
+    assert verdict(line("gpu1", A) + line("*", A, "@revoked"), A) == "revoked"
+    assert verdict("", A) == "unknown"
 
 
 def test_another_kind_of_key_is_unknown_and_not_changed() -> None:
-    assert standing(line("gpu1", R), A) == "unknown"
+    assert verdict(line("gpu1", R), A) == "unknown"
 
 
 def test_one_of_several_keys_is_enough() -> None:
-    assert standing(line("gpu1", B) + line("gpu1", A), A) == "known"
+    assert verdict(line("gpu1", B) + line("gpu1", A), A) == "known"
 
 
 def test_a_revocation_of_another_key_says_nothing() -> None:
-    assert standing(line("gpu1", A) + line("*", B, "@revoked"), A) == "known"
+    assert verdict(line("gpu1", A) + line("*", B, "@revoked"), A) == "known"
 
 
 def test_a_port_of_its_own_is_another_machine() -> None:
     text = line("[gpu1]:2222", A)
-    assert standing(text, A, port=2222) == "known"
-    assert standing(text, A, port=22) == "unknown"
-    assert standing(text, B, port=2222) == "changed"
+    assert verdict(text, A, port=2222) == "known"
+    assert verdict(text, A, port=22) == "unknown"
+    assert verdict(text, B, port=2222) == "changed"
 
 
 def test_a_key_known_without_the_port_is_taken_and_a_different_one_is_not_changed() -> None:
-    assert standing(line("gpu1", A), A, port=2222) == "known"
-    assert standing(line("gpu1", A), B, port=2222) == "unknown"
+    assert verdict(line("gpu1", A), A, port=2222) == "known"
+    assert verdict(line("gpu1", A), B, port=2222) == "unknown"
 
 
 def test_an_alias_stands_for_name_and_port() -> None:
-    assert standing(line("the-alias", A), A, port=2222, alias="the-alias") == "known"
-    assert standing(line("gpu1", A), A, alias="the-alias") == "unknown"
+    assert verdict(line("the-alias", A), A, port=2222, alias="the-alias") == "known"
+    assert verdict(line("gpu1", A), A, alias="the-alias") == "unknown"
 
 
 def test_a_certificate_authority_is_no_key() -> None:
     finding = judge(parse(line("*", A, "@cert-authority"), "kh"), A, "gpu1", 22, None)
-    assert finding.standing == "unknown"
+    assert finding.verdict == "unknown"
     assert [found.marker for found in finding.lines] == ["@cert-authority"]
 
 
@@ -142,8 +142,8 @@ def test_what_is_appended_is_found_again(tmp_path: Path) -> None:
     known_hosts.append(str(file), "[gpu1]:2222", A, hashed=False)
     known_hosts.append(str(file), "gpu2", B, hashed=True)
     lines = known_hosts.read([str(file)])
-    assert judge(lines, A, "gpu1", 2222, None).standing == "known"
-    assert judge(lines, B, "gpu2", 22, None).standing == "known"
+    assert judge(lines, A, "gpu1", 2222, None).verdict == "known"
+    assert judge(lines, B, "gpu2", 22, None).verdict == "known"
     assert "gpu2" not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700

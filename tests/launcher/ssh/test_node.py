@@ -21,7 +21,8 @@ from sshd_server import Sshd
 
 from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
-from launcher.ssh.node import Node, ask_each, each_node
+from launcher.ssh.many import ask_each, each_node
+from launcher.ssh.node import Node
 from launcher.ssh.shell import command_line
 
 MIB = 1024 * 1024
@@ -61,7 +62,7 @@ def test_an_end_of_input_that_comes_late_does_not_cost_the_connection(
 ) -> None:
     machine = node(sshd().host())
     watching = machine.open(["sleep", "60"])
-    transport = machine._machine._links[0].connection.transport  # type: ignore[attr-defined]
+    transport = machine._machine._connections[0].transport  # type: ignore[attr-defined]
     send, closed = transport._send_user_message, threading.Event()
 
     def late(message: Message) -> None:

@@ -43,14 +43,14 @@ def test_accept_new_writes_the_key_once_and_says_so(
     kind, blob = Path(f"{server.host_keys[0]}.pub").read_text().split()[:2]
     assert known(home).read_text() == f"{server.known_as} {kind} {blob}\n"
     assert known(home).stat().st_mode & 0o777 == 0o600
-    assert f"{server.fingerprint()} accepted and written to {known(home)}" in caplog.text
+    assert f"{server.fingerprint()} and wrote it to {known(home)}" in caplog.text
     node(server.host()).connect()  # and asking finds it now
 
 
 def test_a_key_that_another_connection_has_just_accepted_is_not_written_again(
     home: Path,
 ) -> None:
-    route = ssh_config.make(Host("gpu1", host_keys="accept-new"))
+    route = ssh_config.route_to(Host("gpu1", host_keys="accept-new"))
     key = Key("ssh-ed25519", b"blob")
     for _ in range(2):
         host_key.accept(route, key)
@@ -135,7 +135,7 @@ def test_checking_that_the_user_has_turned_off_is_off_with_a_warning(
     config("Host *\n  StrictHostKeyChecking no\n")
     server = sshd(know=False)
     node(server.host()).connect()
-    assert "is unknown and goes unchecked" in caplog.text
+    assert "is unknown, but your ssh config" in caplog.text
     assert not known(home).exists()
 
 
@@ -155,7 +155,7 @@ def test_a_certificate_authority_is_said_not_to_be_supported(
     kind, blob = Path(f"{keygen(home / 'ca')}.pub").read_text().split()[:2]
     known(home).write_text(f"@cert-authority {server.known_as} {kind} {blob}\n")
     message = why_not(node(server.host()))
-    assert f"({known(home)}:1 has a certificate authority for it, which ddpctl" in message
+    assert f"({known(home)}:1 names a certificate authority for it, which ddpctl" in message
 
 
 def test_several_files_and_a_known_hosts_that_cannot_be_written(
@@ -164,7 +164,7 @@ def test_several_files_and_a_known_hosts_that_cannot_be_written(
     config(f"Host *\n  UserKnownHostsFile {home} /dev/zero {home}/second\n")
     server = sshd(know=False)
     message = why_not(node(server.host(host_keys="accept-new")))
-    assert f"cannot be kept in {home}: Is a directory" in message
+    assert f"cannot write its new host key to {home}: Is a directory" in message
     known(home).touch()
     server.know()
     known(home).rename(home / "second")

@@ -11,7 +11,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.cifar import HUNDRED, TEN
+from trainer.data.cifar import HUNDRED, TEN
 from trainer.errors import DataError
 
 

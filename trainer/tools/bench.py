@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli import Parser
 from trainer.errors import TrainerError
-from trainer.flags import Parser
-from trainer.plot import records
+from trainer.tools.plot import records
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.flags import Parser
+from trainer.cli import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the folder that --data can be given. Raises TrainerError."""
     given = make_parser().parse_args(list(argv))
     if given.act == "fetch":
-        from trainer.fetch import fetch
+        from trainer.data.fetch import fetch
 
         print(fetch(given.name, given.to))
     elif given.act == "make":
-        from trainer.make import make
+        from trainer.tools.make_images import make
 
         print(make(given.kind, given.to, given.folder))
     else:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from trainer.config import Config
+from trainer.data.order import held_out, mixed_seed
 from trainer.errors import DataError
-from trainer.order import held_out, mixed_seed
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")

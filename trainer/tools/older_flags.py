@@ -1,4 +1,4 @@
-"""Flags of older DDP scripts that mean something else today, and what they mean."""
+"""Flags of older DDP scripts, and what they stand for today."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from trainer.errors import UsageError
 
 
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "older spellings", "torchrun's environment wins over the first six"
-    )
+    group = parser.add_argument_group("older spellings", "torchrun's environment wins over these")
     for name in ("init-method", "rank", "world-size", "local-rank", "ip", "port"):
         group.add_argument(*both_spellings([f"--{name}"]), metavar="S", help=argparse.SUPPRESS)
     group.add_argument(
@@ -26,12 +24,9 @@ def add_older_spellings(parser: argparse.ArgumentParser) -> None:
 
 
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
-    """Take the older spellings out of `given`; what they say about ranks, as variables."""
+    """Remove the older spellings from `given`. Returns those about ranks as environment variables."""
     if "gpu" in given:
-        raise UsageError(
-            "--gpu: a process does not choose its GPUs: "
-            "set CUDA_VISIBLE_DEVICES, or `gpus:` in the hosts file"
-        )
+        raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
     if "enable_gpu" in given:
         given.setdefault("device", "auto" if strict_bool(given.pop("enable_gpu")) else "cpu")
     if "custom_data" in given and strict_bool(given.pop("custom_data")):
@@ -69,6 +64,6 @@ def strict_bool(text: str) -> bool:
 
 
 def both_spellings(names: Sequence[str]) -> list[str]:
-    """Each name, and each long one with underscores too."""
+    """Each name, and each long one also with underscores."""
     both = [n for name in names for n in (name, name[:2] + name[2:].replace("-", "_"))]
     return list(dict.fromkeys(both))

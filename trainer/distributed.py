@@ -1,7 +1,9 @@
-"""Who this process is among the others, and how they agree.
+"""The ranks of a run: which one this process is, how they meet, agree and part.
 
-torchrun's words: a node is a machine, a rank is a process; `local_rank` counts within a node. Unset
-variables mean one process, and the same loop runs without a process group.
+In torchrun's words a node is a machine and a rank is a process; `local_rank` counts within a node.
+Without torchrun's variables there is one rank, and the same loop runs without a process group.
+
+Further down: comparing replicas, and batch-norm statistics across ranks.
 """
 
 from __future__ import annotations
@@ -18,16 +20,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in __all__
     FileStore,
     PrefixStore,
     Store,
     rendezvous,
 )
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.errors import KINDS, TrainerError, UsageError
+from trainer.errors import KINDS, ReplicaMismatch, TrainerError, UsageError
 
-JOIN_TIMEOUT = 900  # seconds that the first rank waits for the last, while images load
+JOIN_TIMEOUT = 900  # seconds that the first rank waits for the last one to load its images
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,14 @@ class Ranks:
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gave, in rank order, on every rank. Small picklable values."""
+        """Every rank's value, in rank order, on every rank. Values must be small and picklable."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """What `source` gave, on every rank."""
+        """The value of rank `source`, on every rank."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -72,7 +76,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
-        """An error of one rank inside becomes the same error of all ranks."""
+        """If any rank raises a TrainerError inside, all ranks raise it. A collective."""
         failure: TrainerError | None = None
         try:
             yield
@@ -81,8 +85,8 @@ class Ranks:
         raise_first(self.gather(_as_fact(failure, self.host)))
 
 
-def identity(env: Mapping[str, str], device: torch.device) -> Ranks:
-    """This process by the environment that torchrun sets."""
+def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
+    """This process, according to the environment that torchrun sets."""
     try:
         rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         local_world_size = int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -91,7 +95,9 @@ def identity(env: Mapping[str, str], device: torch.device) -> Ranks:
     except ValueError as error:
         raise UsageError(f"RANK, WORLD_SIZE or LOCAL_RANK in the environment: {error}") from error
     if not 0 <= rank < world_size:
-        raise UsageError(f"RANK={rank} with WORLD_SIZE={world_size}: a rank is below the size")
+        raise UsageError(
+            f"RANK={rank} with WORLD_SIZE={world_size}: the rank must be below the world size"
+        )
     return Ranks(
         rank=rank,
         world_size=world_size,
@@ -105,7 +111,7 @@ def identity(env: Mapping[str, str], device: torch.device) -> Ranks:
 
 
 def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
-    """The device of this process; raises UsageError when there is none of the wanted kind."""
+    """The device of this process. Raises UsageError if there is none of the wanted kind."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and count == 0):
         return torch.device("cpu")
@@ -126,10 +132,10 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 
 
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> None:
-    """Meet all other ranks and make the process group.
+    """Meet all other ranks and create the process group.
 
-    `failure` is what went wrong on this rank before (its images, its device): all ranks learn of
-    it here, so all end alike. Raises that error, or TrainerError naming the ranks that are missing.
+    `failure` is what went wrong on this rank so far (its images, its device). All ranks learn of it
+    here and raise it. Also raises TrainerError naming the ranks that did not come.
     """
     if ranks.world_size == 1:
         if failure:
@@ -141,7 +147,7 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
     kinds = {fact["device"] for fact in facts}
     if len(kinds) > 1:
         raise UsageError(
-            "some ranks have a GPU and some have none: use --device cpu, or hosts that are alike"
+            "some ranks have a GPU and others have none: use --device cpu, or hosts of one kind"
         )
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
@@ -153,12 +159,12 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
 
 
 kept: list[object] = []
-"""What must not be taken apart before the process ends: taking a Gloo group apart waits for its own
-thread, which may wait for the interpreter lock that is held meanwhile (torch 2.13)."""
+"""Objects that must live until the process ends: destroying a Gloo group waits for its own thread,
+which may in turn wait for the interpreter lock that the destroying thread holds (torch 2.13)."""
 
 
 def leave(ranks: Ranks) -> None:
-    """Part in good order. Without the barrier a Gloo peer that still reads aborts (SIGABRT)."""
+    """Leave the process group. Without the barrier, a Gloo peer that is still reading aborts."""
     if dist.is_initialized():
         ranks.barrier()
         kept.append(dist.group.WORLD)
@@ -166,7 +172,7 @@ def leave(ranks: Ranks) -> None:
 
 
 def raise_first(facts: list[dict[str, Any]]) -> None:
-    """Raise the error of the lowest rank that has one, in the words that all ranks use."""
+    """Raise the error of the lowest rank that has one, with the same message on all ranks."""
     failed = [(rank, fact) for rank, fact in enumerate(facts) if fact["error"]]
     if not failed:
         return
@@ -184,7 +190,7 @@ def _as_fact(failure: Exception | None, host: str) -> dict[str, Any]:
 
 
 def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
-    """The key-value store that torchrun's agent, --spawn or rank 0 keeps."""
+    """The key-value store held by torchrun's agent, by --spawn (a file) or by rank 0."""
     limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
     if "TRAINER_STORE" in env:
         return FileStore(env["TRAINER_STORE"], ranks.world_size)
@@ -194,26 +200,26 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
         )
     meeting = rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
     store, _, _ = next(meeting)
-    # torchrun's agent keeps one store through its restarts; what a dead rank left must not be read.
+    # torchrun's agent keeps one store across restarts; never read what an earlier attempt left.
     return PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _exchange(ranks: Ranks, store: Store, fact: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every rank's fact on every rank, before there is a process group."""
+    """Every rank's fact on every rank, before the process group exists."""
     names = [f"fact/{rank}" for rank in range(ranks.world_size)]
     store.set(names[ranks.rank], json.dumps(fact))
     deadline = time.monotonic() + JOIN_TIMEOUT
     missing = set(names)
     while missing and time.monotonic() < deadline:
         missing = {name for name in missing if not store.check([name])}
-        time.sleep(0.05 if missing else 0)  # wait() raises differently in every kind of store
+        time.sleep(0.05 if missing else 0)  # wait() raises another error for each kind of store
     if missing:
         absent = ", ".join(sorted(name.removeprefix("fact/") for name in missing))
         raise TrainerError(f"ranks {absent} did not come within {JOIN_TIMEOUT} s: see their logs")
     facts = [json.loads(store.get(name)) for name in names]
     store.add("read", 1)
     while ranks.first and store.add("read", 0) < ranks.world_size and time.monotonic() < deadline:
-        time.sleep(0.01)  # rank 0 may be the store's keeper: it stays until all have read
+        time.sleep(0.01)  # rank 0 may hold the store: it stays until all have read
     return facts
 
 
@@ -240,3 +246,113 @@ def describe(ranks: Ranks, seed: int) -> str:
         parts.append(f"backend {backend(ranks)}")
     parts += [f"torch {torch.__version__}", f"threads {torch.get_num_threads()}", f"seed {seed}"]
     return ", ".join(parts)
+
+
+def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> None:
+    """Raises ReplicaMismatch on all ranks, naming those that differ from the majority."""
+    if ranks.world_size == 1:
+        return
+    table = torch.zeros(ranks.world_size, dtype=torch.int64, device=ranks.device)
+    table[ranks.rank] = fingerprint(parameters)
+    hashes = ranks.sum_(table).tolist()
+    common = max(set(hashes), key=hashes.count)
+    different = [str(rank) for rank, value in enumerate(hashes) if value != common]
+    if different:
+        raise ReplicaMismatch(
+            f"step {step}: the weights of rank {', '.join(different)} differ from the others': "
+            "faulty memory, or code that runs on some ranks only; resume from the last checkpoint"
+        )
+
+
+def fingerprint(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """64-bit hash of the parameters, on their device; any single flipped bit changes it."""
+    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+    for parameter in parameters:
+        bits = parameter.detach().float().contiguous().view(torch.int32).reshape(-1).long()
+        # Each place has its own odd factor: one changed value cannot cancel out modulo 2**64.
+        places = torch.arange(bits.numel(), device=bits.device) * 2654435761 * 2 + 1
+        total = total * 31 + (bits * places).sum()
+    return total
+
+
+def norms(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def set_training(model: nn.Module, *, frozen: bool) -> None:
+    """Training mode; frozen batch norms use their running statistics and do not update them."""
+    model.train()
+    if frozen:
+        for module in norms(model):
+            module.eval()
+
+
+@contextlib.contextmanager
+def fixed_statistics(model: nn.Module, when: bool) -> Iterator[None]:
+    """Use the running statistics for a micro-batch that is too small to have its own."""
+    modules = [module for module in norms(model) if module.training] if when else []
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.train()
+
+
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    """Running means and variances in module order, without the batch counters."""
+    return [
+        buffer
+        for module in norms(model)
+        for buffer in (module.running_mean, module.running_var)
+        if buffer is not None
+    ]
+
+
+def count_batches(model: nn.Module, count: int) -> None:
+    for module in norms(model):
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.fill_(count)
+
+
+def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All values in one new vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Copy a flat tensor back into `tensors`."""
+    with torch.no_grad():
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+@contextlib.contextmanager
+def averaged_statistics(model: nn.Module, ranks: Ranks, when: bool) -> Iterator[None]:
+    """Inside, the running statistics are their mean over all ranks. A collective.
+
+    With `--bn local` each rank normalises by its own micro-batch and keeps its own statistics. The
+    mean is what is evaluated and exported; each rank then continues with its own statistics, so
+    that evaluating and saving never change the training that follows.
+    """
+    tensors = statistics(model) if when else []
+    if not tensors:
+        yield
+        return
+    own = flatten(tensors)
+    # In float64, so that the mean of equal values is that value at any world size.
+    unflatten(ranks.sum_(own.double()) / ranks.world_size, tensors)
+    try:
+        yield
+    finally:
+        unflatten(own, tensors)
+
+
+def statistics_of_every_rank(model: nn.Module, ranks: Ranks) -> torch.Tensor:
+    """Each rank's own running statistics, shape (world size, n), on the CPU. A collective."""
+    own = flatten(statistics(model))
+    table = torch.zeros(ranks.world_size, own.numel(), dtype=own.dtype, device=own.device)
+    table[ranks.rank] = own
+    return ranks.sum_(table).cpu()

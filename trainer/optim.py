@@ -1,6 +1,6 @@
-"""The learning rate and the samples of a step, as pure functions of the step.
+"""The optimizer, and the learning rate and samples of each step as pure functions of the step.
 
-Nothing here has state, so resuming at a step needs nothing but its number.
+The schedule has no state, so resuming needs only the number of the step.
 """
 
 from __future__ import annotations
@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import nn
+
 from trainer.config import Config
 from trainer.errors import UsageError
 
-FEW_STEPS = 25  # an epoch of fewer optimizer steps rarely trains well: the batch is too large
+FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run. A global batch is cut into `parts` equal micro-batches; rank r computes
-    parts r*k to (r+1)*k-1, where k is `parts_per_rank`."""
+    """Sizes of a run. A global batch is cut into `parts` micro-batches; rank r computes parts r*k to
+    (r+1)*k-1, where k is `parts_per_rank`."""
 
     samples: int
     global_batch: int
@@ -34,7 +37,7 @@ class Plan:
         return self.parts // self.world_size
 
     def batch_of(self, step: int) -> tuple[int, int]:
-        """First and last+1 position in the epoch's order of the batch of global step `step`."""
+        """Where the batch of step `step` starts and ends in its epoch's order."""
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.samples)
 
@@ -46,7 +49,7 @@ class Plan:
 
 
 def make_plan(config: Config, samples: int, world_size: int) -> Plan:
-    """Raises UsageError for a batch that does not divide: nothing is ever rounded."""
+    """Raises UsageError for a batch that does not divide; sizes are never rounded."""
     batch = global_batch(config, world_size)
     parts = config.canonical_shards or world_size * config.grad_accum_steps
     if parts % world_size:
@@ -79,13 +82,13 @@ def global_batch(config: Config, world_size: int) -> int:
 
 
 def lr_factor(config: Config, batch: int) -> float:
-    """Linear is a rule for SGD; sqrt suits adaptive optimizers."""
+    """Linear scaling is for SGD; sqrt suits adaptive optimizers."""
     ratio = batch / config.lr_base_size
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
 
 
 def lr_at(step: int, config: Config, plan: Plan) -> float:
-    """Learning rate of optimizer step `step`, which counts from 0."""
+    """Learning rate of optimizer step `step`, counted from 0."""
     warmup = plan.warmup_steps
     if step < warmup:
         return plan.peak_lr * (step + 1) / warmup
@@ -102,6 +105,28 @@ def lr_at(step: int, config: Config, plan: Plan) -> float:
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Where part `index` of `parts` begins and ends in a batch of `size`: sizes differ by at
-    most one, and depend on nothing else, so W ranks of k parts cut as W*k ranks of one do."""
+    """Where part `index` of `parts` starts and ends in a batch of `size`. Sizes differ by at most
+    one, and W ranks with k parts each cut a batch as W*k ranks with one part do."""
     return size * index // parts, size * (index + 1) // parts
+
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]  # batch norm and biases
+    decay = config.weight_decay
+    other_decay = decay if config.norm_weight_decay is None else config.norm_weight_decay
+    groups = [
+        {"params": weights, "weight_decay": decay},
+        {"params": others, "weight_decay": other_decay},
+    ]
+    if config.opt == "sgd":
+        return torch.optim.SGD(
+            groups,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov and config.momentum > 0,
+            fused=True,
+        )
+    if config.opt == "adam":
+        return torch.optim.Adam(groups, lr=config.lr, fused=True)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)

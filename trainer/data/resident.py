@@ -1,0 +1,76 @@
+"""Images that reside on the device as uint8; batches are made there, without workers."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from trainer.config import Config
+from trainer.data.augment import PAD, pad, random_crop_flip
+from trainer.data.order import held_out
+from trainer.data.synthetic import Arrays
+
+MEAN_STD = {  # of the training images, in 0..1
+    "CIFAR-10's layout": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR-100's layout": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+class Resident:
+    """All images in the device's memory. Kept with the crop's border, rows of pixels together."""
+
+    def __init__(self, arrays: Arrays, config: Config, device: torch.device) -> None:
+        self.name, self.num_classes = arrays.name, arrays.num_classes
+        self.fingerprint = fingerprint(arrays)
+        train, val = held_out(len(arrays.train_y), config.val_split)
+        border = pad(arrays.train_x)
+        self._augment, self._channels_last = config.augment, config.channels_last
+        self._train_x = (border[train] if len(val) else border).to(device)
+        self._y = {
+            "train": arrays.train_y[train].to(device),
+            "val": arrays.train_y[val].to(device),
+            "test": arrays.test_y.to(device),
+        }
+        self._eval_x = {
+            "val": arrays.train_x[val].to(device),
+            "test": arrays.test_x.to(device),
+        }
+        mean, std = mean_std(arrays)
+        self._mean, self._scale = mean.to(device), (1 / std).to(device)
+
+    def size(self, split: str) -> int:
+        return len(self._y[split])
+
+    def train_batch(
+        self, indices: torch.Tensor, *, seed: int, epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._augment:
+            x = random_crop_flip(self._train_x, indices, seed=seed, epoch=epoch)
+        else:
+            x = self._train_x[indices, PAD:-PAD, PAD:-PAD]
+        return self._normalised(x), self._y["train"][indices]
+
+    def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._normalised(self._eval_x[split][start:end]), self._y[split][start:end]
+
+    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, H, W, C) uint8 -> (B, C, H, W) float; in NHWC memory that is no copy."""
+        pixels = x.float().sub_(self._mean).mul_(self._scale).permute(0, 3, 1, 2)
+        return pixels if self._channels_last else pixels.contiguous()
+
+
+def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
+    """(C,) each, in pixel values 0..255: the published ones for CIFAR, else of a sample."""
+    if arrays.name in MEAN_STD:
+        mean, std = MEAN_STD[arrays.name]
+        return torch.tensor(mean) * 255, torch.tensor(std) * 255
+    pixels = arrays.train_x[:5000].float()
+    return pixels.mean((0, 1, 2)), pixels.std((0, 1, 2)).clamp_min(1.0)
+
+
+def fingerprint(arrays: Arrays) -> str:
+    digest = hashlib.sha256()
+    for tensor in (arrays.train_x, arrays.train_y, arrays.test_x, arrays.test_y):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,197 @@
+"""Before the first step: images, the other ranks, the network, and the checkpoint to resume from."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import Config
+from trainer.data import Images, load_dataset
+from trainer.distributed import Ranks, backend, describe, identify, join, pick_device
+from trainer.ending import StopRequest, fail
+from trainer.errors import DataError, TrainerError
+from trainer.logs import Metrics, Progress, say
+from trainer.model import build_model
+from trainer.optim import FEW_STEPS, Plan, make_optimizer, make_plan
+from trainer.restore import Disks, Restored, check_fits, find_disks, restore
+from trainer.state import Training, classes, from_checkpoint, identity, versions
+
+
+def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
+    """Load the images on every rank, then check that all ranks could."""
+    failure: Exception | None = None
+    data: Images | None = None
+    device = torch.device("cpu")
+    try:
+        device = pick_device(config.device, env)
+        data = load_dataset(config, device)
+    except TrainerError as error:
+        failure = error
+    ranks = identify(env, device)
+    try:
+        join(ranks, env, config.timeout, failure)
+    except TrainerError as error:
+        fail(None, config, ranks, error)
+        raise
+    assert data is not None
+    return ranks, data
+
+
+def begin(
+    config: Config, ranks: Ranks, data: Images, stop: StopRequest, env: Mapping[str, str]
+) -> Training:
+    """A Training, fresh or from a checkpoint, after the first lines of log and metrics."""
+    say(describe(ranks, config.seed))
+    fingerprints = ranks.gather(data.fingerprint)
+    if len(set(fingerprints)) > 1:
+        odd = next(rank for rank, value in enumerate(fingerprints) if value != fingerprints[0])
+        raise DataError(f"rank {odd} has other images than rank 0: push the same folder everywhere")
+    with ranks.agreeing():
+        plan = make_plan(config, data.size("train"), ranks.world_size)
+        t = build(config, plan, ranks, data, stop)
+    later_attempt = (
+        env.get("DDPCTL_RESUME") == "1" or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    )
+    t.disks = find_disks(config, ranks)
+    restored = restore(config, ranks, t.disks, later_attempt=later_attempt)
+    notes = []
+    if restored:
+        with ranks.agreeing():
+            notes = check_fits(restored.meta, identity(t), config.resume_override)
+            from_checkpoint(t, restored.state, restored.meta)
+        t.saved, t.saved_step = f"ckpt/{restored.name}", t.step
+    t.metrics = start_metrics(t, restored, env)
+    t.progress.restart(t.step)
+    if ranks.first:
+        introduce(t, restored, notes, later_attempt)
+    return t
+
+
+def build(
+    config: Config, plan: Plan, ranks: Ranks, data: Images, stop: StopRequest | None = None
+) -> Training:
+    torch.manual_seed(config.seed)
+    model = build_model(
+        config.model, num_classes=classes(config, data), stem=config.stem, width=config.width
+    ).to(ranks.device)
+    # On a CPU the images decide the layout; the fused optimizer is twice as fast on plain weights.
+    if config.channels_last and ranks.device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.bn == "sync" and ranks.world_size > 1:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return Training(
+        config=config,
+        plan=plan,
+        ranks=ranks,
+        data=data,
+        model=model,
+        net=wrap(model, config, ranks),
+        optimizer=make_optimizer(model, config),
+        scaler=torch.amp.GradScaler(ranks.device.type) if config.amp == "fp16" else None,
+        averages=[p.detach().clone() for p in model.parameters()] if config.ema else None,
+        totals=torch.zeros(4, dtype=torch.float64, device=ranks.device),
+        stop=StopRequest() if stop is None else stop,  # it is falsy
+        progress=Progress(config, plan, ranks, step=0),
+        disks=Disks(Path(config.checkpoint_dir), own=True, copy_on=None),
+    )
+
+
+def wrap(model: nn.Module, config: Config, ranks: Ranks) -> nn.Module:
+    """Compile inside DDP, which keeps DDP's hooks out of the compiled graph."""
+    inner: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
+    if ranks.world_size == 1 or config.canonical_shards:
+        return inner
+    return DistributedDataParallel(
+        inner,
+        device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        **_unsynced_buffers(),
+    )
+
+
+def _unsynced_buffers() -> dict[str, Any]:
+    """Batch-norm statistics are averaged before evaluating and saving, not sent at each forward.
+    torch 2.13 renamed DDP's argument for that."""
+    arguments = inspect.signature(DistributedDataParallel).parameters
+    renamed = "forward_sync_buffers" in arguments
+    return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+
+
+def start_metrics(t: Training, restored: Restored | None, env: Mapping[str, str]) -> Metrics:
+    """metrics.jsonl with its `start` line. Raises TrainerError on all ranks alike."""
+    c, ranks = t.config, t.ranks
+    with ranks.agreeing():
+        try:
+            metrics = Metrics(
+                Path(c.out) if ranks.first else None, t.step if restored else None, c.tensorboard
+            )
+            metrics.write(
+                "start",
+                run=env.get("DDPCTL_RUN_ID"),
+                attempt=int(env.get("DDPCTL_ATTEMPT") or 1),
+                world=ranks.world_size,
+                nodes=ranks.nnodes,
+                backend=backend(ranks),
+                device=ranks.device.type,
+                step=t.step,
+                resumed_from=f"ckpt/{restored.name}" if restored else None,
+                global_batch=t.plan.global_batch,
+                steps_per_epoch=t.plan.steps_per_epoch,
+                total_steps=t.plan.total_steps,
+                peak_lr=t.plan.peak_lr,
+                data=t.data.fingerprint,
+                versions=versions(),
+                config=dataclasses.asdict(c),
+            )
+        except OSError as error:
+            raise TrainerError(
+                f"cannot write to {c.out}: {error.strerror or error}: give another --out"
+            ) from error
+    return metrics
+
+
+def introduce(
+    t: Training, restored: Restored | None, notes: list[str], later_attempt: bool
+) -> None:
+    """Print what this run is, and where it starts."""
+    c, plan = t.config, t.plan
+    if c.tensorboard and t.metrics.writer is None:
+        say("note: --tensorboard: the tensorboard package is not installed")
+    if restored:
+        introduce_resume(t, restored, notes)
+    elif later_attempt:
+        say("WARNING: nothing to resume from: starting at step 0")
+    say(
+        f"{c.model}, {sum(p.numel() for p in t.parameters):,} parameters; {t.data.name}: "
+        f"{plan.samples} training images, {t.data.size('test')} test images"
+    )
+    say(
+        f"{plan.epochs} epochs of {plan.steps_per_epoch} steps; global batch {plan.global_batch} "
+        f"= {t.ranks.world_size} ranks x {plan.global_batch // t.ranks.world_size}, in "
+        f"{plan.parts_per_rank} micro-batch(es) per rank; peak lr {plan.peak_lr:.6g} = "
+        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling)"
+    )
+    if plan.steps_per_epoch < FEW_STEPS and plan.epochs > 1:
+        say(f"note: only {plan.steps_per_epoch} steps per epoch: a smaller batch trains better")
+
+
+def introduce_resume(t: Training, restored: Restored, notes: list[str]) -> None:
+    for warning in restored.warnings:
+        say(f"WARNING: damaged checkpoint, falling back to an older one: {warning}")
+    say(f"resumed from ckpt/{restored.name} (step {t.step} of {t.plan.total_steps})")
+    if restored.sender is not None:
+        say(f"rank {restored.sender} sent the checkpoint to ranks whose disk lacks it")
+    before = restored.meta["world_size"]
+    if before != t.ranks.world_size:
+        say(f"world size {before} -> {t.ranks.world_size}: same batches, same order")
+    for note in notes:
+        say(f"WARNING: continuing with other settings: {note}")
+    if restored.meta["versions"] != versions():
+        say(f"WARNING: saved by {restored.meta['versions']}, this is {versions()}")

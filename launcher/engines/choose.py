@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.engines.base import Engine
 from launcher.engines.process import Processes
-from launcher.hosts import Cluster
+from launcher.hosts import Cluster, Job
 from launcher.ssh.node import Node
 
 
@@ -24,3 +24,8 @@ def engines(node: Node, cluster: Cluster) -> list[Engine]:
     if cluster.job.engine == "docker":
         by_name.append(engine_of(node, "docker"))
     return by_name
+
+
+def has_images(job: Job) -> bool:
+    """Whether the job's engine runs containers of an image."""
+    return job.engine == "docker"

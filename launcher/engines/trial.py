@@ -10,6 +10,7 @@ import requests.exceptions
 from launcher.engines.docker import _create_arguments, _failed
 from launcher.engines.docker_client import docker_of
 from launcher.errors import CommandTimeout
+from launcher.hosts import Job
 from launcher.plan.plan import Container
 from launcher.ssh.node import Node
 
@@ -42,3 +43,17 @@ def run_trial(node: Node, container: Container, script: str, argument: str, *, t
             f"{node.name}: a container for trial did not end within {timeout:g} s; "
             "look at `docker ps` and the load there"
         ) from None
+
+
+def python_in_image(job: Job) -> list[str]:
+    """A command for a host that runs python3 in the job's image, with the host's network.
+
+    It ends at once where the image is missing. Empty for a job that has no image.
+    """
+    if job.engine != "docker":
+        return []
+    script = (
+        'docker image inspect "$0" >/dev/null 2>&1 || exit; '
+        'exec docker run --rm -i --network host --entrypoint python3 "$0" "$@"'
+    )
+    return ["sh", "-c", script, job.image]

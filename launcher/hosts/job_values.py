@@ -93,10 +93,12 @@ def mounts(tree: Tree) -> tuple[str, ...]:
     if not isinstance(tree, Items):
         raise wrong(tree, tree.kind, 'write a list: ["/scratch:/scratch:ro"]')
     found = each(items(tree), _mount)
-    targets = [mount.split(":")[1].rstrip("/") for mount in found]
-    for item, target in zip(tree.items, targets, strict=True):
-        if targets.count(target) > 1:
+    taken: set[str] = set()
+    for item, mount in zip(tree.items, found, strict=True):
+        target = mount.split(":")[1].rstrip("/")
+        if target in taken:
             raise wrong(item, f"two mounts at {shown(target)}", "keep one of them")
+        taken.add(target)
     return tuple(found)
 
 

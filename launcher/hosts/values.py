@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from .problems import Problem, Wrong, nearest, shown
 from .tree import Items, Scalar, Tree
 
 MAX_GPUS = 256
+_NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")
 # What ssh itself refuses in names, and what would be a pattern or a part of something else.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
@@ -51,7 +53,7 @@ def as_written(tree: Tree) -> str:
         raise wrong(tree, tree.kind, "write one value")
     if tree.is_null:
         raise wrong(tree, "nothing", 'give a value ("" for an empty one) or remove the key')
-    if "\0" in tree.text or any("\ud800" <= c <= "\udfff" for c in tree.text):
+    if _NOT_IN_ARGUMENTS.search(tree.text):
         raise wrong(tree, shown(tree.text), "remove the character: no program can receive it")
     return tree.text
 
@@ -178,7 +180,7 @@ def gpus(tree: Tree) -> Value:
     if not tree.items:
         raise wrong(tree, "an empty list", "for a CPU host write gpus: 0")
     found = [i for i in each(items(tree), whole(0, MAX_GPUS - 1)) if isinstance(i, int)]
-    if twice := sorted({i for i in found if found.count(i) > 1}):
+    if twice := sorted(i for i, count in Counter(found).items() if count > 1):
         raise wrong(tree, f"GPU {', '.join(map(str, twice))} twice", "name each GPU once")
     return tuple(found)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from launcher import push
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.gather import gather
 from launcher.facts.script import Facts
@@ -27,7 +28,7 @@ from launcher.launch.recorder import spawn
 from launcher.launch.restart import until_done
 from launcher.launch.start import members, start
 from launcher.plan.plan import Found, Plan, make_plan, writes_as_another
-from launcher.preflight.machine import Image
+from launcher.preflight.findings import lines
 from launcher.preflight.run import Survey, survey_hosts
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from launcher.ssh.node import Node, connected
@@ -220,29 +221,28 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     with console.step(f"checking {len(nodes)} hosts"):
         survey = survey_hosts(nodes, cluster)
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
-    for finding in warnings:
-        console.detail(finding.line())
+    for line in lines(warnings):
+        console.detail(line)
     if warnings and not survey.failures:
         console.say(f"{len(warnings)} warnings; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
-        unseen = survey.exit_code == HostUnreachable.exit_code
-        kind = HostUnreachable if unseen else PreflightError
-        raise kind("\n".join(finding.line() for finding in survey.failures))
+        kind = HostUnreachable if survey.unseen else PreflightError
+        raise kind("\n".join(lines(survey.failures)))
     return survey
 
 
 def inspected_by(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask for it."""
 
-    def parsed(image: Image | None) -> push.Image | None:
+    def parsed(image: ImageInfo | None) -> push.Image | None:
         return push.parse_image(image.inspected) if image else None
 
     there = {
-        nodes[rank]: parsed(machine.docker.image if machine.docker else None)
-        for machine in survey.machines
+        nodes[rank]: parsed(machine.engine.image if machine.engine else None)
+        for machine in survey.seen.machines
         for rank in machine.ranks
     }
-    return push.Inspected(parsed(survey.here), there)
+    return push.Inspected(parsed(survey.seen.here), there)
 
 
 def remember(

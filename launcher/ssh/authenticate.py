@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator
@@ -168,6 +169,10 @@ class Keyring:
             if path == self.route.own_identity:
                 self.unusable.append(f"{path} (no such file)")
             return None  # most of the default names do not exist
+        if _is_public(path):
+            private = f", such as {path.removesuffix('.pub')}" if path.endswith(".pub") else ""
+            self.unusable.append(f"{path} (a public key: name its private key{private})")
+            return None
         if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
             self.unusable.append(f"{path} (readable by others: `chmod 600`)")
             return None
@@ -215,6 +220,13 @@ class _Agent(paramiko.agent.AgentSSH):
 
     def close(self) -> None:
         self._close()  # type: ignore[attr-defined]
+
+
+def _is_public(path: str) -> bool:
+    """Whether a file holds the public half of a key, such as `ssh-ed25519 AAAA... me@here`."""
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        return re.match(rb"(ssh|ecdsa|sk)-\S+ AAAA", file.read(100)) is not None
+    return False
 
 
 def _public_key(path: str) -> bytes | None:

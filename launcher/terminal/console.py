@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,6 +98,13 @@ class Console:
         self.lines(text.encode(errors="surrogateescape") + b"\n")
         self.flush()
 
+    def table(
+        self, rows: Sequence[Sequence[str]], head: Sequence[str], colours: Mapping[str, str]
+    ) -> None:
+        """colours: the SGR colour of a cell by its text, where stdout is a terminal."""
+        shown = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self.print(table(rows, head, colours if shown else {}))
+
     def say(self, text: str) -> None:
         if not self.quiet:
             self._stderr(f"ddpctl: {text}")
@@ -139,11 +147,22 @@ class Console:
         self.say("nobody reads stdout any more; the logs are still recorded")
 
 
-def table(rows: list[list[str]], head: list[str]) -> str:
-    """Plain columns, two spaces between them, as docker and kubectl print them."""
+def table(
+    rows: Sequence[Sequence[str]],
+    head: Sequence[str],
+    colours: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Plain columns, two spaces apart, as docker and kubectl print them.
+
+    colours: the SGR colour of a cell, by its text.
+    """
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+    def cell(text: str, width: int) -> str:
+        padded = text.ljust(width)
+        return f"\x1b[{colours[text]}m{padded}\x1b[0m" if text in colours else padded
+
+    return "\n".join(
+        "  ".join(cell(*each) for each in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     )
-    return "\n".join(lines)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.engines.engine_info import EngineInfo
 from launcher.facts.hardware import Details, Disk, Holder
 from launcher.facts.network import Interface, Route
 from launcher.facts.nvidia import GpuProcess, GpuState, parse_nvidia
@@ -20,7 +21,7 @@ from launcher.facts.script import SCRIPT
 from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
 from launcher.preflight import collect
-from launcher.preflight.machine import Docker
+from launcher.preflight.machine import Machine
 from launcher.ssh.node import Node
 
 SAMPLE = """
@@ -231,12 +232,14 @@ def test_an_unusual_docker_root_is_asked_for_too(
 ) -> None:
     root = tmp_path / "docker root"
     root.mkdir()
-    docker = Docker(version="", storage="", cgroup_driver="", root=str(root))
-    monkeypatch.setattr(collect, "_docker", lambda *_: (docker, None))
+    engine = EngineInfo(version="", storage="", cgroup_driver="", root=str(root))
+    monkeypatch.setattr(collect, "_engine", lambda *_: (engine, None))
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
-    found = collect.look("here", [Node(cluster.hosts[0])], [0], cluster, None).details
-    assert found is not None
+    node = Node(cluster.hosts[0])
+    machine = collect.examine("here", [0], [node], cluster.job, lambda _: None)
+    assert isinstance(machine, Machine)
+    found = machine.details
     assert found.disk(str(root)) is not None
     assert found.missing == ("/no/such",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import load, parse
+from launcher.hosts import load, parse, read_env_file
 
 
 def problems(text: str) -> list[str]:
@@ -361,3 +362,47 @@ def test_an_env_file_is_checked_without_showing_its_secrets(tmp_path: Path) -> N
     found = file_problems(path)
     assert [line.split(" line ")[1][0] for line in found] == ["4", "5", "6", "7"]
     assert "hunter" not in "".join(found)
+
+
+def env_file_problem(folder: Path, env_file: Path | str) -> str:
+    path = folder / "hosts.yaml"
+    path.write_text(f"hosts: [a]\njob:\n  env_file: {env_file}\n")
+    (line,) = file_problems(path)
+    with pytest.raises(HostsFileError) as caught:
+        read_env_file(str(env_file))
+    assert len(caught.value.problems) == 1
+    return line
+
+
+@pytest.mark.timeout(20)
+def test_an_env_file_that_is_not_a_small_file_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_text("A=1\n" * 300_000)
+    assert "which is not a file" in env_file_problem(tmp_path, tmp_path / "fifo")
+    assert "which is not a file" in env_file_problem(tmp_path, tmp_path)
+    assert "which is not a file" in env_file_problem(tmp_path, "/dev/zero")
+    assert "which is larger than 1 MB" in env_file_problem(tmp_path, tmp_path / "large")
+    assert "which cannot be read (" in env_file_problem(tmp_path, "/proc/self/mem")
+
+
+def test_a_value_of_an_env_file_ends_with_its_line_and_nowhere_else(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.env"
+    path.write_bytes("A=1\x0c2\n B =x\u2028y=\x85 \r\n\n#C=3\nD=\n".encode())
+    assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": ""}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"  - gpu{i}.lab" for i in range(20_000)],
+        [f"  - {{host: a, gpus: [{i % 250}]}}" for i in range(10_000)],
+        ["  - {host: a, gpus: [" + "0, " * 100_000 + "0]}"],
+        ["  - a", "job:", "  mounts: [" + ", ".join(f"/a:/b{i}" for i in range(50_000)) + "]"],
+    ],
+    ids=["hosts", "nodes of one machine", "GPU ids", "mounts"],
+)
+def test_the_largest_files_are_read_in_seconds(lines: list[str]) -> None:
+    start = time.process_time()
+    with contextlib.suppress(HostsFileError):
+        parse("\n".join(["hosts:", *lines]), "x")
+    assert time.process_time() - start < 5

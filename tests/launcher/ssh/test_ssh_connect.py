@@ -129,6 +129,16 @@ def test_a_key_that_others_may_read_is_not_used_as_with_ssh(sshd: Server, node: 
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_a_public_key_is_not_a_key_to_log_in_with(
+    sshd: Server, node: NodeMaker, home: Path, kind: str
+) -> None:
+    key = keygen(home / "key", kind)
+    message = why_not(node(sshd().host(identity_file=f"{key}.pub")))
+    assert f"{key}.pub (a public key: name its private key, such as {key})" in message
+    assert "chmod" not in message
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_keys_of_every_kind_let_in(sshd: Server, node: NodeMaker, home: Path, kind: str) -> None:
     server = sshd()
     server.authorize(keygen(home / "key", kind))

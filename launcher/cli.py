@@ -38,7 +38,7 @@ from launcher.commands import (
 )
 from launcher.commands.options import WithCommandLine
 from launcher.errors import DdpctlError
-from launcher.state import state_home
+from launcher.state import make_folder, state_home, write_atomically
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,
@@ -147,17 +147,15 @@ def internal_error(error: Exception) -> str:
     """One line about a bug of ours; the traceback goes to the file that it names."""
     details = "".join(traceback.format_exception(error))
     name = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (state_home(), Path(tempfile.gettempdir())):
+    where = f"{type(error).__name__}: {error}"
+    for home in (state_home, lambda: Path(tempfile.gettempdir())):
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (folder / name).open("x") as file:
-                file.write(details)
-        except OSError:
+            path = make_folder(home()) / name
+            write_atomically(path, details, mode=0o600)
+        except (DdpctlError, OSError):
             continue
-        where = f"details in {folder / name}"
+        where = f"details in {path}"
         break
-    else:
-        where = f"{type(error).__name__}: {error}"
     return "; ".join([f"internal error, {where}", *getattr(error, "__notes__", ())])
 
 

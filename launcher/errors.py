@@ -8,6 +8,7 @@
     ├── DockerUnavailable       exit 3   SSH works, the host's engine does not answer
     ├── CommandTimeout          exit 4   SSH works, the host does not answer in time
     ├── CommandFailed           exit 1   a command on a host failed
+    ├── StateError              exit 1   a file or folder on this machine cannot be written
     ├── PushFailed              exit 5
     ├── StopUnconfirmed         exit 6   a host may still run something
     └── NodesFailed             the worst exit code of the errors that it carries, one per host
@@ -55,6 +56,10 @@ class CommandTimeout(DdpctlError):
 
 
 class CommandFailed(DdpctlError):
+    exit_code = 1
+
+
+class StateError(DdpctlError):
     exit_code = 1
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from launcher.errors import UsageError
 from launcher.state import state_home
 
 HOSTS_FILES = (".yaml", ".yml")
@@ -18,7 +19,11 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     """Ids of the runs recorded on this machine, the newest first, each with its state."""
     found = []
     prefix = glob.escape(incomplete.replace("/", ""))
-    for path in (state_home() / "runs").glob(f"{prefix}*/run.json"):
+    try:
+        root = state_home() / "runs"
+    except UsageError:
+        return []
+    for path in root.glob(f"{prefix}*/run.json"):
         try:
             state = str(json.loads(path.read_text()).get("state", ""))
             age = (path.parent / "hosts.yaml").stat().st_mtime

@@ -94,8 +94,9 @@ def _hosts(
     from launcher.errors import UsageError
     from launcher.hosts import load
     from launcher.hosts.starter import hosts_in, ssh_aliases
+    from launcher.state import home_folder
 
-    config = Path("~/.ssh/config").expanduser()
+    config = home_folder() / ".ssh" / "config"
     found: list[tuple[str, int | None]] = [(name, None) for name in named or []]
     if hostfile is not None:
         found += hosts_in(load(hostfile, job_files=False))

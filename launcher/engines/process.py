@@ -19,6 +19,7 @@ from launcher.engines.base import NodeStatus
 from launcher.logs.journal import Reader
 from launcher.plan.plan import NodePlan, Place
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.state import home_folder
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 
@@ -28,7 +29,7 @@ class Processes:
 
     def __init__(self, host: str = "local", home: Path | None = None) -> None:
         self.host = host
-        self.runs = (home or Path.home() / ".ddpctl") / "runs"
+        self.runs = (home or home_folder() / ".ddpctl") / "runs"
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
         labels = {key.rsplit(".", 1)[1]: value for key, value in node.container.labels.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,7 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
 
 def included(patterns: Sequence[str], folder: Path) -> Iterator[Path]:
     for pattern in patterns:
-        path = Path(pattern).expanduser()
-        root = Path("/") if path.is_absolute() else folder
-        yield from sorted(root.glob(str(path).lstrip("/")))
+        with contextlib.suppress(RuntimeError):  # ~NAME of a user that does not exist
+            path = Path(pattern).expanduser()
+            root = Path("/") if path.is_absolute() else folder
+            yield from sorted(root.glob(str(path).lstrip("/")))

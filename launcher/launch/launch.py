@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import getpass
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -31,8 +30,9 @@ from launcher.plan.plan import Found, Plan, make_plan, writes_as_another
 from launcher.preflight.findings import lines
 from launcher.preflight.run import Survey, survey_hosts
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
 
@@ -62,7 +62,7 @@ def new_run(name: str) -> str:
 
 
 def owner() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"{account_name()}@{socket.gethostname()}"
 
 
 def dry_run(cluster: Cluster, wishes: Wishes, now: datetime.datetime) -> Plan:
@@ -250,7 +250,7 @@ def remember(
 ) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with hosts.yaml as used and a PENDING attempt."""
     folder = RunFolder(state_home() / "runs" / plan.run_id)
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.logs)
     write_atomically(folder.hosts_file, dump(cluster))
     record = new_record(plan, wishes.hang_timeout)
     record.attempts = [new_attempt(plan, wishes.by)]

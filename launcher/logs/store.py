@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from launcher.logs.journal import Record, by_time
 from launcher.plan.plan import Place
+from launcher.state import make_folder
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class LogStore:
     @classmethod
     def acquire(cls, folder: Path) -> LogStore | None:
         """None when another process of this machine is writing these logs."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

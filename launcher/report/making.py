@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from launcher.errors import DdpctlError, UsageError
+from launcher.errors import DdpctlError, StateError, UsageError
 from launcher.report.numbers import charts_by_host
 from launcher.report.page import page
 from launcher.runs.attempt import running_attempt
@@ -36,10 +36,8 @@ def make(folder: RunFolder, out: Path, console: Console) -> int:
     try:
         # whatever the locale: every other character as a reference
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
-    except OSError as error:
-        raise UsageError(
-            f"{out}: cannot be written ({error.strerror}); give another -o FILE"
-        ) from None
+    except StateError as error:
+        raise UsageError(f"{error}; or give another -o FILE") from None
     console.print(str(out))
     return 4 if notes else 0
 

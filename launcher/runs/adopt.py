@@ -24,7 +24,7 @@ from launcher.runs.record import (
 from launcher.runs.typed import read
 from launcher.ssh.many import one_per_account, try_each
 from launcher.ssh.node import Node
-from launcher.state import write_atomically
+from launcher.state import make_folder, write_atomically
 from launcher.terminal.console import Console
 
 # The attempts of run $1 on this host as NODE/attempt-N, an empty line, the newest one's run.json.
@@ -90,7 +90,7 @@ def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: C
         for rank, node in enumerate(ranks)
     ]
     hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks))
-    folder.logs.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.logs)
     write_atomically(folder.hosts_file, dump(hosts))
     folder.save(record)
     console.say(

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.plan.plan import Plan
 from launcher.run_id import is_run_id
 from launcher.runs.typed import read
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 from launcher.terminal.console import Console
 
 VERSION = 1
@@ -120,7 +120,7 @@ class RunFolder:
         return self.path / "logs"
 
     def save(self, record: RunRecord) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         document = dataclasses.asdict(record)
         ordered = {"version": document.pop("version"), "state": record.state, **document}
         write_atomically(self.record_file, json.dumps(ordered, indent=2) + "\n")

@@ -17,7 +17,7 @@ from launcher.launch.launch import Wishes, new_run, run_attempt
 from launcher.plan.topology import gpu_ids
 from launcher.sanity.report import MARK, Report, document, problems, text
 from launcher.ssh.node import Node
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 from launcher.terminal.console import Console
 
 SCRIPT = Path(__file__).with_name("collectives.py")
@@ -150,7 +150,7 @@ def last_busbw(cluster: Cluster) -> float | None:
 
 def remember(cluster: Cluster, busbw: float) -> None:
     path = _record_of(cluster)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps({"version": 1, "busbw": busbw}) + "\n")
 
 

@@ -164,9 +164,5 @@ def _matches(pattern: str, name: str) -> bool:
 def _hash_matches(hashed: str, name: str) -> bool:
     try:
         return HostKeys.hash_host(name, hashed) == hashed
-    except (
-        ValueError,
-        IndexError,
-        AssertionError,
-    ):  # not base64, no salt, a salt of another length
+    except (ValueError, IndexError, AssertionError):  # no base64, no salt, or one of another length
         return False

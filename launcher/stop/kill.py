@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from launcher.hosts import Cluster, load
 from launcher.runs.find import find_id, list_nodes, names_hosts
 from launcher.runs.record import FINAL, find_run, run_folder, timestamp
 from launcher.runs.unseen import unseen
+from launcher.ssh.account import account_name
 from launcher.ssh.many import one_per_account
 from launcher.ssh.node import Node, connected
 from launcher.stop.stop import Stopped, stop_run
@@ -89,7 +89,7 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     Raises UsageError when there are several and not `everything` is to go.
     """
     statuses, failures = list_nodes(nodes, cluster)
-    mine = [s for s in statuses if s.owner.split("@")[0] == getpass.getuser()]
+    mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
     alive = [s for s in mine if s.alive]
     run_ids = sorted({s.run_id for s in (mine if everything else alive or mine)})
     if failures and not run_ids:

@@ -7,7 +7,6 @@ id on a host without a live node of that run. Processes without a run id are nev
 
 from __future__ import annotations
 
-import getpass
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id
 from launcher.runs.unseen import report_unseen, unseen
+from launcher.ssh.account import account_name
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
@@ -93,7 +93,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """The strays of this user's runs, and an error for each host that did not answer."""
     by_host, failures = ask_each(machines, lambda node: look(node, cluster))
-    return strays_of(by_host, getpass.getuser(), complete=not failures), failures
+    return strays_of(by_host, account_name(), complete=not failures), failures
 
 
 def look(node: Node, cluster: Cluster) -> Seen:

@@ -16,13 +16,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from launcher.errors import PushFailed
 from launcher.push.files import manifest
 from launcher.push.files.ignore import Ignore, read_rules
 from launcher.push.files.manifest import Entry, Manifest
-from launcher.state import cache_home, state_home
+from launcher.state import cache_home, home_folder, state_home
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
@@ -83,7 +82,7 @@ class _Walk:
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
         # They change while a push runs, and belong to this machine: a home folder may hold them.
-        own = (cache_home(), state_home(), Path.home() / ".ddpctl")
+        own = (cache_home(), state_home(), home_folder() / ".ddpctl")
         self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
     def run(self, ignore: Ignore | None) -> None:

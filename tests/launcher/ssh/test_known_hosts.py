@@ -87,6 +87,14 @@ def test_no_text_is_too_strange(text: str) -> None:
         found.matches("gpu1")
 
 
+@pytest.mark.parametrize(
+    "names", ["|1|é|é", "|1||", "|1|", "|1|YQ==|YQ==", "|1|YWFhYWFhYWFhYWFhYWFhYWFhYWE=|é"]
+)
+def test_a_damaged_hashed_name_matches_no_host(names: str) -> None:
+    assert verdict(line(names, A) + line("gpu1", A), A) == "known"
+    assert verdict(line(names, A), A) == "unknown"
+
+
 PATTERNS = [
     "gpu1.lab",
     "*.lab",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -9,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -294,6 +294,46 @@ def test_without_the_ssh_command(
     assert "cannot run `ssh` on this machine" in why_not(node(Host("gpu1")))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_account_without_a_passwd_entry_and_a_home_gets_one_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    read, write = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            os.setuid(54321)
+            os.write(write, why_not(Node(Host("gpu1"))).encode())
+            done = Node(Host("local")).run(["pwd"])
+            os.write(write, b" local: " + done.stdout)
+        except BaseException as error:
+            os.write(write, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    message = os.read(read, 10_000).decode()
+    os.close(read)
+    assert "No user exists for uid 54321; `ssh` needs an entry for this account in" in message
+    assert message.endswith(" local: /\n")
+
+
+def test_a_home_folder_that_does_not_exist(
+    node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert node(Host("local")).run(["pwd"]).stdout == b"/\n"
+    assert "does not resolve" in why_not(node(Host("no-such-host.invalid")))
+
+
+def test_a_command_on_this_machine_without_a_path(
+    node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = node(Host("local")).run(["docker"])
+    assert (done.code, done.stderr) == (127, b"docker: not found\n")
+
+
 # -- the connection's life
 
 
@@ -370,22 +410,25 @@ def test_no_session_at_all(sshd: Server, node: NodeMaker) -> None:
         machine.run(["true"])
 
 
-@contextmanager
-def listener(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+@contextlib.contextmanager
+def listener(
+    answer: Callable[[socket.socket], object], address: str = "127.0.0.1"
+) -> Iterator[int]:
     """A server that is not sshd; `answer` has each connection until it returns."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((address, 0)) as server:
 
-        def serve() -> None:
-            while True:
-                try:
+        def serve(sock: socket.socket) -> None:
+            with sock:
+                sock.recv(100)
+                answer(sock)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
                     sock, _ = server.accept()
-                except OSError:
-                    return
-                with sock:
-                    sock.recv(100)
-                    answer(sock)
+                    threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
-        threading.Thread(target=serve, daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
         try:
             yield server.getsockname()[1]
         finally:

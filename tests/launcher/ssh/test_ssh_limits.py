@@ -1,0 +1,83 @@
+"""Many hosts at once: no more logins than one server accepts, no more threads than connections."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from sshd_server import Sshd
+from test_ssh_connect import Config, NodeMaker, Server, listener
+
+from launcher.errors import DdpctlError
+from launcher.ssh import connect, many
+from launcher.ssh.node import Node
+
+
+def connect_all(nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    """Connect all nodes, all at the same time; return the failures."""
+    return many.try_each(nodes, Node.connect)[1]
+
+
+@pytest.mark.parametrize("through", ["nothing", "a jump host", "a ProxyCommand"])
+def test_at_most_eight_logins_at_once_go_through_one_server(
+    sshd: Server,
+    node: NodeMaker,
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    through: str,
+) -> None:
+    monkeypatch.setattr(connect, "TRIES", 1)
+    log = tmp_path / "log"
+
+    def login(_: object) -> None:
+        for word in ("begin", "end"):
+            with log.open("a") as file:
+                file.write(f"{word}\n")
+            time.sleep(0.1)
+
+    bastion = sshd(know=False)
+    bastion.know(f"[localhost]:{bastion.port}")
+    with listener(login, "0.0.0.0") as port:
+        settings = {
+            "nothing": "",
+            "a jump host": f"ProxyJump localhost:{bastion.port}",
+            "a ProxyCommand": f"ProxyCommand sh -c 'echo begin >> {log}; sleep 0.1; echo end >> {log}'",
+        }
+        config(f"Host 127.0.0.*\n  {settings[through]}\n")
+        names = ["127.0.0.2" if through == "nothing" else f"127.0.0.{n + 10}" for n in range(20)]
+        hosts = [bastion.host(host=name, port=port) for name in names]
+        assert len(connect_all([node(host) for host in hosts])) == 20
+    steps = [1 if word == "begin" else -1 for word in log.read_text().split()]
+    assert steps.count(1) == 20
+    assert 2 <= max(itertools.accumulate(steps)) <= 8
+
+
+def test_a_bastion_that_drops_some_logins_is_asked_again(
+    sshd: Server, node: NodeMaker, config: Config, home: Path
+) -> None:
+    bastion = sshd(address="127.0.0.2", MaxStartups="1")
+    target = sshd(address="127.0.0.3")
+    config(
+        f"Host 127.0.0.3\n  ProxyCommand ssh -F none -o BatchMode=yes -i {bastion.user_key} "
+        f"-o UserKnownHostsFile={home}/.ssh/known_hosts -p {bastion.port} -W %h:%p 127.0.0.2\n"
+    )
+    assert not connect_all([node(target.host(), connect_timeout=20) for _ in range(6)])
+    assert "MaxStartups" in bastion.log.read_text()  # it did drop some
+
+
+def test_a_connection_takes_one_thread_however_many_streams_it_has(
+    sshd: Callable[..., Sshd], node: NodeMaker
+) -> None:
+    server = sshd()
+    before = threading.active_count()
+    nodes = [node(server.host()) for _ in range(6)]
+    assert not connect_all(nodes)
+    streams = [each.open(["cat"]) for each in nodes for _ in range(4)]
+    assert threading.active_count() - before <= len(nodes) + 1
+    for stream in streams:
+        stream.close()

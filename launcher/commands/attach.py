@@ -14,11 +14,9 @@ def attach(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Follow a detached run as `launch` does, and exit as it does.
+    """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
-    Ctrl-C leaves; the run goes on.
-
-    --on-exit is this command's own, beside the one that `launch` was given.
+    Exits as the run did. --on-exit is in addition to the one given to `launch`.
 
     \b
     ddpctl attach

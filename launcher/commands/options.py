@@ -79,6 +79,10 @@ OnExit = Annotated[
     str | None,
     typer.Option("--on-exit", metavar="CMD", help="Run CMD with sh when the run has ended."),
 ]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Start the run, print its id and return.")
+]
+Image = Annotated[str | None, typer.Option("--image", help="Override job.image.")]
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:

@@ -20,16 +20,14 @@ def resume(
             autocompletion=complete.hosts_files,
         ),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
-    ] = False,
+    detach: options.Detach = False,
     on_exit: options.OnExit = None,
     fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Start the next attempt of a run from its newest checkpoint.
+    """Start a run's next attempt from its newest checkpoint.
 
     \b
     ddpctl resume

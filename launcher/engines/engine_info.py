@@ -1,20 +1,12 @@
-"""What a container engine says about itself, parsed from its API's answers."""
+"""What a container engine reports about itself and an image, parsed from its API's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import docker.errors
-import requests.exceptions
-
 from launcher.engines.base import NodeStatus
-from launcher.engines.docker import Containers
-from launcher.engines.docker_client import docker_of
-from launcher.errors import DockerUnavailable
-from launcher.plan.plan import LABEL
-from launcher.ssh.node import Node
 
 
 @dataclass(frozen=True)
@@ -43,11 +35,13 @@ class EngineInfo:
     containers: Mapping[str, str] = field(default_factory=dict)  # container id -> run id
 
 
-def engine_info(node: Node, image: str) -> EngineInfo:
-    """Raises DockerUnavailable or CommandTimeout, in one line."""
-    about = _asked(node, lambda client: client.about)
-    label = f"{LABEL}.run-id"
-    rows = _asked(node, lambda client: client.api.containers(filters={"label": [label]}))
+def parse_engine(
+    about: Mapping[str, Any],
+    image: ImageInfo | None,
+    nodes: tuple[NodeStatus, ...],
+    containers: Mapping[str, str],
+) -> EngineInfo:
+    """about: the answer to /info."""
     return EngineInfo(
         version=str(about.get("ServerVersion", "")),
         storage=str(about.get("Driver", "")),
@@ -55,18 +49,13 @@ def engine_info(node: Node, image: str) -> EngineInfo:
         root=str(about.get("DockerRootDir", "")),
         runtimes=frozenset(about.get("Runtimes") or {}),
         is_rootless=any("rootless" in option for option in about.get("SecurityOptions") or ()),
-        image=image_info(node, image),
-        nodes=tuple(Containers(node).list()),
-        containers={row["Id"]: (row.get("Labels") or {}).get(label, "") for row in rows},
+        image=image,
+        nodes=nodes,
+        containers=containers,
     )
 
 
-def image_info(node: Node, image: str) -> ImageInfo | None:
-    """None where the engine does not have the image."""
-    try:
-        inspected = dict(_asked(node, lambda client: client.api.inspect_image(image)))
-    except _Missing:
-        return None
+def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
     environment = (inspected.get("Config") or {}).get("Env") or []
     return ImageInfo(
         id=str(inspected.get("Id", "")),
@@ -75,20 +64,3 @@ def image_info(node: Node, image: str) -> ImageInfo | None:
         env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
         inspected=inspected,
     )
-
-
-class _Missing(DockerUnavailable):
-    pass
-
-
-def _asked(node: Node, ask: Callable[[Any], Any]) -> Any:
-    try:
-        return ask(docker_of(node))
-    except docker.errors.NotFound as error:
-        raise _Missing(f"{node.name}: {error.explanation or error}") from None
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        reason = " ".join(str(getattr(error, "explanation", None) or error).split())
-        raise DockerUnavailable(
-            f"{node.name}: its Docker Engine answers with an error: {reason}; "
-            "look at `journalctl -u docker` there"
-        ) from None

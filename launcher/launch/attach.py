@@ -1,10 +1,10 @@
-"""Coming back to a run: what it said so far, then as `launch` follows it, with its exit code."""
+"""Coming back to a run: print what it has logged so far, then follow it as `launch` does."""
 
 from __future__ import annotations
 
 from launcher.follow.session import EXIT, Session, report_end
 from launcher.follow.signals import Interrupts
-from launcher.launch.recorder import spawn
+from launcher.launch.detach import start_recorder
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.runs.attempt import running_attempt
@@ -31,6 +31,13 @@ def attach(folder: RunFolder, console: Console) -> int:
             return EXIT[record.state]
         with Interrupts() as interrupts:
             session = Session(
-                attempt, folder, record, console, interrupts, spawn, owned=False, known=known
+                attempt,
+                folder,
+                record,
+                console,
+                interrupts,
+                start_recorder,
+                owned=False,
+                known=known,
             )
             return session.follow()

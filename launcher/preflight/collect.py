@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.engines.choose import has_images
-from launcher.engines.engine_info import EngineInfo, ImageInfo, engine_info, image_info
+from launcher.engines.choose import container_engine
+from launcher.engines.engine_info import EngineInfo, ImageInfo
 from launcher.errors import CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts.gather import gather_one
 from launcher.hosts import Host, Job
@@ -46,8 +46,9 @@ def examine(
 
 def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
     """The engine, or why it does not answer; neither where the job needs none."""
+    engine = container_engine(node, job.engine)
     try:
-        return (engine_info(node, job.image) if has_images(job) else None), None
+        return (engine.engine_info(job.image) if engine else None), None
     except (DockerUnavailable, CommandTimeout) as error:
         return None, str(error)
 
@@ -55,5 +56,6 @@ def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
 def image_here(job: Job) -> ImageInfo | None:
     """The job's image as this machine's engine has it, if it does."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-        return image_info(node, job.image) if has_images(job) else None
+        engine = container_engine(node, job.engine)
+        return engine.image_info(job.image) if engine else None
     return None

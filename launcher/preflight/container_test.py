@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launcher.engines.trial import run_trial
+from launcher.engines.choose import container_engine
 from launcher.errors import DdpctlError
 from launcher.hosts import Job
+from launcher.plan.build import container_user, fabric_access
 from launcher.plan.plan import LABEL, Container, Mount
 from launcher.preflight.findings import Finding, failure, split, warning
 from launcher.preflight.inventory import Inventory
@@ -67,18 +68,22 @@ class ContainerReport:
 def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
     """Reports by first node rank, of the machines in `nodes` that have the image."""
     token = secrets.token_hex(4)
+    job = seen.cluster.job
     machines = [m for m in seen.machines if m.rank in nodes and m.engine and m.engine.image]
     with_torch = needing_torch(machines)
 
     def run(machine: Machine) -> ContainerReport:
         node = nodes[machine.rank]
         folder = f"{machine.facts.home}/.ddpctl/check-{token}"
-        container = container_for(machine, seen.cluster.job, folder, token)
         argument = "torch" if machine.rank in with_torch else ""
+        container = container_for(machine, job, folder, token, argument)
+        engine = container_engine(node, job.engine)
+        if engine is None:
+            return ContainerReport(error="the job's engine has no containers")
         try:
             # like a run's folders: open to a user that is not the SSH user
             node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
-            return parse_report(run_trial(node, container, SCRIPT, argument, timeout=TIMEOUT))
+            return parse_report(engine.run_to_end(container, TIMEOUT))
         except DdpctlError as error:
             return ContainerReport(error=str(error))
         finally:
@@ -90,20 +95,24 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
         return {machine.rank: report for machine, report in zip(machines, reports, strict=True)}
 
 
-def container_for(machine: Machine, job: Job, folder: str, token: str) -> Container:
+def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
     """The container that a launch would start there, with `folder` of the host at /output."""
     facts = machine.facts
+    gpus = tuple(sorted(machine.gpus)) if machine.has_driver else ()
     return Container(
         name=f"ddpctl-check-{token}-{machine.rank}",
         image=job.image,
         env={"HOME": "/tmp"},
         labels={f"{LABEL}.check": token},
         mounts=(Mount(folder, "/output"),),
-        gpus=tuple(sorted(machine.gpus)) if machine.has_driver else (),
-        user={"host": f"{facts.uid}:{facts.gid}", "root": "0:0"}.get(job.user, job.user),
+        gpus=gpus,
+        user=container_user(job, facts),
         shm_size=job.shm_size,
         stop_timeout=1,
-        infiniband=facts.infiniband,
+        entrypoint=("python3", "-c", SCRIPT),
+        command=(argument,),
+        working_dir="/",
+        **fabric_access(bool(gpus), facts.infiniband),
     )
 
 

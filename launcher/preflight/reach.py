@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.engines.trial import python_in_image
+from launcher.engines.choose import container_engine
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster
 from launcher.preflight.machine import Machine
@@ -58,7 +58,8 @@ class Probe:
 
     def start(self, rank: int, node: Node) -> None:
         """Start the agent of the machine whose first node rank this is, if one can run there."""
-        in_image = python_in_image(self._job)
+        engine = container_engine(node, self._job.engine)
+        in_image = engine.python_in_image(self._job.image) if engine else ()
         with contextlib.suppress(DdpctlError):  # examining the machine reports why
             agent = _Agent(node.open_script(SHELL, *agent_args(rank, self._token, in_image)))
             _take_ports(agent)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from launcher.engines.choose import engine_traits
 from launcher.errors import DdpctlError, PushFailed
 from launcher.hosts import Cluster
 from launcher.push.files.prune import Unused, remove, unused
@@ -181,7 +182,8 @@ def _goods(
     cluster: Cluster, asked: Set[What], journey: Journey, inspected: Inspected | None = None
 ) -> Goods:
     job = cluster.job
-    image = job.image if job.engine == "docker" and "image" in asked else ""
+    needs_image = engine_traits(job.engine).in_container
+    image = job.image if needs_image and "image" in asked else ""
     dataset = scan(job.dataset, ignore=False) if job.dataset and "dataset" in asked else None
     workdir = scan(job.workdir, ignore=True) if job.workdir and "workdir" in asked else None
     for tree in (dataset, workdir):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from launcher.diagnosis.first_failure import FirstFailure
+from launcher.engines.choose import engine_traits
 from launcher.report.curves import chart_svg
 from launcher.report.numbers import Chart
 from launcher.runs.record import AttemptRecord, RunRecord, parse_timestamp
@@ -166,7 +167,7 @@ def _failed_at(attempt: AttemptRecord) -> float | None:
 
 def _commands(record: RunRecord) -> str:
     again = ["ddpctl", "launch", "hosts.yaml", "--", *record.command]
-    if record.image and record.engine == "docker":
+    if record.image and engine_traits(record.engine).in_container:
         again[3:3] = ["--image", record.image]
     lines = ["ddpctl check hosts.yaml", shlex.join(again)]
     lines += [f"ddpctl resume {shlex.quote(record.run_id)}    # from its newest whole checkpoint"]

@@ -89,7 +89,10 @@ def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: C
         NodeRecord(rank, node.name, _run_dir(node, folder.run_id, node not in failures))
         for rank, node in enumerate(ranks)
     ]
-    hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks))
+    job = dataclasses.replace(
+        cluster.job, env={}
+    )  # its values are secrets; a resume reads them again
+    hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks), job=job)
     make_folder(folder.logs)
     write_atomically(folder.hosts_file, dump(hosts))
     folder.save(record)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id
@@ -86,7 +86,7 @@ def list_nodes(
     """Every node of every run that the hosts' engines know, and an error for each silent host."""
 
     def ask(node: Node) -> list[NodeStatus]:
-        return [status for engine in engines(node, cluster) for status in engine.list(run_id)]
+        return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]
 
     found, failures = ask_each(one_per_account(nodes), ask)
     statuses = [status for each in found.values() for status in each]

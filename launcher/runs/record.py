@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.diagnosis.first_failure import FirstFailure
 from launcher.errors import UsageError
+from launcher.plan.options import RunOptions
 from launcher.plan.plan import Plan
 from launcher.run_id import is_run_id
 from launcher.runs.typed import read
@@ -86,7 +87,8 @@ class RunRecord:
     stop_timeout: int
     attempts: list[AttemptRecord] = field(default_factory=list)
     pending_stop: list[str] = field(default_factory=list)  # hosts where a stop was not confirmed
-    hang_timeout: float | None = None  # seconds, as given; None: the command's own default
+    options: RunOptions = field(default_factory=RunOptions)
+    env_names: list[str] = field(default_factory=list)  # variables that the user sets
     adopted: bool = False  # started on another machine; the command is that of the hosts file here
     version: int = VERSION
 
@@ -155,12 +157,12 @@ def run_folder(run_id: str) -> RunFolder:
     return RunFolder(state_home() / "runs" / run_id)
 
 
-def new_record(plan: Plan, hang_timeout: float | None = None) -> RunRecord:
+def new_record(plan: Plan) -> RunRecord:
     return RunRecord(
         run_id=plan.run_id,
         name=plan.name,
         owner=plan.owner,
-        engine=plan.engine,
+        engine=plan.engine.name,
         hosts=[node.host.name for node in plan.nodes],
         image=plan.image,
         image_digest=plan.image_digest,
@@ -168,11 +170,12 @@ def new_record(plan: Plan, hang_timeout: float | None = None) -> RunRecord:
         workdir_digest=plan.workdir_digest,
         command=list(plan.command),
         stop_timeout=plan.stop_timeout,
-        hang_timeout=hang_timeout,
+        options=plan.options.of_run(),
+        env_names=list(plan.nodes[0].container.env_names),
     )
 
 
-def new_attempt(plan: Plan, by: str = "launch") -> AttemptRecord:
+def new_attempt(plan: Plan) -> AttemptRecord:
     return AttemptRecord(
         attempt=plan.attempt,
         state="PENDING",
@@ -183,7 +186,7 @@ def new_attempt(plan: Plan, by: str = "launch") -> AttemptRecord:
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr,
         master_port=int(plan.master_port),
-        by=by,
+        by=plan.options.by,
     )
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from launcher.errors import DdpctlError, UsageError
 from launcher.facts.gather import gather
 from launcher.hosts import Cluster, Host, override_job
-from launcher.launch.launch import Wishes, new_run, run_attempt
+from launcher.launch.attempt import NextAttempt, run_attempt
+from launcher.plan.options import LaunchOptions
 from launcher.plan.topology import gpu_ids
+from launcher.run_id import new_run_id
 from launcher.sanity.report import MARK, Report, document, problems, text
 from launcher.ssh.node import Node
 from launcher.state import make_folder, state_home, write_atomically
@@ -69,10 +71,9 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
             cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(words)]}
         )
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
-        run_id = new_run("sanity")
-        wishes = Wishes(name="sanity", node_env=separate(cluster))
+        options = LaunchOptions(name="sanity", network_only=True)
         try:
-            code = run_attempt(job, wishes, listening, run_id)
+            code = run_attempt(NextAttempt(job, options, new_run_id("sanity")), listening)
         except DdpctlError as error:
             if as_json:
                 console.json(document(report, str(error).splitlines()))
@@ -92,13 +93,6 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
     if found:
         return code if code in (4, 130) else 1
     return code
-
-
-def separate(cluster: Cluster) -> tuple[dict[str, str], ...]:
-    """Nodes that share a machine count as machines of their own, so that NCCL uses the network."""
-    if len({host.machine for host in cluster.hosts}) == cluster.nnodes:
-        return ()
-    return tuple({"NCCL_HOSTID": f"ddpctl-{rank}"} for rank in range(cluster.nnodes))
 
 
 def size_of(text: str) -> int:

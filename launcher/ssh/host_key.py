@@ -21,7 +21,7 @@ def preferred_algorithms(route: Route, possible: tuple[str, ...]) -> tuple[str, 
 
     A server has several keys and shows one. A key of another kind would be unknown.
     """
-    kinds = known_hosts.known_kinds(_lines(route), route.hostname, route.port, route.host_key_alias)
+    kinds = known_hosts.known_kinds(_lines(route), _names(route))
     known = [name for kind in kinds for name in _algorithms(kind) if name in possible]
     return (*known, *(name for name in possible if name not in known))
 
@@ -58,7 +58,11 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
 
 
 def _judge(route: Route, key: Key) -> Finding:
-    return known_hosts.judge(_lines(route), key, route.hostname, route.port, route.host_key_alias)
+    return known_hosts.judge(_lines(route), key, _names(route))
+
+
+def _names(route: Route) -> tuple[str, ...]:
+    return known_hosts.names_of(route.hostname, route.port, route.host_key_alias)
 
 
 def _lines(route: Route) -> list[known_hosts.Line]:
@@ -67,7 +71,6 @@ def _lines(route: Route) -> list[known_hosts.Line]:
 
 def accept(route: Route, key: Key) -> None:
     """Write a new key to known_hosts, once for all connections that see it at the same time."""
-    name = known_hosts.host_name(route.hostname, route.port, route.host_key_alias)
     if not route.known_hosts:
         log.warning("%s: accepted host key %s; no known_hosts to write", route.name, _show(key))
         return
@@ -76,7 +79,7 @@ def accept(route: Route, key: Key) -> None:
             return
         file = route.known_hosts[0]
         try:
-            known_hosts.append(file, name, key, hashed=route.hash_known_hosts)
+            known_hosts.append(file, _names(route)[0], key, hashed=route.hash_known_hosts)
         except OSError as error:
             raise HostUnreachable(
                 f"{route.name}: cannot write its new host key to {file}: {error.strerror}; make "
@@ -86,13 +89,12 @@ def accept(route: Route, key: Key) -> None:
 
 
 def _changed(route: Route, key: Key, finding: Finding) -> HostUnreachable:
-    name = known_hosts.host_name(route.hostname, route.port, route.host_key_alias)
     line = finding.lines[0]
     return HostUnreachable(
         f"{route.name}: its host key has CHANGED: the server shows {_show(key)}, {line.place} has "
-        f"{line.key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R '{name}' -f "
-        f"{line.file}` and connect once with ssh; otherwise someone may be intercepting the "
-        "connection"
+        f"{line.key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R "
+        f"'{_names(route)[0]}' -f {line.file}` and connect once with ssh; otherwise someone may be "
+        "intercepting the connection"
     )
 
 

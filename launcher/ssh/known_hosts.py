@@ -68,11 +68,15 @@ class Finding:
     lines: tuple[Line, ...]
 
 
-def host_name(hostname: str, port: int, alias: str | None) -> str:
-    """The name that a host has in the files. An alias stands alone, without the port."""
+def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
+    """The names that a host may have in the files, its own first. PURE.
+
+    A host on another port may be known by its name alone. An alias replaces both.
+    """
     if alias:
-        return alias.lower()
-    return hostname.lower() if port == SSH_PORT else f"[{hostname.lower()}]:{port}"
+        return (alias.lower(),)
+    name = hostname.lower()
+    return (name,) if port == SSH_PORT else (f"[{name}]:{port}", name)
 
 
 def read(files: Iterable[str]) -> list[Line]:
@@ -99,19 +103,12 @@ def parse(text: str, file: str) -> list[Line]:
     return lines
 
 
-def look_up(lines: Sequence[Line], hostname: str, port: int, alias: str | None) -> list[Line]:
-    """The lines about this host."""
-    name = host_name(hostname, port, alias)
-    return [line for line in lines if line.matches(name)]
+def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> Finding:
+    """Whether `key` belongs to the host with these names. PURE.
 
-
-def judge(lines: Sequence[Line], key: Key, hostname: str, port: int, alias: str | None) -> Finding:
-    """Whether `key` belongs to the host. PURE.
-
-    As with `ssh`, a key of a kind that no line has is unknown, not changed, and a host on another
-    port may be known by its name alone.
+    As with `ssh`, a key of a kind that no line has is unknown, not changed.
     """
-    about = look_up(lines, hostname, port, alias)
+    about = [line for line in lines if line.matches(names[0])]
     revoked = [line for line in about if line.marker == "@revoked" and line.key == key]
     if revoked:
         return Finding("revoked", tuple(revoked))
@@ -122,19 +119,17 @@ def judge(lines: Sequence[Line], key: Key, hostname: str, port: int, alias: str 
     other = [line for line in plain if line.key.kind == key.kind]
     if other:
         return Finding("changed", tuple(other))
-    if port != SSH_PORT and not alias:
-        by_name = judge(lines, key, hostname, SSH_PORT, None)
+    if names[1:]:
+        by_name = judge(lines, key, names[1:])
         if by_name.verdict in ("known", "revoked"):
             return by_name
     return Finding("unknown", tuple(line for line in about if line.marker != "@revoked"))
 
 
-def known_kinds(
-    lines: Sequence[Line], hostname: str, port: int, alias: str | None
-) -> tuple[str, ...]:
+def known_kinds(lines: Sequence[Line], names: Sequence[str]) -> tuple[str, ...]:
     """The kinds of key that are known of this host. PURE."""
-    about = look_up(lines, hostname, port, alias) or look_up(lines, hostname, SSH_PORT, alias)
-    return tuple(dict.fromkeys(line.key.kind for line in about if not line.marker))
+    about = (line for name in names for line in lines if line.matches(name) and not line.marker)
+    return tuple(dict.fromkeys(line.key.kind for line in about))
 
 
 def append(file: str, name: str, key: Key, *, hashed: bool) -> None:
@@ -164,5 +159,5 @@ def _matches(pattern: str, name: str) -> bool:
 def _hash_matches(hashed: str, name: str) -> bool:
     try:
         return HostKeys.hash_host(name, hashed) == hashed
-    except (ValueError, IndexError, AssertionError):  # no base64, no salt, or one of another length
+    except (ValueError, AssertionError):  # not base64, or a salt of another length
         return False

@@ -15,6 +15,7 @@ from launcher.ssh.account import account_name
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
 Options = Mapping[str, tuple[str, ...]]
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,7 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         alive_count=int(one("serveralivecountmax", "3")),
         proxy_command=_expand_tokens(unless_none("proxycommand") or "", tokens) or None,
         proxy_jump=unless_none("proxyjump"),
-        address_family={
-            "inet": socket.AF_INET,
-            "inet6": socket.AF_INET6,
-        }.get(one("addressfamily"), socket.AF_UNSPEC),
+        address_family=_FAMILIES.get(one("addressfamily"), socket.AF_UNSPEC),
         bind_address=unless_none("bindaddress"),
         own_identity=_expand(host.identity_file, {}, home) if host.identity_file else None,
         asked_host_keys=host.host_keys,
@@ -151,15 +149,12 @@ def _files(value: str) -> list[str]:
 
 def _host_keys(host: Host, configured: str) -> HostKeys:
     """The hosts file's accept-new applies only where `ssh` would ask the user."""
-    policy: HostKeys = {  # type: ignore[assignment]
-        "true": "yes",
-        "yes": "yes",
-        "false": "no",
-        "off": "no",
-        "no": "no",
+    policies: Mapping[str, HostKeys] = {
+        **dict.fromkeys(("yes", "true"), "yes"),
+        **dict.fromkeys(("no", "false", "off"), "no"),
         "accept-new": "accept-new",
-    }.get(configured, "ask")
-    return "accept-new" if policy == "ask" and host.host_keys == "accept-new" else policy
+    }
+    return policies.get(configured, host.host_keys)
 
 
 def jump_parts(text: str) -> tuple[str | None, str, int | None]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.docker import Containers
-from launcher.engines.process import Processes
+from launcher.engines.choose import every_engine
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.push.report import in_words
@@ -114,13 +113,12 @@ def _look(node: Node, cluster: Cluster) -> Traces:
     folder, *rows = output.splitlines()
     parts = [(name, int(size) * 1024) for size, _, name in (row.partition("\t") for row in rows)]
     nodes: list[NodeStatus] = []
-    try:
-        nodes += Containers(node).mounting(folder)
-    except DockerUnavailable:
-        if cluster.job.engine == "docker":  # live containers would go unnoticed
-            raise
-    if node.host.is_local:
-        nodes += Processes(node.name).list()
+    for engine in every_engine(node):
+        try:
+            nodes += engine.using(folder)
+        except DockerUnavailable:
+            if engine.traits.name == cluster.job.engine:  # its runs there cannot be known
+                raise
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
     working = {run_id for _, run_id, _ in carriers(node)} & known
     alive = {status.run_id for status in nodes if status.alive}
@@ -140,9 +138,10 @@ def end(
     by_host = {traces.host: traces for traces in to_go}
 
     def act(node: Node) -> None:
-        for status in by_host[node.name].nodes:
-            if not status.handle.startswith("/"):
-                Containers(node).remove(status)
+        containers = [s for s in by_host[node.name].nodes if not s.handle.startswith("/")]
+        for engine in every_engine(node) if containers else ():
+            for status in containers if engine.traits.in_container else ():
+                engine.remove(status)
         done = node.script(REMOVE, timeout=TIMEOUT)
         if done.code != 0:
             reason = done.stderr.decode(errors="replace").strip().splitlines() or [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.runs.find import find_id, list_nodes, names_hosts
@@ -105,7 +105,7 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
     record = folder.load_if_readable(console)
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     machines = one_per_account(nodes)
-    by_node = {node: engines(node, cluster) for node in machines}
+    by_node = {node: engines_on(node, cluster.job.engine) for node in machines}
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
         killed = Killed(run_id, *stop_run(machines, by_node, run_id, timeout))
     for host, result in killed.stopped.items():

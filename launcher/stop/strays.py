@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id
@@ -97,7 +97,8 @@ def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[
 
 
 def look(node: Node, cluster: Cluster) -> Seen:
-    statuses = [status for engine in engines(node, cluster) for status in engine.list()]
+    engines = engines_on(node, cluster.job.engine)
+    statuses = [status for engine in engines for status in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
         for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
@@ -151,7 +152,7 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
     def act(node: Node) -> None:
         mine = [stray for stray in strays if stray.host == node.name]
         names = {stray.handle for stray in mine if stray.kind == "container"}
-        for engine in engines(node, cluster):
+        for engine in engines_on(node, cluster.job.engine):
             for status in engine.list():
                 if status.handle in names:
                     engine.stop(status, STOP_TIMEOUT)

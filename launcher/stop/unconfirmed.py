@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.engines.choose import engines
+from launcher.engines.choose import engines_on
 from launcher.hosts import Cluster
 from launcher.runs.record import UnreadableRecord, run_folders, timestamp
 from launcher.ssh.node import Node
@@ -23,7 +23,7 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         here = [by_name[host] for host in record.pending_stop if host in by_name]
         if not here:
             continue
-        by_node = {node: engines(node, cluster) for node in here}
+        by_node = {node: engines_on(node, cluster.job.engine) for node in here}
         stopped, _ = stop_run(here, by_node, record.run_id, record.stop_timeout)
         done = {host for host, result in stopped.items() if result.clean}
         for host in sorted(done):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.base import Engine, NodeStatus
-from launcher.engines.process import Processes
+from launcher.engines.base import NodeStatus
+from launcher.engines.process import LocalProcesses
 from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
@@ -46,8 +46,8 @@ def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_pat
     control.mkdir()
     (control / "journal").write_bytes(JOURNAL)
     place = Place(0, 1, "none", str(tmp_path), str(control))
-    engine: Engine = Processes("local")  # no process of it is left
     node = Busy()
+    engine = LocalProcesses(node)  # no process of it is left
     try:
         attempt = RunningAttempt((RunningNode(node, engine, place),))
         known = {0: Mark(1.7, 1, len(JOURNAL), 0)}

@@ -71,11 +71,11 @@ def test_versions_are_the_same_on_all_nodes() -> None:
 
 def test_the_container_is_of_the_kind_that_a_launch_starts() -> None:
     two = replace(machine(1), hosts=(Host("gpu2", gpus=(0, 1)), Host("gpu2", gpus=(3,))))
-    made = container_for(two, Job(image="x:1"), "/home/ubuntu/.ddpctl/c", "tok")
+    made = container_for(two, Job(image="x:1"), "/home/ubuntu/.ddpctl/c", "tok", "torch")
     assert (made.name, made.image, made.user) == ("ddpctl-check-tok-1", "x:1", "1000:1000")
     assert made.gpus == (0, 1, 3)
     assert made.mounts == (Mount("/home/ubuntu/.ddpctl/c", "/output"),)
-    assert container_for(two, Job(user="root"), "/", "t").user == "0:0"
+    assert container_for(two, Job(user="root"), "/", "t", "").user == "0:0"
 
 
 def test_torch_is_imported_once_for_each_image_and_where_gpus_must_be_seen() -> None:

@@ -11,7 +11,9 @@ from host_facts import facts
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
-from launcher.plan.plan import Found, make_plan
+from launcher.plan.build import Found, make_plan
+from launcher.plan.options import LaunchOptions
+from launcher.plan.plan import EngineTraits
 from launcher.runs.record import RunFolder, find_run, new_attempt, new_record, timestamp
 from launcher.state import state_home
 
@@ -24,7 +26,15 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def remember(run_id: str, *, age: float = 0.0) -> RunFolder:
     cluster = parse("hosts: [{host: a, gpus: 0}]\njob: {env: {SECRET: no}}", "h")
-    plan = make_plan(cluster, run_id=run_id, owner="o", found=Found((facts(),), ("i",)))
+    plan = make_plan(
+        cluster,
+        EngineTraits("docker", in_container=True),
+        LaunchOptions(),
+        run_id=run_id,
+        owner="o",
+        found=Found((facts(),), ("i",)),
+        env_names=["SECRET"],
+    )
     folder = RunFolder(state_home() / "runs" / run_id)
     record = new_record(plan)
     record.attempts.append(new_attempt(plan))

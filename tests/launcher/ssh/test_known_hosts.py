@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sshd_server import keygen
 
 from launcher.ssh import known_hosts
-from launcher.ssh.known_hosts import Key, judge, known_kinds, parse
+from launcher.ssh.known_hosts import Key, judge, known_kinds, names_of, parse
 
 A = Key("ssh-ed25519", b"a" * 51)
 B = Key("ssh-ed25519", b"b" * 51)
@@ -24,7 +24,7 @@ def line(names: str, key: Key, marker: str = "") -> str:
 
 
 def verdict(text: str, key: Key, host: str = "gpu1", port: int = 22, alias: str = "") -> str:
-    return judge(parse(text, "kh"), key, host, port, alias or None).verdict
+    return judge(parse(text, "kh"), key, names_of(host, port, alias or None)).verdict
 
 
 def test_the_four_verdicts() -> None:
@@ -65,15 +65,15 @@ def test_an_alias_stands_for_name_and_port() -> None:
 
 
 def test_a_certificate_authority_is_no_key() -> None:
-    finding = judge(parse(line("*", A, "@cert-authority"), "kh"), A, "gpu1", 22, None)
+    finding = judge(parse(line("*", A, "@cert-authority"), "kh"), A, ["gpu1"])
     assert finding.verdict == "unknown"
     assert [found.marker for found in finding.lines] == ["@cert-authority"]
 
 
 def test_kinds_to_ask_for_are_those_of_the_host() -> None:
     text = line("gpu1", R) + line("gpu2", A) + line("gpu1", A, "@revoked")
-    assert known_kinds(parse(text, "kh"), "gpu1", 22, None) == ("ssh-rsa",)
-    assert known_kinds(parse(text, "kh"), "gpu1", 2222, None) == ("ssh-rsa",)
+    assert known_kinds(parse(text, "kh"), ["gpu1"]) == ("ssh-rsa",)
+    assert known_kinds(parse(text, "kh"), ["[gpu1]:2222", "gpu1"]) == ("ssh-rsa",)
 
 
 def test_places_are_files_and_lines() -> None:
@@ -88,7 +88,8 @@ def test_no_text_is_too_strange(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", ["|1|é|é", "|1||", "|1|", "|1|YQ==|YQ==", "|1|YWFhYWFhYWFhYWFhYWFhYWFhYWE=|é"]
+    "names",
+    ["|1|é|é", "|1|YQ|x", "|1||", "|1|", "|1|YQ==|YQ==", "|1|YWFhYWFhYWFhYWFhYWFhYWFhYWE=|é"],
 )
 def test_a_damaged_hashed_name_matches_no_host(names: str) -> None:
     assert verdict(line(names, A) + line("gpu1", A), A) == "known"
@@ -150,8 +151,8 @@ def test_what_is_appended_is_found_again(tmp_path: Path) -> None:
     known_hosts.append(str(file), "[gpu1]:2222", A, hashed=False)
     known_hosts.append(str(file), "gpu2", B, hashed=True)
     lines = known_hosts.read([str(file)])
-    assert judge(lines, A, "gpu1", 2222, None).verdict == "known"
-    assert judge(lines, B, "gpu2", 22, None).verdict == "known"
+    assert judge(lines, A, ["[gpu1]:2222"]).verdict == "known"
+    assert judge(lines, B, ["gpu2"]).verdict == "known"
     assert "gpu2" not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700

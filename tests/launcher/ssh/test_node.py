@@ -47,6 +47,15 @@ def test_four_mebibytes_on_both_outputs_do_not_block(machine: Node) -> None:
     assert (done.code, len(done.stdout), len(done.stderr)) == (0, size, 2 * size)
 
 
+def test_key_exchanges_in_the_middle_of_both_outputs_do_not_block(
+    sshd: Callable[..., Sshd], node: Callable[..., Node]
+) -> None:
+    size = 4 * MIB
+    script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero"
+    done = node(sshd(RekeyLimit="500K").host()).script(script)
+    assert (len(done.stdout), len(done.stderr)) == (size, size)
+
+
 def test_input_larger_than_any_buffer_comes_back(machine: Node) -> None:
     data = os.urandom(8 * MIB)
     assert machine.run(["cat"], stdin=data).stdout == data

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import io
 import json
 import os
-import py_compile
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -233,29 +230,6 @@ def test_it_is_python_3_8_and_nothing_but_its_library(path: Path) -> None:
     assert imports | {str(n.module) for n in froms} <= set(sys.stdlib_module_names)
     newer = {"removeprefix", "removesuffix", "cache", "zip_longest", "pairwise"}
     assert not newer & {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-
-
-@pytest.mark.parametrize("version", ["this Python's bytecode", "another's"])
-def test_bytecode_goes_along_and_nobody_depends_on_it(tmp_path: Path, version: str) -> None:
-    for path in FOLDER.glob("*.py"):
-        py_compile.compile(str(path), doraise=True)
-    bundle = tmp_path / "supervisor.pyz"
-    with (
-        zipfile.ZipFile(io.BytesIO(supervisor_file())) as made,
-        zipfile.ZipFile(bundle, "w") as put,
-    ):
-        names = made.namelist()
-        for name in names:
-            data = made.read(name)
-            if name.endswith(".pyc") and version == "another's":
-                data = b"\0\0\r\n" + data[4:]
-            put.writestr(name, data)
-    assert "supervisor/main.pyc" in names and "supervisor/main.py" in names
-    told = "import supervisor.main as s; print(s.__file__, s.main.__name__)"
-    env = {**os.environ, "PYTHONPATH": str(bundle)}
-    done = subprocess.run([sys.executable, "-c", told], env=env, capture_output=True, text=True)
-    suffix = ".pyc" if version == "this Python's bytecode" else ".py"
-    assert done.stdout == f"{bundle}/supervisor/main{suffix} main\n", done.stderr
 
 
 def test_a_python_path_that_breaks_torchrun_does_not_break_what_tells_of_it(

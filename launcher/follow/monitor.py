@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.engines.attempt import RunningAttempt
 from launcher.engines.base import NodeStatus
@@ -25,8 +24,10 @@ from launcher.follow.node_watcher import (
     Item,
     NodeWatcher,
 )
+from launcher.logs.events import Unreadable
 from launcher.logs.journal import Record
 from launcher.logs.store import LogStore, Mark, offset_in
+from launcher.supervisor.events import End, Event
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
@@ -59,9 +60,10 @@ class NodeOutcome:
 
     node_rank: int
     host: str
-    events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    unreadable: bool = False  # some events were malformed and skipped
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    end: dict[str, Any] | None = None  # the supervisor's `end` event
+    end: End | None = None  # the supervisor's `end` event
     end_received: float = 0.0  # time.monotonic()
     status: NodeStatus | None = None  # the engine's, once the container has exited
     lost_since: float | None = None  # time.monotonic() since when the host is silent
@@ -76,17 +78,16 @@ class NodeOutcome:
     @property
     def exit_code(self) -> int | None:
         if self.end is not None:
-            code = self.end.get("exit_code")
-            return code if isinstance(code, int) else None
+            return self.end.exit_code
         return self.status.exit_code if self.status else None
 
     @property
     def succeeded(self) -> bool:
-        return self.end is not None and self.end.get("state") == "succeeded"
+        return self.end is not None and self.end.state == "succeeded"
 
     @property
     def cancelled(self) -> bool:
-        return self.end is not None and self.end.get("state") == "cancelled"
+        return self.end is not None and self.end.state == "cancelled"
 
     @property
     def failed(self) -> bool:
@@ -95,14 +96,11 @@ class NodeOutcome:
     @property
     def lost_peer(self) -> int | None:
         """The rank of the node whose loss made this node end, if that was the reason."""
-        reason = (self.end or {}).get("reason")
-        if not isinstance(reason, dict) or reason.get("kind") != "peer-lost":
-            return None
-        rank = reason.get("node_rank")
-        return rank if isinstance(rank, int) else None
+        reason = self.end.reason if self.end else None
+        return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
 
-Event = Lines | NodeOutcome | str | None
+Seen = Lines | NodeOutcome | str | None
 
 
 class Monitor:
@@ -129,7 +127,7 @@ class Monitor:
         self._sizes: dict[int, tuple[int, float]] = {}  # journal bytes, and when that was learned
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[Seen]:
         """Lines, each node once when it has ended, notices (str), and None at least every POLL
         seconds, however much the ranks print: that is when the caller looks at signals."""
         for watcher in self._watchers:
@@ -152,7 +150,7 @@ class Monitor:
 
     # --- what the watchers report --------------------------------------------------------------
 
-    def _next(self) -> Iterator[Event]:
+    def _next(self) -> Iterator[Seen]:
         try:
             item = self._queue.get(timeout=POLL)
         except queue.Empty:
@@ -165,14 +163,19 @@ class Monitor:
         else:
             yield from self._take_contact(item)
 
-    def _take_batch(self, batch: Batch) -> Iterator[Lines]:
+    def _take_batch(self, batch: Batch) -> Iterator[Lines | str]:
         outcome = self.outcomes[batch.node_rank]
         for record in batch.records:
             if record.event is None:
                 outcome.add_lines(record)
                 continue
+            if isinstance(record.event, Unreadable):
+                if record.event.known and not outcome.unreadable:
+                    outcome.unreadable = True
+                    yield f"{outcome.host}: skipping events that cannot be read in its journal"
+                continue
             outcome.events.append((record.time, record.event))
-            if record.event.get("kind") == "end":
+            if isinstance(record.event, End):
                 outcome.end, outcome.end_received = record.event, time.monotonic()
         self._consumed[batch.node_rank] = batch.consumed
         if self.store and batch.records:

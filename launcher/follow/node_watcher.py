@@ -15,6 +15,7 @@ from launcher.errors import DdpctlError, HostUnreachable
 from launcher.logs.journal import Reader, Record
 from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE, Stream
+from launcher.supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
@@ -116,7 +117,7 @@ class NodeWatcher:
                     offset += len(data)
                     records = reader.feed(data)
                     self._put(Batch(self.rank, records, offset - reader.pending, offset))
-                    if records and (records[-1].event or {}).get("kind") == "end":
+                    if records and isinstance(records[-1].event, End):
                         return
                 stream.close()
                 self._retry(tries, f"{self.node.name} (its log stream ended)")

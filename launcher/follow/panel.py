@@ -16,6 +16,7 @@ from rich.text import Text
 
 from launcher.follow.metrics_poller import Gpus, Metrics, Progress
 from launcher.follow.monitor import NodeOutcome
+from launcher.supervisor.events import Stopping
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further
@@ -61,10 +62,9 @@ def state_of(outcome: NodeOutcome) -> str:
         return "failed" if code is None else f"failed ({code})"
     if outcome.lost_since is not None:
         return "contact lost"
-    kinds = [event.get("kind") for _, event in outcome.events]
-    if "stopping" in kinds:
+    if any(isinstance(event, Stopping) for _, event in outcome.events):
         return "stopping"
-    return "running" if kinds or outcome.tail else "starting"
+    return "running" if outcome.events or outcome.tail else "starting"
 
 
 def progress_words(progress: Progress) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
@@ -109,7 +110,7 @@ class Session:
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
         self.folder.save(self.record)
-        if outcome.failed and self._failed_at is None:
+        if outcome.failed and not outcome.cancelled and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     # --- signals and stopping ------------------------------------------------------------------
@@ -181,7 +182,10 @@ class Session:
             attempt.state = "CANCELLED"
         else:
             attempt.state = "FAILED"
-            attempt.first_failure = self._first_failure(outcomes)
+        failure = self._first_failure(outcomes)
+        timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
+        if attempt.state == "FAILED" or timed_out:
+            attempt.first_failure = failure
         not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
         self.folder.save(self.record)
@@ -193,10 +197,12 @@ class Session:
         return EXIT[attempt.state]
 
     def _first_failure(self, outcomes: Sequence[NodeOutcome]) -> FirstFailure | None:
+        if all(outcome.succeeded for outcome in outcomes):
+            return None
         skews = self.clock_skews or [0.0] * len(outcomes)
         return first_failure(
             Evidence(
-                nproc_per_node=max(1, self.record.attempt.world_size // len(outcomes)),
+                world_size=self.record.attempt.world_size,
                 nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
             )
         )
@@ -208,10 +214,10 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
         console.say(f"run {run_id} may still be alive there; the next contact stops it")
         return
     failure = attempt.first_failure
-    if attempt.state != "FAILED" or failure is None:
+    if failure is None:
         console.say(f"run {run_id} {attempt.state.lower()}")
         return
-    console.error(f"run {run_id} failed: {headline(failure)}")
+    console.error(f"run {run_id} {attempt.state.lower()}: {headline(failure)}")
     for line in failure.excerpt.splitlines():
         console.error(f"  | {line}")
     if failure.remedy:

@@ -13,22 +13,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.diagnosis.stack_groups import (
-    Frame,
-    Group,
-    Standing,
-    elsewhere,
+    RankStack,
+    StackGroup,
     grouped,
-    standing,
+    label,
+    located,
+    stragglers,
     verdict,
 )
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.hosts.fold import ranges
+from launcher.logs.events import parsed
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
 from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
+from launcher.supervisor.events import StackAnswer
 from launcher.terminal.console import Console
 
 TIMEOUT = 10  # seconds for a supervisor to answer
@@ -63,7 +65,7 @@ class Answer:
     node_rank: int
     attempt: int
     state: str  # running, starting (no rank yet) or ended
-    ranks: tuple[Standing, ...] = ()
+    ranks: tuple[RankStack, ...] = ()
 
     @property
     def label(self) -> str:
@@ -106,18 +108,18 @@ def _ask(node: Node, place: Place, kind: str) -> Answer:
             "see `ddpctl ps`"
         )
     try:
-        reply = json.loads(done.stdout)
-        ranks = tuple(standing(rank, node.name, place.node_rank) for rank in reply["ranks"])
-        state = "running" if ranks or reply["phase"] != "running" else "starting"
-        return Answer(node.name, place.node_rank, int(reply["attempt"]), state, ranks)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        answer = parsed(StackAnswer, json.loads(done.stdout))
+    except (ValueError, RecursionError):
         raise CommandFailed(f"{node.name}: the supervisor's answer cannot be read") from None
+    ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
+    state = "running" if ranks or answer.phase != "running" else "starting"
+    return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
 
 
 # --- output ---------------------------------------------------------------------------------------
 
 
-def lines(answers: Sequence[Answer], groups: Sequence[Group]) -> list[str]:
+def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
     """The groups as `clush -b` prints them, the largest first, then the stragglers by name."""
     shown = [line for group in groups for line in block(group)]
     shown += [
@@ -130,25 +132,25 @@ def lines(answers: Sequence[Answer], groups: Sequence[Group]) -> list[str]:
     return shown
 
 
-def block(group: Group) -> list[str]:
+def block(group: StackGroup) -> list[str]:
     count = f" ({len(group.members)})" if len(group.members) > 1 else ""
     first = group.first
     shown = [RULE, f"{ranges(group.ranks)}{count}  {' '.join(group.hosts)}", RULE]
     if not first.frames:
-        return [*shown, f"  {first.says()}"]
-    # frames of the user's own code stand out to the left
-    shown += [f"  {f}" if f in first.own_frames else f"    {f}" for f in first.frames]
+        return [*shown, f"  {first.describe()}"]
+    own = first.own_frames  # they stand out to the left
+    shown += [f"  {label(f)}" if f in own else f"    {label(f)}" for f in first.frames]
     for member in group.members:
-        for name, frames in member.threads:
-            shown.append(f"  thread {name} of rank {member.rank}:")
-            shown += [f"    {frame}" for frame in frames]
+        for thread in member.threads:
+            shown.append(f"  thread {thread.thread} of rank {member.rank}:")
+            shown += [f"    {label(frame)}" for frame in thread.frames]
     return shown
 
 
 def document(
     run_id: str,
     answers: Sequence[Answer],
-    groups: Sequence[Group],
+    groups: Sequence[StackGroup],
     failures: Mapping[str, DdpctlError],
 ) -> dict[str, Any]:
     """stacks --json, version 1."""
@@ -157,9 +159,9 @@ def document(
         "run_id": run_id,
         "attempt": max((answer.attempt for answer in answers), default=0) or None,
         "verdict": verdict(groups),
-        "elsewhere": sorted(rank for group in elsewhere(groups) for rank in group.ranks),
+        "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
         "groups": [
-            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.says()}
+            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.describe()}
             for group in groups
         ],
         "nodes": [
@@ -175,17 +177,13 @@ def document(
     }
 
 
-def _rank(rank: Standing) -> dict[str, Any]:
+def _rank(rank: RankStack) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
         "pid": rank.pid,
         "state": rank.state,
         "note": rank.note,
-        "frames": _frames(rank.frames),
-        "threads": [{"thread": name, "frames": _frames(frames)} for name, frames in rank.threads],
+        "frames": [asdict(frame) for frame in rank.frames],
+        "threads": [asdict(thread) for thread in rank.threads],
     }
-
-
-def _frames(frames: Sequence[Frame]) -> list[dict[str, Any]]:
-    return [asdict(frame) for frame in frames]

@@ -14,7 +14,7 @@ from launcher.engines.base import NodeStatus
 from launcher.engines.choose import every_engine
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
-from launcher.push.report import in_words
+from launcher.push.report import format_bytes
 from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
@@ -76,7 +76,9 @@ class Traces:
             for s in self.nodes
             if not s.handle.startswith("/")
         ]
-        folders = [f"{self.host}  {self.folder}/{p}  {in_words(size)}" for p, size in self.parts]
+        folders = [
+            f"{self.host}  {self.folder}/{p}  {format_bytes(size)}" for p, size in self.parts
+        ]
         return containers + folders
 
 

@@ -19,7 +19,7 @@ from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
 
 JOURNAL = b"""\
-1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled"}}
+1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled", "message": "", "node_rank": 0}}
 1.6\t0\tlast words
 1.7\t!\t{"kind": "end", "state": "cancelled", "exit_code": 1}
 """
@@ -56,5 +56,5 @@ def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_pat
     finally:
         node.close()
     assert isinstance(outcome.status, NodeStatus)
-    assert outcome.end is not None and outcome.end["state"] == "cancelled"
-    assert [event["kind"] for _, event in outcome.events] == ["stopping", "end"]
+    assert outcome.end is not None and outcome.end.state == "cancelled"
+    assert [event.kind for _, event in outcome.events] == ["stopping", "end"]

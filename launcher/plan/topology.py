@@ -1,4 +1,4 @@
-"""How the hosts form one job: processes per node, addresses, free ports."""
+"""How the hosts form one job: processes a node, the address each is reached by, ports that are free."""
 
 from __future__ import annotations
 
@@ -12,43 +12,50 @@ from launcher.hosts import Cluster, Host
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 
 
-def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> int | None:
-    """One process per GPU, one on a CPU host; the same on all nodes, as torchrun requires."""
-    if cluster.job.nproc_per_node is not None:
-        return cluster.job.nproc_per_node
-    counts: dict[str, int] = {}
-    for rank, host in enumerate(cluster.hosts):
-        gpus = len(gpu_ids(host, facts[rank])) if facts else _stated_gpus(host)
-        if gpus is None:
-            return None
-        counts[f"{host.name} (node {rank})"] = max(gpus, 1)
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise UsageError(
-            f"{cluster.source}: the nodes have different numbers of GPUs ({listed}), and torchrun "
-            "needs the same number of processes on each: set job.nproc_per_node or the hosts' gpus"
-        )
-    return next(iter(counts.values()))
+def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[int | None, ...]:
+    """The number of processes of each node, by node rank; None where only the host can tell.
+
+    The host's own number, else the job's, else one per GPU, and 1 on a CPU host.
+    """
+    return tuple(
+        host.nproc_per_node
+        or cluster.job.nproc_per_node
+        or _one_per_gpu(host, facts[rank] if facts else None)
+        for rank, host in enumerate(cluster.hosts)
+    )
 
 
-def _stated_gpus(host: Host) -> int | None:
-    if host.gpus == "all":
+def _one_per_gpu(host: Host, facts: Facts | None) -> int | None:
+    if facts is None and host.gpus == "all":
         return None
-    return host.gpus if isinstance(host.gpus, int) else len(host.gpus)
+    return max(1, len(gpu_ids(host, facts)))
 
 
-def gpu_ids(host: Host, facts: Facts) -> tuple[int, ...]:
-    """The ids of the GPUs that a node uses. `all` on a host without GPUs makes a CPU node."""
+def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
+    """The global rank of each node's local rank 0: a node's ranks follow those of the node before.
+
+    None after a node whose number is not known.
+    """
+    found: list[int | None] = [0]
+    for count in nproc:
+        last = found[-1]
+        found.append(None if last is None or count is None else last + count)
+    return tuple(found[:-1])
+
+
+def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
+    """The GPUs that a node uses. `all` on a host where no GPU was found is a CPU node."""
     if host.gpus == "all":
-        return tuple(gpu.index for gpu in facts.gpus)
+        return tuple(gpu.index for gpu in facts.gpus) if facts else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
 
 
 def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:
-    """The address by which the other nodes reach each node.
+    """The address of each node that the other nodes reach it by.
 
-    internal_ip if given, else the address that SSH connected to on the host, which is its own even
-    behind a jump host or a forwarded port. For this machine: the address that the others see.
+    internal_ip where it is given; else the address that SSH reached the host by, which is the
+    host's own even behind a jump host or a forwarded port. This machine among others: the address
+    that the others see it connect from.
     """
     if all(host.is_local for host in cluster.hosts):
         return tuple(host.internal_ip or "127.0.0.1" for host in cluster.hosts)
@@ -70,7 +77,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str
 
 
 def free_port(seed: str, taken: frozenset[int]) -> int:
-    """A port not in `taken`. The search starts at a place that depends on `seed`."""
+    """A port not in `taken`. Different runs start to look at different places."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     for step in range(len(AUTO_PORTS)):
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]

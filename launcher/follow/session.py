@@ -51,7 +51,7 @@ def follow(
     leave_to: starts what keeps the logs when this command leaves the run running.
     """
     with contextlib.ExitStack() as stack:
-        store = LogStore.acquire(folder.logs)
+        store = LogStore.acquire(folder.logs, console.say)
         if store:
             stack.callback(store.close)
         stack.enter_context(interrupts.held())

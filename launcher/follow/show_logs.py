@@ -19,7 +19,7 @@ def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -
     """Returns 0, or 4 when a host could not be seen, whose lines may then be missing."""
     record = folder.load()
     with running_attempt(folder, record) as party:
-        store = LogStore.acquire(folder.logs)
+        store = LogStore.acquire(folder.logs, console.say)
         failures = catch_up(party, store) if store else {}
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, wanted, known):

@@ -46,7 +46,7 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
     """Returns 0, or 4 when a host was not seen: then what the others have is here all the same."""
     record = folder.load()
     with running_attempt(folder, record) as party:
-        if store := LogStore.acquire(folder.logs):
+        if store := LogStore.acquire(folder.logs, console.say):
             catch_up(party, store)
             store.close()
         with console.step("listing the files of the run"):

@@ -36,7 +36,8 @@ class Decision:
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
     """Whether to start another attempt after a failure, or why not."""
-    name = (attempts[-1].first_failure or {}).get("kind", "unknown")
+    failure = attempts[-1].first_failure
+    name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
     restarts = restarts_in_a_row(attempts)
     if kind is None or not kind.restartable:
@@ -116,8 +117,8 @@ class Available:
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
     """Gives a host that was just switched on again some time to come back."""
-    failure = record.attempt.first_failure or {}
-    cut_off = failure["host"] if failure.get("kind") == FailureKind.NETWORK_CUT else None
+    failure = record.attempt.first_failure
+    cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
     available = with_spares(cluster, console, cut_off)
     for wait in BACKOFF[1:]:
         if not available.missing:

@@ -9,7 +9,7 @@ import pytest
 from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.process import LocalProcesses
-from launcher.follow.session import follow
+from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
 from launcher.hosts import Host
 from launcher.plan.plan import Place
@@ -36,22 +36,22 @@ def test_the_time_limit_is_a_cancellation_with_its_reason(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     nodes = [NodeRecord(0, "local", str(tmp_path))]
-    attempt = AttemptRecord(1, "RUNNING", "2026-11-22T08:00:00.000Z", nodes, 1, "local", 29500)
+    entry = AttemptRecord(1, "RUNNING", "2026-11-22T08:00:00.000Z", nodes, 1, "local", 29500)
     record = RunRecord(
-        *("run", "run", "me", "process", ["local"]), "", None, None, None, [], 60, [attempt]
+        *("run", "run", "me", "process", ["local"]), "", None, None, None, [], 60, [entry]
     )
     node = Node(Host("local"))
     running = RunningNode(
         node, LocalProcesses(node), Place(0, 1, "run", str(tmp_path), str(control))
     )
     with Interrupts() as interrupts:
-        code = follow(
-            RunningAttempt((running,)), folder, record, [0.0], Console(), interrupts, print
-        )
+        attempt = RunningAttempt((running,))
+        session = Session(attempt, folder, record, Console(), interrupts, print, clock_skews=[0.0])
+        code = session.follow()
     assert code == 7
     [saved] = folder.load().attempts
     assert saved.state == "CANCELLED" and saved.first_failure
-    assert saved.first_failure["kind"] == FailureKind.TIME_LIMIT == "time-limit"
+    assert saved.first_failure.kind == FailureKind.TIME_LIMIT == "time-limit"
     said = capsys.readouterr().err
     assert "cancelled: local (node 0): the run reached its time limit of 60 s" in said
     assert "raise job.time_limit" in said

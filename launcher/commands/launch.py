@@ -8,11 +8,9 @@ import typer
 
 from launcher.commands import options
 
-after_dashes: list[str] | None = None
-"""What follows `--`, put here by launcher.cli before it calls the command."""
-
 
 def launch(
+    context: typer.Context,
     hosts: options.Hosts = None,
     command: Annotated[
         list[str] | None,
@@ -32,11 +30,18 @@ def launch(
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Add to job.env.")
     ] = None,
+    env_file: Annotated[
+        str | None, typer.Option("--env-file", metavar="FILE", help="Override job.env_file.")
+    ] = None,
     image: options.Image = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Override job.dataset.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Override job.workdir.")] = None,
     nproc_per_node: Annotated[
         int | None, typer.Option("--nproc-per-node", help="Override job.nproc_per_node.")
+    ] = None,
+    master_port: Annotated[
+        str | None,
+        typer.Option("--master-port", metavar="PORT", help="Override job.master_port."),
     ] = None,
     hang_timeout: Annotated[
         float | None,
@@ -76,14 +81,15 @@ def launch(
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
         given, hosts = [hosts, *given], None
-    if after_dashes is not None:
-        given += after_dashes
+    given += context.args  # what follows `--`
     flags = {
         "image": image,
         "dataset": dataset,
         "workdir": workdir,
         "env": parse_env(env or []),
+        "env_file": env_file,
         "nproc_per_node": nproc_per_node,
+        "master_port": master_port,
         "max_restarts": max_restarts,
         "command": given or None,
     }

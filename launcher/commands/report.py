@@ -20,7 +20,9 @@ def report(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Write one HTML page about a run: plan, hosts, timeline, failures, curves.
+    """Write one HTML page about a run.
+
+    It has the plan, hosts, timeline, first failure, curves and the commands to run it again.
 
     The page loads nothing from the network and contains no value of the run's environment. The curves
     come from metrics.jsonl in the run's output folder, which the trainer's rank 0 writes.
@@ -32,5 +34,6 @@ def report(
     from launcher.report.making import make
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
-    return make(folder, out or Path(f"{folder.run_id}.html"), options.console(quiet, verbose))
+    console = options.console(quiet, verbose)
+    folder = find(run, hosts, console)
+    return make(folder, out or Path(f"{folder.run_id}.html"), console)

@@ -13,7 +13,7 @@ from launcher.engines.choose import engine_of, engine_traits
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.gather import gather
 from launcher.facts.script import Facts
-from launcher.follow.session import follow
+from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
 from launcher.hosts import Cluster, Host
 from launcher.launch import exit_hook
@@ -81,6 +81,8 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         folder, record = remember(wanted, plan)
         with failing_start_recorded(folder, record):
             if wanted.earlier:
+                for change in changes(wanted.earlier, plan):
+                    console.say(change)
                 shared = any(
                     writes_as_another_user(plan, node, f.uid)
                     for node, f in zip(plan.nodes, facts, strict=True)
@@ -90,17 +92,27 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
             attempt = attempt_of(plan, nodes)
             with failing_start_recorded(folder, record):
                 uids = [f.uid for f in facts]
-                start(attempt, plan, uids, environment, folder.document())
+                start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.save(record)
+            number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
             console.say(
-                f"run {plan.run_id} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+                f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
                 f"master {plan.master_addr}:{plan.master_port}"
             )
             if options.detach:
                 return detach(folder, console)
             skews = [f.clock_skew for f in facts]
-            return follow(attempt, folder, record, skews, console, interrupts, start_recorder)
+            session = Session(
+                attempt,
+                folder,
+                record,
+                console,
+                interrupts,
+                start_recorder,
+                clock_skews=skews,
+            )
+            return session.follow()
 
 
 def prepare_plan(
@@ -184,6 +196,17 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     return folder, record
 
 
+def changes(earlier: RunRecord, plan: Plan) -> Iterator[str]:
+    """What is not as it was in the attempt before, by its digests."""
+    for what, before, now in (
+        ("image", earlier.image_digest, plan.image_digest),
+        ("dataset", earlier.dataset_digest, plan.dataset_digest),
+        ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
+    ):
+        if before != now:
+            yield f"attempt {plan.attempt}: the {what} differs from attempt {plan.attempt - 1}"
+
+
 @contextlib.contextmanager
 def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[None]:
     try:
@@ -196,7 +219,7 @@ def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[Non
 
 def detach(folder: RunFolder, console: Console) -> int:
     """Leaves the run running, with a recorder on this machine that keeps its logs."""
+    console.print(folder.run_id)
     start_recorder(folder)
     console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
-    console.print(folder.run_id)
     return 0

@@ -36,7 +36,8 @@ class Decision:
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
     """Whether to start another attempt after a failure, or why not."""
-    name = (attempts[-1].first_failure or {}).get("kind", "unknown")
+    failure = attempts[-1].first_failure
+    name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
     restarts = restarts_in_a_row(attempts)
     if kind is None or not kind.restartable:
@@ -63,6 +64,7 @@ def restart_until_done(
 
     code: of the attempt that has just ended.
     """
+    by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         cluster = kept_cluster(folder)
         if cluster.job.max_restarts == 0:
@@ -72,13 +74,14 @@ def restart_until_done(
         folder.save(record)
         decision = decide(record.attempts, cluster.job.max_restarts)
         if not decision.restart:
-            console.say(f"no restart: {decision.why}")
+            console.say(f"no restart: {decision.why}; {by_hand}")
             break
         console.say(f"{decision.why} in {decision.wait:g} s")
         time.sleep(decision.wait)
         available = wait_for_hosts(cluster, record, console)
         if available.missing:
-            console.say(f"no restart: no spare is left, and {'; '.join(available.missing)}")
+            missing = "; ".join(available.missing)
+            console.say(f"no restart: no spare is left, and {missing}; {by_hand}")
             break
         code = run_attempt(
             NextAttempt(
@@ -116,8 +119,8 @@ class Available:
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
     """Gives a host that was just switched on again some time to come back."""
-    failure = record.attempt.first_failure or {}
-    cut_off = failure["host"] if failure.get("kind") == FailureKind.NETWORK_CUT else None
+    failure = record.attempt.first_failure
+    cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
     available = with_spares(cluster, console, cut_off)
     for wait in BACKOFF[1:]:
         if not available.missing:

@@ -33,7 +33,7 @@ def push(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Send the image, dataset and code to every host; only what is missing there.
+    """Send image, dataset and code to the hosts that lack them.
 
     \b
     ddpctl push hosts.yaml

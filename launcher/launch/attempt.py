@@ -13,7 +13,7 @@ from launcher.engines.choose import engine_of, engine_traits
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.gather import gather
 from launcher.facts.script import Facts
-from launcher.follow.session import follow
+from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
 from launcher.hosts import Cluster, Host
 from launcher.launch import exit_hook
@@ -90,7 +90,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
             attempt = attempt_of(plan, nodes)
             with failing_start_recorded(folder, record):
                 uids = [f.uid for f in facts]
-                start(attempt, plan, uids, environment, folder.document())
+                start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.save(record)
             console.say(
@@ -100,7 +100,16 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
             if options.detach:
                 return detach(folder, console)
             skews = [f.clock_skew for f in facts]
-            return follow(attempt, folder, record, skews, console, interrupts, start_recorder)
+            session = Session(
+                attempt,
+                folder,
+                record,
+                console,
+                interrupts,
+                start_recorder,
+                clock_skews=skews,
+            )
+            return session.follow()
 
 
 def prepare_plan(

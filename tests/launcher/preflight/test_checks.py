@@ -120,7 +120,8 @@ FAULTS = {
     ),
     "fewer GPUs than others": (
         lambda m: with_facts(m, gpus=m.facts.gpus[:2]),
-        ("failure", "gpus", "2 GPUs, while other nodes have 4", "nproc_per_node"),
+        ("warning", "gpus", "2 GPUs, while other nodes have 4: it runs as many processes",
+         "set gpus: 2 or nproc_per_node on the host"),
     ),
     "other GPU model": (
         lambda m: with_facts(m, gpus=tuple(replace(g, name="NVIDIA A100") for g in m.facts.gpus)),
@@ -319,7 +320,7 @@ def test_the_clock_is_measured_against_all_and_within_its_own_error() -> None:
 
 def test_a_port_for_root_only() -> None:
     finding = one(judge(machine(0), of=cluster(master_port=80)))
-    assert "only root may listen on port 80" in finding.what
+    assert "port 80 is for root only" in finding.what
     assert judge(machine(0), of=cluster(master_port=80, user="root")) == []
 
 

@@ -282,3 +282,9 @@ def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
 
     assert host_ids("hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]") == ["ddpctl-0", "ddpctl-1"]
     assert host_ids("hosts: [a, b]") == [None, None]
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "-1"])
+def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
+    with pytest.raises(UsageError, match=r"^--hang-timeout \S+: give seconds, or 0 for never$"):
+        LaunchOptions(hang_timeout=float(odd))

@@ -173,6 +173,13 @@ def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
     assert plan.nodes[0].container.env["OMP_NUM_THREADS"] == "4"
 
 
+def test_two_names_of_one_machine_share_its_cores() -> None:
+    cluster = parse("hosts: [a, also-a, b]\njob: {nproc_per_node: 2}", "h")
+    found = Found(tuple(facts(boot_id=boot) for boot in ("1", "1", "")), ("i",) * 3)
+    threads = [n.container.env["OMP_NUM_THREADS"] for n in planned(cluster, found=found).nodes]
+    assert threads == ["4", "4", "8"]
+
+
 def test_resume_is_the_next_attempt_with_its_arguments() -> None:
     cluster = parse("hosts: [local]\njob: {command: [t.py], resume_args: [--resume]}", "h")
     plan = planned(cluster, attempt=2)

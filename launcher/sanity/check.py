@@ -116,7 +116,7 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
         )
     share = len(ids) // containers
     parts = [tuple(ids[n * share : (n + 1) * share]) for n in range(containers)]
-    hosts = tuple(dataclasses.replace(host, gpus=part or 0) for part in parts)
+    hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)
     job = dataclasses.replace(cluster.job, nproc_per_node=share or 1)
     return dataclasses.replace(cluster, hosts=hosts, job=job, spares=())
 

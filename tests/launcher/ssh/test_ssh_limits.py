@@ -67,7 +67,9 @@ def test_logins_at_once_are_bounded(
             "a ProxyCommand": f"ProxyCommand sh -c 'echo begin >> {log}; sleep 0.1; echo end >> {log}'",
         }
         config(f"Host 127.0.0.*\n  {settings[through]}\n")
-        hosts = [bastion.host(host=f"127.0.0.{n + 10}", port=port) for n in range(LIMITS[through] + 12)]
+        hosts = [
+            bastion.host(host=f"127.0.0.{n + 10}", port=port) for n in range(LIMITS[through] + 12)
+        ]
         assert len(connect_all([node(host) for host in hosts])) == len(hosts)
     steps = [1 if word == "begin" else -1 for word in log.read_text().split()]
     assert steps.count(1) == len(hosts)

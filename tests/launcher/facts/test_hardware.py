@@ -56,8 +56,10 @@ eth0 1500 up 25000 plain
 docker0 1500 down -1 bridge
 wlan0 1500 up  plain
 
-@@network
+@@boot
 boot
+
+@@network
 net:[1]
 
 @@net

@@ -417,8 +417,8 @@ def test_an_env_file_that_is_not_a_small_file_is_one_line(tmp_path: Path) -> Non
 
 def test_a_value_of_an_env_file_ends_with_its_line_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "secrets.env"
-    path.write_bytes("A=1\x0c2\n B =x\u2028y=\x85 \r\n\n#C=3\nD=\n".encode())
-    assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": ""}
+    path.write_bytes("A=1\x0c2\n B =x\u2028y=\x85 \r\n\n#C=3\nD=\nE=a\rb\n".encode())
+    assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": "", "E": "a\rb"}
 
 
 @pytest.mark.parametrize(

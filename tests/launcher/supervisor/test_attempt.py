@@ -115,3 +115,11 @@ def test_at_the_time_limit_the_ranks_may_save_and_the_run_is_cancelled(tmp_path:
     assert [node.lines(rank)[-1] for rank in (0, 1)] == [b"saved", b"saved"]
     cause = made.cause()
     assert cause is not None and (cause.kind, cause.rank) == ("time-limit", None)
+
+
+def test_a_rank_that_exits_early_ends_the_ranks_that_wait_for_it(tmp_path: Path) -> None:
+    with attempt(tmp_path, 1, ["zero", "1"], early_exit_timeout=1.0, failure_grace=0.5) as made:
+        made.wait()
+        assert made.survivors() == []
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank, cause.exit_code) == ("early-exit", 1, 0)

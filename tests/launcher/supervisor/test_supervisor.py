@@ -37,7 +37,7 @@ def wrote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def expected_lines(rank: int, count: int) -> list[bytes]:
     numbered = [b"%d %d " % (rank, number) + b"x" * WIDTH for number in range(count)]
-    odd = [b"\xff\xfe is no text", b"torn and mended\r", b"y" * 1_000_000, b"no newline"]
+    odd = [b"\xff\xfe is no text", b"torn and joined\r", b"y" * 1_000_000, b"no newline"]
     return numbered + odd
 
 
@@ -47,8 +47,8 @@ def test_every_line_is_whole_in_order_and_there_once(wrote: Node, rank: int) -> 
 
 
 def test_stdout_carries_the_same_lines_with_their_rank(wrote: Node) -> None:
-    said = (wrote.folder / "stdout").read_bytes().split(b"\n")
-    mine = [line.partition(b"] ")[2] for line in said if line.startswith(b"[gpu1:1] ")]
+    printed = (wrote.folder / "stdout").read_bytes().split(b"\n")
+    mine = [line.partition(b"] ")[2] for line in printed if line.startswith(b"[gpu1:1] ")]
     assert mine == expected_lines(1, 1000)
 
 

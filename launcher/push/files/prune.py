@@ -33,7 +33,8 @@ done 2>/dev/null | grep -oE '(datasets|workdirs)/[0-9a-f]{64}'
 exit 0
 """
 
-# Prints "FOLDER KB" for each tree and draft but those to keep. $1 least age in seconds; the others: digests to keep
+# Prints "FOLDER KB" for each tree and draft but those to keep.
+# $1 least age in seconds; the others: digests to keep
 FIND = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 now=$(date +%s) least=$1 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.errors import DdpctlError, UsageError
-from launcher.hosts import Cluster, dump
+from launcher.hosts import Cluster
+from launcher.runs.kept_cluster import keep_cluster
 from launcher.runs.record import (
     AttemptRecord,
     NodeRecord,
@@ -24,7 +25,6 @@ from launcher.runs.record import (
 from launcher.runs.typed import read
 from launcher.ssh.many import one_per_account, try_each
 from launcher.ssh.node import Node
-from launcher.state import make_folder, write_atomically
 from launcher.terminal.console import Console
 
 # The attempts of run $1 on this host as NODE/attempt-N, an empty line, the newest one's run.json.
@@ -89,12 +89,9 @@ def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: C
         NodeRecord(rank, node.name, _run_dir(node, folder.run_id, node not in failures))
         for rank, node in enumerate(ranks)
     ]
-    job = dataclasses.replace(
-        cluster.job, env={}
-    )  # its values are secrets; a resume reads them again
-    hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks), job=job)
-    make_folder(folder.logs)
-    write_atomically(folder.hosts_file, dump(hosts))
+    record.env_names = list(cluster.job.env)
+    hosts = tuple(node.host for node in ranks)
+    keep_cluster(folder, dataclasses.replace(cluster, hosts=hosts))
     folder.save(record)
     console.say(
         f"{folder.run_id} was started on another machine; according to {source.name} this is "

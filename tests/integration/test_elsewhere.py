@@ -29,8 +29,9 @@ def test_launched_on_a_machine_that_is_lost_and_lived_with_on_another(
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], workdir=str(code))
-    launched = home.ddpctl("launch", hosts, "--detach", "--", "train.py")
+    job = {"workdir": str(code), "command": ["train.py"]}
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], **job)
+    launched = home.ddpctl("launch", hosts, "--detach")
     assert launched.returncode == 0, launched.stderr
     run_id = launched.stdout.strip()
     shutil.rmtree(home.state)
@@ -58,6 +59,7 @@ def test_launched_on_a_machine_that_is_lost_and_lived_with_on_another(
 
     resumed = other.ddpctl("resume", run_id)
     assert resumed.returncode == 0, resumed.stderr
+    assert "whose command is `train.py`" in resumed.stderr
     fetched = other.ddpctl("fetch", run_id, "--to", tmp_path / "results")
     assert fetched.returncode == 0, fetched.stderr
     found = {path.name: path.read_text() for path in (tmp_path / "results").rglob("result-*")}

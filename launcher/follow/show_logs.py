@@ -9,17 +9,16 @@ from launcher.follow.monitor import Lines, Monitor
 from launcher.follow.signals import Interrupts
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, Mark, known_marks
-from launcher.runs.attempt import running_attempt
+from launcher.runs.attempt import newest_attempt
 from launcher.runs.record import RunFolder
-from launcher.runs.sync_logs import sync_logs
+from launcher.runs.sync_logs import log_store, sync_logs
 from launcher.runs.unseen import report_unseen
 from launcher.terminal.console import Console
 
 
 def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
     """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
-    with running_attempt(folder, folder.load()) as attempt:
-        store = LogStore.acquire(folder.logs, console.say)
+    with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store) if store else {}
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, wanted, known):
@@ -31,8 +30,6 @@ def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bo
         report_unseen(failures, console)
         if follow:
             _follow(attempt, store, known, wanted, console)
-        if store:
-            store.close()
     return 4 if failures else 0
 
 

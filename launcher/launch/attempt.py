@@ -30,7 +30,7 @@ from launcher.preflight.run import Survey, survey_hosts
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
-from launcher.state import make_folder, state_home
+from launcher.state import make_folder, require_writable, state_home
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
 
@@ -76,6 +76,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         connected(wanted.former) as former,
         Interrupts() as interrupts,
     ):
+        require_writable(wanted.folder.path.parent)
         facts, plan = prepare_plan(wanted, nodes, console)
         claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
@@ -92,7 +93,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 uids = [f.uid for f in facts]
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
-            folder.save(record)
+            folder.try_save(record, console)
             console.say(
                 f"run {plan.run_id} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
                 f"master {plan.master_addr}:{plan.master_port}"

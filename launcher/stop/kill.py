@@ -116,7 +116,7 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
         record.pending_stop = killed.unconfirmed
         if record.state not in FINAL:
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
-        folder.save(record)
+        folder.try_save(record, console)
     return killed
 
 

@@ -108,7 +108,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.name
-        self._warned = False  # that it cannot be written
+        self._warned = False  # that run.json cannot be read, or not be written
 
     @property
     def hosts_file(self) -> Path:
@@ -158,7 +158,9 @@ class RunFolder:
         try:
             return self.load() if self.record_file.exists() else None
         except UnreadableRecord as error:
-            console.say(f"warning: {error}")
+            if not self._warned:
+                console.say(f"warning: {error}")
+            self._warned = True
             return None
 
 

@@ -24,10 +24,16 @@ def resume(
     *,
     detach: bool,
     on_exit: str | None = None,
+    force: bool = False,
 ) -> int:
-    """Returns the new attempt's exit code. Refuses a run that is still alive."""
+    """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
     folder = run_of(target, hosts, console)
     record = folder.load()
+    if record.state == "SUCCEEDED" and not force:
+        raise UsageError(
+            f"{record.run_id} has succeeded: `ddpctl resume {record.run_id} --force` "
+            "starts another attempt all the same"
+        )
     before = kept_cluster(folder, job_files=hosts is None)
     if record.adopted:
         cluster = own_cluster(target, hosts, folder.run_id, console)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from launcher.cli import exiting
+from launcher import cli
+from launcher.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 ORDER = [
@@ -161,7 +162,7 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
 
     for folder in ("ddpctl", ""):
         with pytest.raises(typer.Exit) as left:
-            exiting(broken)()
+            cli.exiting(broken)()
         assert left.value.exit_code == 70
         said = capsys.readouterr().err
         assert said.endswith("; the run goes on: `ddpctl attach r1`\n") and said.count("\n") == 1
@@ -172,3 +173,28 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
         else:
             Path(path).unlink()
         monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # then beside other temporary files
+
+
+def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def command() -> int:
+        raise BrokenPipeError(32, "a host hung up")
+
+    with pytest.raises(typer.Exit) as ended:
+        cli.exiting(command)()
+    assert ended.value.exit_code == cli.INTERNAL_ERROR
+    assert "internal error" in capsys.readouterr().err
+
+
+def test_errors_put_no_escape_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise UsageError("gpu1: \x1b]0;owned\x07\x1b[2Jgone; look there")
+
+    with pytest.raises(typer.Exit):
+        cli.exiting(command)()
+    printed = capsys.readouterr().err
+    assert printed.startswith("ddpctl: error: gpu1: ") and printed.endswith("gone; look there\n")
+    assert "\x1b" not in printed and "\x07" not in printed

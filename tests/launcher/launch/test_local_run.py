@@ -29,7 +29,13 @@ def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) 
     assert (machine.folder / "got" / "checkpoints" / "kept.txt").read_text() == "x" * 1000
     again = machine.ddpctl("fetch", "--to", "got", "--json")
     assert json.loads(again.stdout)["fetched"] == 0
-    machine.ddpctl("resume")
+    refused = machine.ddpctl("resume", code=2)
+    assert "has succeeded" in refused.stderr and "--force" in refused.stderr
+    with (machine.folder / "code" / "train.py").open("a") as code:
+        code.write("# changed\n")
+    resumed = machine.ddpctl("resume", "--force")
+    assert "attempt 2, started" in resumed.stderr
+    assert "attempt 2: the code in workdir differs from attempt 1" in resumed.stderr
     logs = machine.ddpctl("logs", "--rank", "3").stdout.splitlines()
     assert [line.rsplit(" ", 1)[1] for line in logs] == ["1", "2"]
     assert machine.record()["attempts"][1]["state"] == "SUCCEEDED"

@@ -25,7 +25,7 @@ META = {"step": 0, "epoch": 1, "best": {}, "world_size": 1, "config": {"model": 
 
 def save(root: Path, step: int, keep: int = 3) -> checkpoint.Saved:
     state = {"model": {"w": torch.full((500,), float(step))}, "optimizer": {}}
-    return checkpoint.save(root, state, META | {"step": step}, keep)
+    return checkpoint.save(root, state, META | {"step": step}, keep)[0]
 
 
 def test_newest_by_number_and_only_so_many(tmp_path: Path) -> None:

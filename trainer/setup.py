@@ -103,9 +103,7 @@ def build(
     model = build_model(
         config.model, num_classes=classes(config, data), stem=config.stem, width=config.width
     ).to(ranks.device)
-    # On a CPU the images decide the layout; the fused optimizer is twice as fast on plain weights.
-    if config.channels_last and ranks.device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    set_layout(model, config, ranks.device)
     if config.bn == "sync" and ranks.world_size > 1:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     compiled: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
@@ -149,6 +147,15 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     if stem == "cifar" and config.model in LARGE and data.image_size >= 96 and ranks.first:
         say(f"note: at {data.image_size} pixels --stem imagenet does a sixteenth of the work")
     return dataclasses.replace(config, stem=stem, amp=amp, compile=compiles)
+
+
+def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
+    """NHWC weights on a GPU. On a CPU the images decide the layout, and the fused optimizer is twice
+    as fast on plain weights; there only 1x1 kernels have NHWC strides, as their gradients will."""
+    everywhere = config.channels_last and device.type == "cuda"
+    for parameter in model.parameters():
+        if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
 
 def compiler_problem(device: torch.device) -> str:

@@ -198,7 +198,8 @@ def poll(t: Training, last: bool) -> None:
         step, numbers = t.polls.popleft()
         stop |= read_poll(t, step, numbers())
     if t.progress.due(t.step) or last or stop:
-        fields = t.progress.fields(t.step, t.epoch)
+        rate = t.optimizer.param_groups[0]["lr"]
+        fields = t.progress.fields(t.step, t.epoch, rate)
         t.metrics.write("train", **fields)
         if t.ranks.first:
             say(train_line(fields, t.plan))

@@ -10,8 +10,9 @@ from test_gradients import ALONE, make
 from trainer_ranks import Job, newest_state, on_ranks, same
 
 from trainer import checkpoint, train
+from trainer import evaluate as evaluation
 from trainer.distributed import Ranks, averaged_statistics, flatten, norms, statistics
-from trainer.evaluate import evaluate
+from trainer.evaluate import evaluate, record_evaluation
 from trainer.state import Training
 
 # Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.
@@ -104,6 +105,24 @@ def test_a_validation_split_chooses_and_the_test_set_only_reports(tmp_path: Path
     assert evals == [("val", 20, "val"), ("val", 20, "val"), ("test", 51, "val")]
     assert job.metrics("start")[0]["steps_per_epoch"] == 5  # 80 images in batches of 16
     assert job.status["selected_on"] == "val"
+
+
+def test_the_test_set_never_chooses_the_best_of_a_run_with_a_validation_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = iter([("val", 0.5), ("test", 0.9), ("val", 0.4)])
+
+    def fake(t: Training, split: str) -> dict[str, object]:
+        wanted, top1 = next(results)
+        assert split == wanted
+        numbers = {"n": 1, "correct1": 1, "top5": 1.0, "loss": 1.0}
+        return {"split": split, "top1": top1, **numbers}
+
+    t = make(ALONE, "--val-split", "0.2")
+    monkeypatch.setattr(evaluation, "evaluate", fake)
+    for split in ("val", "test", "val"):
+        record_evaluation(t, split)
+    assert (t.best["top1"], t.best["selected_on"]) == (0.5, "val")
 
 
 def test_evaluating_a_checkpoint_only(tmp_path: Path) -> None:

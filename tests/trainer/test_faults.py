@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_gradients import ALONE, make
 from trainer_ranks import Job
 
-from trainer import distributed
+from trainer import cli, distributed, ending
 from trainer.data.order import epoch_order
 from trainer.errors import TrainerError
 from trainer.optim import part_bounds
@@ -205,6 +207,57 @@ def break_the_loop() -> None:
         raise KeyError("a bug")
 
     train.train_step = broken
+
+
+def test_a_slow_disk_is_not_a_lost_rank(tmp_path: Path) -> None:
+    """Writing takes longer than the group's timeout, while rank 1 waits for it."""
+    job = Job(tmp_path / "run", "--timeout", "3", "--max-steps", "2", count=2, first=slow_disk)
+    job.done()
+    assert job.metrics("checkpoint")[0]["seconds"] > 5
+
+
+def slow_disk() -> None:
+    from trainer import checkpoint
+
+    real = checkpoint.publish
+
+    def slow(*args):
+        time.sleep(5)
+        return real(*args)
+
+    checkpoint.publish = slow
+
+
+def dies_while_saving() -> None:
+    from trainer import checkpoint
+
+    def die(*args):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint.publish = die
+
+
+def test_a_rank_that_dies_while_the_others_wait_for_its_save_is_missed(tmp_path: Path) -> None:
+    flags = ("--timeout", "3", "--max-steps", "2")
+    job = Job(tmp_path / "run", *flags, count=2, first=dies_while_saving)
+    assert job.codes(timeout=20) == [-signal.SIGKILL, 1]
+
+
+def test_a_stalled_run_leaves_a_provisional_status(tmp_path: Path) -> None:
+    """On a GPU, NCCL's watchdog kills a waiting process; its status.json must be there before."""
+    config = cli.parse(["--out", str(tmp_path)], {})[0]
+    alone = distributed.identify({}, torch.device("cpu"))
+    watch = ending.Watch(config, alone, stalled_after=10)
+    watch.t = make(ALONE)
+    watch._note_stall()
+    assert not (tmp_path / "status.json").exists()
+    watch.last_beat -= 11
+    watch._note_stall()
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "failed" and "no progress for 11 s at step 0" in status["reason"]
+    watch.beat()
+    watch._note_stall()
+    assert not (tmp_path / "status.json").exists()
 
 
 def test_a_corrupt_file_on_one_rank_ends_all_ranks_at_once(tmp_path: Path) -> None:

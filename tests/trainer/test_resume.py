@@ -224,6 +224,31 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     assert "WARNING: continuing with other settings: seed 0 -> 5" in over.log()
 
 
+def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> None:
+    Job(tmp_path / "run", "--max-steps", "3", count=2).done()
+    flags = (
+        *("--lr", "0.07", "--schedule", "triangular", "--bn", "frozen", "--amp", "bf16"),
+        *("--label-smoothing", "0.2", "--momentum", "0.8", "--resume", "auto"),
+    )
+    job = Job(tmp_path / "run", "--max-steps", "4", *flags, count=2).done()
+    for change in (
+        "lr 0.05 -> 0.07",
+        "schedule cosine -> triangular",
+        "bn local -> frozen",
+        "amp off -> bf16",
+        "label_smoothing 0.0 -> 0.2",
+        "momentum 0.9 -> 0.8",
+        "max_steps 3 -> 4",
+    ):
+        assert job.log().count(f"WARNING: continuing with other settings: {change}\n") == 1
+    shards = Job(tmp_path / "run", "--canonical-shards", "2", "--resume", "auto", count=2)
+    assert shards.codes() == [4, 4]
+    assert "canonical shards 0 -> 2" in shards.log()
+    Job(tmp_path / "parts", "--max-steps", "3", count=2).done()
+    parts = Job(tmp_path / "parts", "--grad-accum-steps", "2", "--resume", "auto", count=2).done()
+    assert "micro-batches with their own statistics 2 -> 4" in parts.log()
+
+
 def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:
     Job(tmp_path / "run", *steps(14)).done()
     older = tmp_path / "run" / "ckpt" / "step-00000007"

@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 
 from trainer.config import Config, is_function_name
-from trainer.data import cifar
-from trainer.data.fetch import fetch
+from trainer.data import cifar, fetch
 from trainer.data.imagefolder import ImageTree, is_image_tree
 from trainer.data.map_style import load_map_style
 from trainer.data.resident import Resident, mean_std
@@ -80,5 +79,5 @@ def downloaded() -> Path:
     """The cache folder with CIFAR-10, fetched by whichever process of this machine comes first."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "ddpctl-trainer"
-    fetch("cifar10", folder)
+    fetch.fetch("cifar10", folder)
     return folder

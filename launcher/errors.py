@@ -1,18 +1,19 @@
-"""Every error that a user can meet.
+"""Every error that ddpctl reports to a user.
 
     DdpctlError                 exit 1
-    ├── UsageError              exit 2   a flag or an argument that cannot be
-    │   └── HostsFileError      exit 2   all problems of a hosts file at once
-    ├── PreflightError          exit 3   check found a failure
-    ├── HostUnreachable         exit 4   SSH did not get there
-    ├── DockerUnavailable       exit 3   the host is there, its Docker Engine is not
-    ├── CommandTimeout          exit 4   the host is there but does not answer in time
-    ├── CommandFailed           exit 1   a remote command said no
+    ├── UsageError              exit 2   a wrong flag or argument
+    │   └── HostsFileError      exit 2   all problems of a hosts file
+    ├── PreflightError          exit 3   `check` found a failure
+    ├── HostUnreachable         exit 4   no SSH connection
+    ├── DockerUnavailable       exit 3   SSH works, the host's engine does not answer
+    ├── CommandTimeout          exit 4   SSH works, the host does not answer in time
+    ├── CommandFailed           exit 1   a command on a host failed
+    ├── StateError              exit 1   a file or folder on this machine cannot be written
     ├── PushFailed              exit 5
-    ├── StopUnconfirmed         exit 6   a host could not be seen to be clean
-    └── NodesFailed             the worst exit code of the errors it carries, one a host
+    ├── StopUnconfirmed         exit 6   a host may still run something
+    └── NodesFailed             the worst exit code of the errors that it carries, one per host
 
-A message is one line: where, what, remedy. `launcher.cli` prints it; nobody else does.
+A message is one line: where, what, remedy. Only `launcher.cli` prints it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from collections.abc import Mapping
 
 
 class DdpctlError(Exception):
-    """Base of all errors that are the user's to mend. `str(error)` is what the user reads."""
+    """Base of all errors that a user can fix. `str(error)` is the message."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        """Replace control characters: parts of a message may come from a host."""
+        super().__init__("".join(c if c.isprintable() or c == "\n" else "?" for c in message))
 
 
 class UsageError(DdpctlError):
@@ -31,7 +36,7 @@ class UsageError(DdpctlError):
 
 
 class HostsFileError(UsageError):
-    """A hosts file that cannot be used; `problems` has one line each, all of them."""
+    """problems: every problem of the file, one line each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -58,6 +63,10 @@ class CommandFailed(DdpctlError):
     exit_code = 1
 
 
+class StateError(DdpctlError):
+    exit_code = 1
+
+
 class PushFailed(DdpctlError):
     exit_code = 5
 
@@ -67,11 +76,11 @@ class StopUnconfirmed(DdpctlError):
 
 
 class NodesFailed(DdpctlError):
-    """Some hosts failed. failures: host name -> its error."""
+    """failures: the error of each host that failed, by host name."""
 
     def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
         super().__init__("\n".join(str(error) for error in failures.values()))
         self.failures = dict(failures)
-        # Unreachable before anything else: the user must know that a host was not seen.
+        # An unreachable host comes first: the state of all others is known.
         codes = [error.exit_code for error in failures.values()]
         self.exit_code = 4 if 4 in codes else max(codes, default=1)

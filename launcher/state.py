@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 
-from launcher.errors import UsageError
+from launcher.errors import StateError, UsageError
 
 
 def home_folder() -> Path:
@@ -35,10 +37,43 @@ def cache_home() -> Path:
     return (Path(base) if base else home_folder() / ".cache") / "ddpctl"
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+def make_folder(path: Path) -> Path:
+    """Creates a folder and returns it. Only this user may enter the state folder."""
+    home = state_home()
+    try:
+        if path.is_relative_to(home):
+            home.mkdir(parents=True, exist_ok=True)
+            home.chmod(0o700)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(_cannot(error, "created", path)) from None
+    return path
+
+
+def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
+    """Replaces the file at `path`: readers see all of the old text or all of the new."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise StateError(_cannot(error, "written", path)) from None
+
+
+def write_cache(path: Path, text: str | bytes) -> None:
+    """Replaces a file of the cache. Best effort: without it the next command takes longer."""
+    with contextlib.suppress(StateError):
+        write_atomically(make_folder(path.parent) / path.name, text)
+
+
+def _cannot(error: OSError, act: str, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free space there"
+    else:
+        remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write"
+    return f"{path}: cannot be {act}: {(error.strerror or str(error)).lower()}; {remedy}"

@@ -14,9 +14,9 @@ def attach(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Follow a detached run as `launch` does, with its exit code. Ctrl-C leaves; the run goes on.
+    """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
-    --on-exit is this command's own, beside the one that `launch` was given.
+    Exits as the run did. --on-exit is in addition to the one given to `launch`.
 
     \b
     ddpctl attach
@@ -26,8 +26,8 @@ def attach(
     from launcher.launch import exit_hook
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
     console = options.console(quiet, verbose, plain, fold)
+    folder = find(run, hosts, console)
     code = attaching.attach(folder, console)
     if on_exit is not None and (record := folder.load()).state not in exit_hook.LIVE:
         exit_hook.call(on_exit, folder, record, code, console)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from launcher.commands import options
 
@@ -10,34 +14,36 @@ if TYPE_CHECKING:
     from launcher.preflight.run import Survey
     from launcher.terminal.console import Console
 
+COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
+
 
 def check(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Let every host connect to every other host.")
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Look at all hosts at once: what would make a launch fail or crawl, and what to do about it.
+    """Check all hosts for what would make a launch fail or run slowly.
+
+    Each problem is printed with its remedy. Nothing is installed or left behind on a host.
 
     \b
     ddpctl check hosts.yaml
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
-    import time
-
     from launcher.hosts import load
     from launcher.preflight.run import survey_hosts
     from launcher.ssh.node import connected
 
     cluster = load(options.hosts_of(hosts, host_list))
     console = options.console(quiet, verbose)
-    with connected(cluster.hosts) as nodes:
-        began = time.monotonic()
-        with console.step(
-            f"looking at {len(nodes)} hosts" if len(nodes) > 1 else "looking at one host"
-        ):
-            survey = survey_hosts(nodes, cluster, with_trials=True)
+    began = time.monotonic()
+    with connected(cluster.hosts) as nodes, console.step(f"checking {_hosts(len(nodes))}"):
+        survey = survey_hosts(nodes, cluster, all_pairs=all_pairs, with_containers=True)
     if as_json:
         console.json(document(survey, time.monotonic() - began))
     else:
@@ -46,68 +52,54 @@ def check(
 
 
 def document(survey: Survey, seconds: float) -> dict[str, Any]:
-    """One JSON document; keys are only ever added to it."""
-    from launcher.preflight import findings
-
+    """One JSON document. Keys are only ever added to it."""
     return {
         "version": 1,
         "ok": survey.exit_code == 0,
         "seconds": round(seconds, 2),
-        "findings": findings.document(survey.findings),
-        "hosts": [
-            {
-                "host": machine.name,
-                "node_ranks": list(machine.ranks),
-                "internal_ip": route.address,
-                "interface": route.interface,
-                "why": route.why,
-                "docker": machine.docker.version if machine.docker else None,
-                "storage_driver": machine.docker.storage if machine.docker else None,
-                "cgroup_driver": machine.docker.cgroup_driver if machine.docker else None,
-                "gpus": [gpu.name for gpu in machine.facts.gpus] if machine.facts else None,
-                "torch": trial.torch if trial else None,
-                "nccl": trial.nccl if trial else None,
-                "clock_skew": round(machine.facts.clock_skew, 3) if machine.facts else None,
-            }
-            for machine, route, trial in zip(
-                survey.machines, survey.routes, survey.trials, strict=True
-            )
-        ],
+        "findings": [dataclasses.asdict(finding) for finding in survey.findings],
+        "hosts": [_host(survey, machine.ranks) for machine in survey.machines],
+    }
+
+
+def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """What was found on the machine of these ranks; null for what could not be seen."""
+    machine = next((m for m in survey.seen.machines if m.ranks == ranks), None)
+    route = survey.seen.reach.routes.get(ranks[0])
+    report = survey.reports.get(ranks[0])
+    engine = machine.engine if machine else None
+    return {
+        "host": next(m.name for m in survey.machines if m.ranks == ranks),
+        "node_ranks": list(ranks),
+        "internal_ip": route.address if route else None,
+        "interface": route.interface if route else None,
+        "why": route.why if route else "not tried",
+        "docker": engine.version if engine else None,
+        "storage_driver": engine.storage if engine else None,
+        "cgroup_driver": engine.cgroup_driver if engine else None,
+        "gpus": [gpu.name for gpu in machine.facts.gpus] if machine else None,
+        "torch": report.torch if report else None,
+        "nccl": report.nccl if report else None,
+        "clock_skew": round(machine.facts.clock_skew, 3) if machine else None,
     }
 
 
 def show(survey: Survey, console: Console) -> None:
-    """The table, one line a finding, and what was chosen for each host."""
-    from launcher.preflight.findings import table
+    """The table, the address that was chosen for each host, and a line for each finding."""
+    from launcher.preflight import findings
 
     names = [machine.name for machine in survey.machines]
-    unseen = [machine.name for machine in survey.machines if machine.ssh_error]
-    show_table(table(names, survey.findings, unseen), console)
-    for machine, route in zip(survey.machines, survey.routes, strict=True):
+    rows = findings.table(names, survey.findings, [machine.name for machine in survey.unseen])
+    console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLOURS)
+    for machine in survey.seen.machines:
+        route = survey.seen.route(machine)
         if route.address:
             console.print(f"{machine.name}: {route.address} on {route.interface} ({route.why})")
-    for finding in survey.findings:
-        console.print(finding.line())
+    for line in findings.lines(survey.findings):
+        console.print(line)
     if not survey.findings:
-        console.print(f"nothing is wrong on {len(names)} {'host' if len(names) == 1 else 'hosts'}")
+        console.print(f"{_hosts(len(names))} checked, no problems found")
 
 
-def show_table(rows: list[list[str]], console: Console) -> None:
-    """Coloured on a terminal, plain columns elsewhere."""
-    import sys
-
-    from launcher.preflight.findings import CHECKS
-    from launcher.terminal.console import table
-
-    head = ["HOST", *(check.upper() for check in CHECKS)]
-    if not sys.stdout.isatty():
-        console.print(table(rows, head))
-        return
-    from rich.console import Console as Terminal
-    from rich.table import Table
-
-    colours = {"ok": "green", "warning": "yellow", "FAILURE": "bold red", "-": "dim"}
-    drawn = Table(*head, box=None, pad_edge=False)
-    for host, *cells in rows:
-        drawn.add_row(host, *(f"[{colours[cell]}]{cell}[/]" for cell in cells))
-    Terminal().print(drawn)
+def _hosts(count: int) -> str:
+    return "1 host" if count == 1 else f"{count} hosts"

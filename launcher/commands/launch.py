@@ -8,51 +8,47 @@ import typer
 
 from launcher.commands import options
 
-after_dashes: list[str] | None = None
-"""What stood after `--`, put here by launcher.cli before the command is called."""
-
 
 def launch(
+    context: typer.Context,
     hosts: options.Hosts = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[-- COMMAND...]", help="What torchrun runs, in job.command's place."
-        ),
+        typer.Argument(metavar="[-- COMMAND...]", help="Override job.command: what torchrun runs."),
     ] = None,
     host_list: options.HostList = None,
-    name: Annotated[str, typer.Option("--name", help="A name for the run, part of its id.")] = "",
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
-    ] = False,
-    no_push: Annotated[
-        bool, typer.Option("--no-push", help="Everything is there already.")
-    ] = False,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Skip the preflight.")] = False,
+    name: Annotated[str, typer.Option("--name", help="Name the run; part of its id.")] = "",
+    detach: options.Detach = False,
+    no_push: Annotated[bool, typer.Option("--no-push", help="Skip the push.")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Skip the checks.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan; contact nobody.")
+        bool, typer.Option("--dry-run", help="Print the plan and contact no host.")
     ] = False,
     max_restarts: Annotated[
-        int | None, typer.Option("--max-restarts", help="Whole-job restarts after a failure.")
+        int | None, typer.Option("--max-restarts", help="Override job.max_restarts.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Added to job.env.")
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Add to job.env.")
     ] = None,
-    image: Annotated[str | None, typer.Option("--image", help="In job.image's place.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="In job.dataset's place.")
+    env_file: Annotated[
+        str | None, typer.Option("--env-file", metavar="FILE", help="Override job.env_file.")
     ] = None,
-    workdir: Annotated[
-        str | None, typer.Option("--workdir", help="In job.workdir's place.")
-    ] = None,
+    image: options.Image = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Override job.dataset.")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", help="Override job.workdir.")] = None,
     nproc_per_node: Annotated[
-        int | None, typer.Option("--nproc-per-node", help="In job.nproc_per_node's place.")
+        int | None, typer.Option("--nproc-per-node", help="Override job.nproc_per_node.")
+    ] = None,
+    master_port: Annotated[
+        str | None,
+        typer.Option("--master-port", metavar="PORT", help="Override job.master_port."),
     ] = None,
     hang_timeout: Annotated[
         float | None,
         typer.Option(
             "--hang-timeout",
-            help="Seconds without progress that end the run as hung; 0 for never. Default: 1800 for "
+            metavar="SECONDS",
+            help="Stop the run after this long without progress; 0: never. Default: 1800 for "
             "`-m trainer`, never for other scripts.",
         ),
     ] = None,
@@ -63,12 +59,12 @@ def launch(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check, push, start torchrun on every node, follow the logs, exit as the run did.
+    """Check, push, start torchrun on every node and follow the logs.
 
     --on-exit runs CMD once with `sh -c` when the run has ended, with the outcome in its
     environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),
     DDPCTL_EXIT_CODE, DDPCTL_ATTEMPT, DDPCTL_RUN_DIR, DDPCTL_FIRST_FAILURE, DDPCTL_FAILED_HOST.
-    Detached, this machine's recorder runs it. If it fails, that is a warning.
+    If the run was detached, this machine's recorder runs CMD. If CMD fails, you get a warning.
 
     \b
     ddpctl launch hosts.yaml
@@ -76,37 +72,32 @@ def launch(
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
-    import datetime
-
     from launcher.hosts import load, override_job
+    from launcher.launch import launch as launching
+    from launcher.plan import render
+    from launcher.plan.options import LaunchOptions
     from launcher.runs.record import checked_name
-    from launcher.ssh.ahead import dial_ahead
 
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
         given, hosts = [hosts, *given], None
-    if after_dashes is not None:
-        given += after_dashes
+    given += context.args  # what follows `--`
     flags = {
         "image": image,
         "dataset": dataset,
         "workdir": workdir,
         "env": parse_env(env or []),
+        "env_file": env_file,
         "nproc_per_node": nproc_per_node,
+        "master_port": master_port,
         "max_restarts": max_restarts,
         "command": given or None,
     }
     overridden = [key for key, value in flags.items() if value is not None]
     cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
     cluster = override_job(cluster, flags)
-    name = checked_name(name)
-    if not dry_run:
-        dial_ahead(cluster.hosts)
-    from launcher.launch import launch as launching
-    from launcher.plan import render
-
-    wishes = launching.Wishes(
-        name=name,
+    wanted = LaunchOptions(
+        name=checked_name(name),
         detach=detach,
         push=not no_push,
         check=not no_check,
@@ -114,18 +105,18 @@ def launch(
         on_exit=on_exit,
     )
     console = options.console(quiet, verbose, plain, fold)
-    if dry_run:
-        plan = launching.dry_run(cluster, wishes, datetime.datetime.now())
-        if as_json:
-            console.json(render.plan_document(plan))
-        else:
-            console.print(render.plan_text(plan))
-        return 0
-    return launching.launch(cluster, wishes, console)
+    if not dry_run:
+        return launching.launch(cluster, wanted, console)
+    plan = launching.dry_run(cluster, wanted)
+    if as_json:
+        console.json(render.plan_document(plan))
+    else:
+        console.print(render.plan_text(plan))
+    return 0
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:
-    """--env K=V, and --env K for the value that K has here, as docker run has them."""
+    """--env K=V, or --env K for this machine's value of K, as in `docker run`."""
     import os
 
     from launcher.errors import UsageError
@@ -135,7 +126,7 @@ def parse_env(words: list[str]) -> dict[str, str] | None:
         key, equals, value = word.partition("=")
         if not equals:
             if key not in os.environ:
-                raise UsageError(f"--env {key}: not set here; write --env {key}=VALUE")
+                raise UsageError(f"--env {key}: not set on this machine; write --env {key}=VALUE")
             value = os.environ[key]
         env[key] = value
     return env or None

@@ -13,16 +13,19 @@ from launcher.commands import options
 def report(
     run: options.Run = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: ./RUN.html.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where to write it (default: RUN.html)."),
     ] = None,
     hosts: options.LookOn = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """One HTML page about a run: plan, hosts, timeline, first failure, curves, how to repeat it.
+    """Write one HTML page about a run.
 
-    The page needs no network and holds no value of the run's environment. The curves come from
-    metrics.jsonl under the run's output folder, where our trainer's rank 0 writes for all ranks.
+    It has the plan, hosts, timeline, first failure, curves and the commands to run it again.
+
+    The page loads nothing from the network and contains no value of the run's environment. The curves
+    come from metrics.jsonl in the run's output folder, which the trainer's rank 0 writes.
 
     \b
     ddpctl report
@@ -31,5 +34,6 @@ def report(
     from launcher.report.making import make
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
-    return make(folder, out or Path(f"{folder.run_id}.html"), options.console(quiet, verbose))
+    console = options.console(quiet, verbose)
+    folder = find(run, hosts, console)
+    return make(folder, out or Path(f"{folder.run_id}.html"), console)

@@ -16,12 +16,13 @@ def resume(
         typer.Option(
             "--hosts",
             metavar="HOSTS",
-            help="Go on on these hosts instead.",
+            help="Resume on these hosts instead.",
             autocompletion=complete.hosts_files,
         ),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Start, print the run id, return.")
+    detach: options.Detach = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume even if the run has succeeded.")
     ] = False,
     on_exit: options.OnExit = None,
     fold: options.Folded = False,
@@ -29,7 +30,7 @@ def resume(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """The next attempt of a run, from its newest checkpoint that is whole.
+    """Start a run's next attempt from its newest checkpoint.
 
     \b
     ddpctl resume
@@ -37,6 +38,5 @@ def resume(
     """
     from launcher.launch import resume as resuming
 
-    return resuming.resume(
-        target, hosts, options.console(quiet, verbose, plain, fold), detach=detach, on_exit=on_exit
-    )
+    console = options.console(quiet, verbose, plain, fold)
+    return resuming.resume(target, hosts, console, detach=detach, on_exit=on_exit, force=force)

@@ -16,35 +16,36 @@ def sanity(
         str | None,
         typer.Option(
             "--host",
-            help="Only this host, as several containers.",
+            help="Use only this host, as several containers.",
             autocompletion=complete.host_names,
         ),
     ] = None,
     containers: Annotated[
         int,
-        typer.Option("--containers", min=2, help="Containers that --host's GPUs are split into."),
+        typer.Option("--containers", min=2, help="Containers to split --host's GPUs between."),
     ] = 2,
     pairwise: Annotated[
-        bool, typer.Option("--pairwise", help="Measure each pair of nodes; name what is slow.")
+        bool, typer.Option("--pairwise", help="Measure each pair of nodes; name slow links.")
     ] = False,
     min_busbw: Annotated[
-        float | None, typer.Option("--min-busbw", metavar="GB/S", help="Fail below this.")
+        float | None,
+        typer.Option("--min-busbw", metavar="GB/S", help="Fail below this bus bandwidth."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds until a collective counts as hung.")
+        float, typer.Option("--timeout", min=1.0, help="Seconds until a step counts as hung.")
     ] = 30.0,
     max_size: Annotated[
-        str, typer.Option("--max-size", metavar="SIZE", help="The largest all-reduce: 64m, 1g.")
+        str, typer.Option("--max-size", metavar="SIZE", help="The largest all-reduce, such as 1g.")
     ] = "64m",
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw bandwidth by size.")
+        str | None, typer.Option("--plot", metavar="FILE", help="Plot bandwidth by size.")
     ] = None,
-    image: Annotated[str | None, typer.Option("--image", help="In job.image's place.")] = None,
+    image: options.Image = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Collectives, checked and measured in your own image: is it the network or the training?
+    """Check the network: the collectives, their results and bandwidth.
 
     \b
     ddpctl sanity hosts.yaml --pairwise
@@ -60,5 +61,5 @@ def sanity(
     if host is not None:
         cluster = check.two_containers(cluster, host, containers)
         console.say(check.TWO_CONTAINERS)
-    asked = check.Asked(timeout, check.size_of(max_size), pairwise, min_busbw, plot)
-    return check.sanity(cluster, asked, console, as_json=as_json)
+    wanted = check.SanityOptions(timeout, check.size_of(max_size), pairwise, min_busbw, plot)
+    return check.sanity(cluster, wanted, console, as_json=as_json)

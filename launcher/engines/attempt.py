@@ -1,8 +1,8 @@
-"""A running attempt: its nodes with what is needed to act on each."""
+"""An attempt that can be acted on: its nodes, each with its engine and its place on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.engines.base import Engine
@@ -11,9 +11,28 @@ from launcher.ssh.node import Node
 
 
 @dataclass(frozen=True)
-class RunningAttempt:
-    """Nodes, their engines and their places on the hosts; `nodes` and `places` in rank order."""
+class RunningNode:
+    """One node of an attempt, with what is needed to act on it."""
 
-    nodes: Sequence[Node]
-    engines: dict[Node, Engine]
-    places: Sequence[Place]
+    node: Node
+    engine: Engine
+    place: Place
+
+
+@dataclass(frozen=True)
+class RunningAttempt:
+    """All nodes of an attempt, by node rank."""
+
+    members: tuple[RunningNode, ...]
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return [member.node for member in self.members]
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return [member.place for member in self.members]
+
+    @property
+    def engines(self) -> Mapping[Node, Engine]:
+        return {member.node: member.engine for member in self.members}

@@ -1,18 +1,18 @@
-"""What an engine can do for one node of a run: containers of a Docker Engine, or local processes.
-
-`launcher.engines.docker` and `launcher.engines.process` are the two engines. Both keep the same folders on
-the host and start the same supervisor; only what holds it differs.
-"""
+"""What an engine does for one node of a run, and what it reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from launcher.plan.plan import NodePlan, Place
+from launcher.plan.plan import Container, EngineTraits, NodePlan, Place
+from launcher.ssh.node import Node
 
-GONE = ("exited", "dead", "created")  # states in which nothing of ours runs
+if TYPE_CHECKING:
+    from launcher.engines.engine_info import EngineInfo, ImageInfo
+
+GONE = ("exited", "dead", "created")  # states in which nothing of the node runs
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class NodeStatus:
     nnodes: int
     owner: str
     host: str
-    handle: str  # container name, or pid; what stop and remove are given
-    state: str  # created running paused restarting exited dead
-    exit_code: int | None  # None while it runs, and when nobody can know it
+    handle: str  # container name, or control folder; identifies the node to stop and remove
+    state: str  # created running paused restarting removing exited dead unknown
+    exit_code: int | None  # None while it runs, and when it cannot be known
     oom_killed: bool = False
     started: float | None = None  # unix seconds, the host's clock
     ended: float | None = None
@@ -42,19 +42,47 @@ class NodeStatus:
 
 
 class Engine(Protocol):
+    """Runs nodes on one host. Every method may raise a DdpctlError."""
+
+    traits: ClassVar[EngineTraits]
+
+    def __init__(self, node: Node) -> None: ...
+
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        """Makes the container, not yet running. `secrets` join its environment and are kept nowhere."""
+        """Creates the node without starting it. `secrets` join its environment, stored nowhere."""
 
     def start(self, node: NodePlan) -> None: ...
 
     def wait(self, place: Place) -> NodeStatus:
-        """Blocks until the node's supervisor has gone; the status tells how."""
+        """Blocks until the node's supervisor has ended, and reports how."""
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        """All nodes of runs on this host, whatever their state; of one run if it is named."""
+        """All nodes of runs on this host, in any state; of one run if `run_id` is given."""
+
+    def using(self, folder: str) -> Sequence[NodeStatus]:
+        """Everything of ddpctl on this host, runs and checks, that uses something below `folder`."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        """SIGTERM, `timeout` seconds, SIGKILL. Fine on a node that has stopped or gone."""
+        """SIGTERM, `timeout` seconds, SIGKILL. Does nothing to a node that has stopped or gone."""
 
     def remove(self, status: NodeStatus) -> None:
         """Forgets a stopped node; its folders stay."""
+
+
+class ContainerEngine(Engine, Protocol):
+    """An engine whose nodes are containers of an image."""
+
+    def engine_info(self, image: str) -> EngineInfo:
+        """What the engine reports about itself and `image`. DockerUnavailable, CommandTimeout."""
+
+    def image_info(self, name: str) -> ImageInfo | None:
+        """None if the engine does not have the image."""
+
+    def python_in_image(self, image: str) -> Sequence[str]:
+        """A command for the host that runs python3 in the image, with the host's network.
+
+        It ends at once if the image is missing.
+        """
+
+    def run_to_end(self, container: Container, timeout: int) -> str:
+        """Runs a container for at most `timeout` seconds, removes it, and returns its output."""

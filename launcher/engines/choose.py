@@ -1,26 +1,52 @@
-"""Which engine serves a node. The only place that knows the engines' names."""
+"""Which engine serves a node. Only this file knows the engines by name."""
 
 from __future__ import annotations
 
-from launcher.engines.base import Engine
-from launcher.engines.process import Processes
-from launcher.hosts import Cluster
+from typing import cast
+
+from launcher.engines.base import ContainerEngine, Engine
+from launcher.engines.docker import Docker
+from launcher.engines.process import LocalProcesses
+from launcher.errors import UsageError
+from launcher.plan.plan import EngineTraits
 from launcher.ssh.node import Node
+
+ENGINES: dict[str, type[Engine]] = {
+    "docker": Docker,
+    "process": LocalProcesses,
+}
+
+
+def _engine(name: str) -> type[Engine]:
+    try:
+        return ENGINES[name]
+    except KeyError:
+        raise UsageError(f"no engine is called {name!r}: {', '.join(ENGINES)}") from None
+
+
+def engine_traits(name: str) -> EngineTraits:
+    return _engine(name).traits
 
 
 def engine_of(node: Node, name: str) -> Engine:
-    if name == "process":
-        return Processes(node.name)
-    from launcher.engines.docker import Containers
-
-    return Containers(node)
+    return _engine(name)(node)
 
 
-def engines(node: Node, cluster: Cluster) -> list[Engine]:
-    """A local host may hold nodes of both engines."""
-    by_name: list[Engine] = []
-    if node.host.is_local:
-        by_name.append(Processes(node.name))
-    if cluster.job.engine == "docker":
-        by_name.append(engine_of(node, "docker"))
-    return by_name
+def container_engine(node: Node, name: str) -> ContainerEngine | None:
+    """None if the engine uses no containers."""
+    engine = engine_of(node, name)
+    return cast(ContainerEngine, engine) if engine.traits.in_container else None
+
+
+def engines_on(node: Node, name: str) -> list[Engine]:
+    """The engines that may hold nodes of runs on this host: the job's own and local processes."""
+    return [e for e in every_engine(node) if e.traits.name == name or not e.traits.in_container]
+
+
+def every_engine(node: Node) -> list[Engine]:
+    """All engines that this host may have, some of them perhaps not installed there."""
+    return [
+        engine(node)
+        for engine in ENGINES.values()
+        if engine.traits.in_container or node.host.is_local
+    ]

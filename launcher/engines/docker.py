@@ -1,191 +1,205 @@
-"""The Docker engine: each node of a run is one labelled container of its host's Docker Engine."""
+"""The Docker engine: each node of a run is a labelled container of its host's Docker Engine."""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import docker.errors
-from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+import requests.exceptions
+from docker.types import DeviceRequest, LogConfig, Ulimit
+from docker.types import Mount as BindMount
 
 from launcher.engines.base import NodeStatus
-from launcher.engines.docker_client import docker_of
-from launcher.errors import CommandFailed, DockerUnavailable
-from launcher.plan.plan import CONTROL_DIR, LABEL, Container, NodePlan, Place
-from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.engines.docker_client import Client, asking, docker_of, doing
+from launcher.engines.engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
+from launcher.engines.labels import inspected, read_status, status_at
+from launcher.errors import CommandTimeout, DockerUnavailable
+from launcher.plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
+from launcher.run_id import is_run_id
 from launcher.ssh.node import Node
 
-ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for people: what is followed is the journal
-STACK_BYTES = 67108864  # what NVIDIA's own images ask for
-SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/spec.json")
+RUN_LABEL = f"{LABEL}.run-id"
+CHECK_LABEL = f"{LABEL}.check"
+PYTHON_IN_IMAGE = (
+    'docker image inspect "$0" >/dev/null 2>&1 || exit; '
+    'exec docker run --rm -i --network host --entrypoint python3 "$0" "$@"'
+)
+ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
-class Containers:
-    """Satisfies launcher.engines.base.Engine."""
+class Docker:
+    """Satisfies launcher.engines.base.ContainerEngine."""
+
+    traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.host = node.name
+
+    @property
+    def _client(self) -> Client:
+        return docker_of(self.node)
+
+    @property
+    def _api(self) -> Any:
+        return self._client.api
+
+    # Nodes of runs
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        client = docker_of(self.node)
-        security = client.about.get("SecurityOptions") or []
-        spec = _create_arguments(node.container, secrets, security)
-        try:
-            client.api.create_container(**spec)
-        except docker.errors.APIError as error:
-            raise _failed(self.node.name, "create the container", error) from None
+        arguments = self._arguments(node.container, secrets)
+        with doing(self.host, "create the container"):
+            self._api.create_container(**arguments)
 
     def start(self, node: NodePlan) -> None:
-        try:
-            docker_of(self.node).api.start(node.container.name)
-        except docker.errors.APIError as error:
-            raise _failed(self.node.name, "start the container", error) from None
+        with doing(self.host, "start the container"):
+            self._api.start(node.container.name)
 
     def wait(self, place: Place) -> NodeStatus:
         name = place.container
         try:
-            docker_of(self.node).api.wait(name, timeout=None)
-            return self._status(docker_of(self.node).api.inspect_container(name))
+            self._api.wait(name, timeout=None)
+            seen = inspected(self._api.inspect_container(name))
         except docker.errors.NotFound:
-            return NodeStatus(
-                run_id="",
-                name="",
-                attempt=0,
-                node_rank=place.node_rank,
-                nnodes=0,
-                owner="",
-                host=self.node.name,
-                handle=name,
-                state="dead",
-                exit_code=None,
-                error="the container was removed",
-            )
+            seen = {"state": "dead", "exit_code": None, "error": "the container was removed"}
         except docker.errors.APIError as error:
-            raise DockerUnavailable(f"{self.node.name}: {error.explanation or error}") from None
+            raise DockerUnavailable(f"{self.host}: {error.explanation or error}") from None
+        return status_at(place, self.host, name, seen)
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        label = f"{LABEL}.run-id" + (f"={run_id}" if run_id else "")
-        api = docker_of(self.node).api
-        found = []
-        for row in api.containers(all=True, filters={"label": [label]}):
-            try:
-                found.append(self._status(api.inspect_container(row["Id"])))
-            except docker.errors.NotFound:
-                continue  # removed since it was listed
-        return found
+        rows = self._labelled(RUN_LABEL + (f"={run_id}" if run_id else ""))
+        return list(self._statuses(row["Id"] for row in rows))
 
-    def mounting(self, folder: str) -> tuple[NodeStatus, ...]:
-        """Containers of ours, of runs and of checks, that mount something below `folder`."""
-        api = docker_of(self.node).api
-        found = []
-        for label in (f"{LABEL}.run-id", f"{LABEL}.check"):
-            for row in api.containers(all=True, filters={"label": [label]}):
-                sources = [str(mount.get("Source", "")) for mount in row.get("Mounts", ())]
-                if not any(source.startswith(f"{folder}/") for source in sources):
-                    continue
-                try:
-                    found.append(self._status(api.inspect_container(row["Id"])))
-                except docker.errors.NotFound:
-                    continue  # removed since it was listed
-        return tuple(found)
+    def using(self, folder: str) -> Sequence[NodeStatus]:
+        rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
+        return tuple(self._statuses(row["Id"] for row in rows if _mounts_below(row, folder)))
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        api = docker_of(self.node).api
-        try:
+        with contextlib.suppress(docker.errors.NotFound), doing(self.host, "stop the container"):
             if status.state == "paused":
-                api.unpause(status.handle)  # a paused process cannot answer SIGTERM
-            api.stop(status.handle, timeout=int(timeout))
-        except docker.errors.NotFound:
-            return
-        except docker.errors.APIError as error:
-            raise _failed(self.node.name, "stop the container", error) from None
+                self._api.unpause(status.handle)  # a paused process cannot answer SIGTERM
+            self._api.stop(status.handle, timeout=int(timeout))
 
     def remove(self, status: NodeStatus) -> None:
+        with doing(self.host, "remove the container"):
+            self._remove(status.handle)
+
+    def _remove(self, name: str) -> None:
         try:
-            docker_of(self.node).api.remove_container(status.handle, force=True, v=True)
-        except docker.errors.NotFound:
-            return
+            self._api.remove_container(name, force=True, v=True)
         except docker.errors.APIError as error:
-            if error.status_code != 409:  # another client is removing it
-                raise _failed(self.node.name, "remove the container", error) from None
+            if error.status_code not in (404, 409):  # gone; another client is removing it
+                raise
 
-    def _status(self, inspected: dict[str, Any]) -> NodeStatus:
-        labels = inspected["Config"]["Labels"]
-        state = inspected["State"]
-        gone = state["Status"] in ("exited", "dead")
-        return NodeStatus(
-            run_id=labels.get(f"{LABEL}.run-id", ""),
-            name=labels.get(f"{LABEL}.name", ""),
-            attempt=int(labels.get(f"{LABEL}.attempt", 1)),
-            node_rank=int(labels.get(f"{LABEL}.node-rank", 0)),
-            nnodes=int(labels.get(f"{LABEL}.nnodes", 0)),
-            owner=labels.get(f"{LABEL}.owner", ""),
-            host=self.node.name,
-            handle=inspected["Name"].lstrip("/"),
-            state=state["Status"],
-            exit_code=state["ExitCode"] if gone else None,
-            oom_killed=bool(state.get("OOMKilled")),
-            started=_unix(state.get("StartedAt")),
-            ended=_unix(state.get("FinishedAt")) if gone else None,
-            error=state.get("Error", ""),
-            image=inspected["Config"]["Image"],
-            master_port=labels.get(f"{LABEL}.master-port", ""),
-        )
+    def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
+        return tuple(self._api.containers(all=True, filters={"label": [label]}))
+
+    def _statuses(self, ids: Iterable[str]) -> Iterator[NodeStatus]:
+        for container in ids:
+            with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
+                if status := self._inspect(container):
+                    yield status
+
+    def _inspect(self, container: str) -> NodeStatus | None:
+        answer = self._api.inspect_container(container)
+        labels = (answer.get("Config") or {}).get("Labels")
+        return read_status(self.host, answer["Name"].lstrip("/"), labels, inspected(answer))
+
+    # What checks ask
+
+    def engine_info(self, image: str) -> EngineInfo:
+        with asking(self.host):
+            about = self._client.about
+            rows = self._api.containers(filters={"label": [RUN_LABEL]})
+        labels = {row["Id"]: (row.get("Labels") or {}).get(RUN_LABEL, "") for row in rows}
+        runs = {container: run_id for container, run_id in labels.items() if is_run_id(run_id)}
+        return parse_engine(about, self.image_info(image), tuple(self.list()), runs)
+
+    def image_info(self, name: str) -> ImageInfo | None:
+        try:
+            with asking(self.host):
+                return parse_image(self._api.inspect_image(name))
+        except docker.errors.NotFound:
+            return None
+
+    def python_in_image(self, image: str) -> Sequence[str]:
+        return ("sh", "-c", PYTHON_IN_IMAGE, image)
+
+    def run_to_end(self, container: Container, timeout: int) -> str:
+        name = container.name
+        try:
+            with doing(self.host, "run a test container"):
+                self._api.create_container(**self._arguments(container, {}))
+                try:
+                    self._api.start(name)
+                    self._api.wait(name, timeout=timeout)
+                    output = self._api.logs(name, stdout=True, stderr=True)
+                finally:
+                    with contextlib.suppress(docker.errors.APIError):
+                        self._remove(name)
+            return bytes(output).decode(errors="replace")
+        except requests.exceptions.RequestException:
+            raise CommandTimeout(
+                f"{self.host}: a test container did not end within {timeout:g} s; "
+                "look at `docker ps` and the load there"
+            ) from None
+
+    def _arguments(self, container: Container, secrets: Mapping[str, str]) -> dict[str, Any]:
+        return create_arguments(container, secrets, self._client.about.get("SecurityOptions") or [])
 
 
-def _create_arguments(
-    container: Container, secrets: Mapping[str, str], security: list[str]
+def create_arguments(
+    container: Container, secrets: Mapping[str, str], security: Sequence[str]
 ) -> dict[str, Any]:
-    """The Engine API's own words for a Container."""
+    """The plan's Container in the Engine API's words.
+
+    security: the engine's SecurityOptions. In a rootless engine, root is the SSH user and the SSH
+    user's own uid is another user; under SELinux ddpctl's own folders must be relabelled.
+    """
     rootless = any("rootless" in option for option in security)
-    label = ",z" if any("selinux" in option for option in security) else ""
-    ours = {CONTROL_DIR, "/data", "/workspace", "/checkpoints", "/output"}
-    binds = [
-        f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}{label}"
-        for mount in container.mounts
-        if mount.target in ours
-    ]
-    theirs = [
-        Mount(mount.target, mount.source, type="bind", read_only=mount.read_only)
-        for mount in container.mounts
-        if mount.target not in ours
-    ]
-    code = any(mount.target == "/workspace" for mount in container.mounts)
+    relabel = ",z" if any("selinux" in option for option in security) else ""
     return {
         "name": container.name,
         "image": container.image,
-        "command": [],
-        "entrypoint": list(SUPERVISOR),
+        "command": list(container.command),
+        "entrypoint": list(container.entrypoint),
         "environment": {**container.env, **secrets},
         "labels": dict(container.labels),
-        # inside a rootless engine root is the SSH user, and its own uid is somebody else
         "user": "0:0" if rootless else container.user,
-        "working_dir": "/workspace" if code else None,
+        "working_dir": container.working_dir,
         "stop_timeout": container.stop_timeout,
         "host_config": {
-            "Binds": binds,
-            "Mounts": theirs,
-            "NetworkMode": "host",
-            "Init": True,
+            "Binds": [_bind(m, relabel) for m in container.mounts if not m.from_job],
+            "Mounts": [
+                BindMount(m.target, m.source, type="bind", read_only=m.read_only)
+                for m in container.mounts
+                if m.from_job  # as a bind, Docker would create a missing folder, as root
+            ],
+            "NetworkMode": container.network,
+            "Init": container.init,
             "ShmSize": container.shm_size,
             "LogConfig": LogConfig(type="json-file", config=ENGINE_LOG),
-            "Ulimits": [
-                Ulimit(name="memlock", soft=-1, hard=-1),
-                Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES),
-            ]
-            if container.infiniband or container.gpus
-            else [],
-            "Devices": _infiniband() if container.infiniband else [],
-            "CapAdd": ["IPC_LOCK"] if container.infiniband else [],
+            "Ulimits": [Ulimit(name=n, soft=v, hard=v) for n, v in container.ulimits.items()],
+            "Tmpfs": {folder: f"size={size}" for folder, size in container.tmpfs.items()},
+            "Devices": [_device(device) for device in container.devices],
+            "CapAdd": list(container.cap_add),
             "DeviceRequests": _gpu_request(container.gpus),
         },
     }
 
 
-def _infiniband() -> list[dict[str, str]]:
-    path = "/dev/infiniband"
-    return [{"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}]
+def _device(text: str) -> dict[str, str]:
+    """`/dev/a[:/dev/b][:rwm]`, as `docker run --device` takes it."""
+    host, *rest = text.split(":")
+    inside = next((part for part in rest if part.startswith("/")), host)
+    permissions = next((part for part in rest if not part.startswith("/")), "rwm")
+    return {"PathOnHost": host, "PathInContainer": inside, "CgroupPermissions": permissions}
+
+
+def _bind(mount: Mount, relabel: str) -> str:
+    return f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}{relabel}"
 
 
 def _gpu_request(gpus: str | tuple[int, ...]) -> list[DeviceRequest]:
@@ -197,27 +211,6 @@ def _gpu_request(gpus: str | tuple[int, ...]) -> list[DeviceRequest]:
     return [DeviceRequest(driver="", device_ids=ids, capabilities=[["gpu"]])]
 
 
-def _unix(text: str | None) -> float | None:
-    """Docker's RFC 3339 with nanoseconds; year 1 stands for never."""
-    if not text or text.startswith("0001"):
-        return None
-    seconds, _, fraction = text.rstrip("Z").partition(".")
-    moment = datetime.datetime.fromisoformat(seconds).replace(tzinfo=datetime.UTC)
-    digits = "".join(ch for ch in fraction.split("+")[0].split("-")[0] if ch.isdigit())[:6]
-    return moment.timestamp() + (float(f"0.{digits}") if digits else 0.0)
-
-
-REMEDIES = (
-    ("could not select device driver", "install the NVIDIA container toolkit on that host"),
-    ("No such image", "push it: `ddpctl push HOSTS --image`"),
-    ("is already in use", "another start of the same run is under way, or `ddpctl kill` it first"),
-    ("bind source path does not exist", "make the folder on that host or mend job.mounts"),
-    ("no space left on device", "free space under Docker's data root on that host"),
-    ("executable file not found", "the image needs python3 on its PATH"),
-)
-
-
-def _failed(host: str, act: str, error: docker.errors.APIError) -> CommandFailed:
-    said = " ".join(str(error.explanation or error).split())
-    remedy = next((text for sign, text in REMEDIES if sign in said), "")
-    return CommandFailed(f"{host}: could not {act}: {said}" + (f"; {remedy}" if remedy else ""))
+def _mounts_below(row: Mapping[str, Any], folder: str) -> bool:
+    sources = [str(mount.get("Source", "")) for mount in row.get("Mounts") or ()]
+    return any(source.startswith(f"{folder}/") for source in sources)

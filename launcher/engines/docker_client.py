@@ -1,4 +1,4 @@
-"""The Docker SDK on a machine, over the connection that is there already."""
+"""The Docker SDK for one host, over the SSH connection that ddpctl already has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import docker
@@ -19,23 +19,26 @@ import urllib3.connection
 import urllib3.connectionpool
 from urllib3.exceptions import HTTPError
 
-from launcher.engines.dial_stdio import DialStdio
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.ssh.node import Node
 from launcher.ssh.stream import CHUNK, Stream
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
-LAST_WORDS = 5.0  # seconds to wait for a command to end that has closed its output
+LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
+
+# Hands the engine's socket on. Non-interactive logins often lack the folder that holds `docker`.
+SEARCH = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin";'
+DIAL = f"{SEARCH} exec docker system dial-stdio"
 
 Open = Callable[[], Stream]
 
 
 def docker_of(node: Node) -> Client:
-    """The Docker SDK on a node, over the node's own connection.
+    """The Docker SDK for a node, made on first use.
 
-    DockerUnavailable in one line, with the remedy, when the machine is there and its engine is not.
+    Raises DockerUnavailable when the host answers and its engine does not.
     """
     return node.resource(Client, lambda: _connect(node))
 
@@ -43,16 +46,12 @@ def docker_of(node: Node) -> Client:
 def _connect(node: Node) -> Client:
     if node.is_local:
         return local_client(node.name)
-    return client_through(node.name, DialStdio(node.open_script))
-
-
-def client_through(name: str, dial: Open) -> Client:
-    """The SDK on machine `name`; `dial` gives a connection to the engine there."""
-    return _client(name, base_url="http://docker:80", adapter=_Adapter(name, dial))
+    adapter = _Adapter(node.name, lambda: node.open_script(DIAL))
+    return _client(node.name, base_url="http://docker:80", adapter=adapter)
 
 
 def local_client(name: str) -> Client:
-    """The SDK on this machine: DOCKER_HOST, else the docker command's context, else its socket."""
+    """The SDK for this machine: DOCKER_HOST, else the docker command's context, else its socket."""
     try:
         return _client(name, **local_endpoint())
     except docker.errors.DockerException as error:
@@ -86,8 +85,10 @@ class Client(docker.DockerClient):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The engine's /info, kept: to answer it, the engine starts programs of its own. No
-        cached_property: before Python 3.12 all hosts would wait for each other's."""
+        """The engine's /info, cached because it is slow: the engine starts programs to answer it.
+
+        Not a cached_property: before Python 3.12 that locks all hosts out while one answers.
+        """
         if self._about is None:
             self._about = dict(self.api.info())
         return self._about
@@ -106,8 +107,7 @@ class _Api(docker.APIClient):
         return self._adapter or super().get_adapter(url)
 
     def version(self, api_version: bool = True) -> dict[str, Any]:
-        """The SDK begins by asking this, without a version, for the API's. An engine says it in answer to
-        /_ping too; to answer /version it starts programs of its own, each time."""
+        """The SDK asks this first, for the API version. /_ping reports it too and is much cheaper."""
         if not api_version:
             ping = self.get(f"{self.base_url}/_ping", timeout=self.timeout)
             if version := ping.headers.get("Api-Version"):
@@ -115,9 +115,9 @@ class _Api(docker.APIClient):
         return dict(super().version(api_version))
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Any call: what goes wrong below the engine's own answer is one line."""
+        """Sends any request; turns connection errors into one line."""
         if self._adapter:
-            kwargs["proxies"] = {}  # this machine's proxies lead nowhere over there
+            kwargs["proxies"] = {}  # this machine's proxies do not apply there
         try:
             return super().send(request, **kwargs)
         except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
@@ -125,12 +125,12 @@ class _Api(docker.APIClient):
                 raise unavailable(self._name, str(error)) from None
             raise CommandTimeout(
                 f"{self._name}: Docker did not answer {request.method} {request.path_url} within "
-                f"{kwargs.get('timeout')} s; look whether dockerd or a disk hangs there"
+                f"{kwargs.get('timeout')} s; check whether dockerd or a disk hangs there"
             ) from None
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """An adapter of requests whose connections are commands on the machine."""
+    """A requests adapter whose connections are commands on the host."""
 
     def __init__(self, name: str, dial: Open) -> None:
         self._pool = _Pool(name, dial)
@@ -177,7 +177,7 @@ class _Connection(urllib3.connection.HTTPConnection):
 
 
 class StreamSocket(io.RawIOBase):
-    """As much of a socket as http.client and the SDK use, over a command's two ends."""
+    """The part of a socket that http.client and the SDK use, over a command's stdin and stdout."""
 
     def __init__(self, name: str, stream: Stream) -> None:
         self._name = name
@@ -200,7 +200,7 @@ class StreamSocket(io.RawIOBase):
         try:
             self._stream.write(data, self._timeout)
         except BrokenPipeError:
-            # the engine may have answered before it hung up: http.client reads that
+            # if the engine answered before it hung up, http.client reads that answer
             if not self._heard:
                 raise unavailable(self._name, self._last_words()) from None
             raise
@@ -215,7 +215,7 @@ class StreamSocket(io.RawIOBase):
         return self._timeout
 
     def fileno(self) -> int:
-        """For urllib3 before 2, which takes an idle connection that is readable for dead."""
+        """For urllib3 1.x, which considers an idle connection dead once it is readable."""
         return _never_ready() if self.is_alive() else _always_ready()
 
     def is_alive(self) -> bool:
@@ -230,18 +230,18 @@ class StreamSocket(io.RawIOBase):
         super().close()
 
     def _last_words(self) -> str:
-        """Why the command behind this ended, in its own words."""
+        """What the command printed when it ended."""
         with contextlib.suppress(TimeoutError):
             code = self._stream.wait(LAST_WORDS)
             said = self._stream.stderr_all(LAST_WORDS).decode(errors="replace")
             if code == NOT_FOUND:
                 return _NOT_INSTALLED
-            return said or f"`docker system dial-stdio` ended with {code} and no word why"
+            return said or f"`docker system dial-stdio` exited with {code} and printed nothing"
         return "the engine hung up"
 
 
 class _Unclosed(io.RawIOBase):
-    """A response reads through this: closing it leaves the connection for the next one."""
+    """A response reads through this, so that closing it keeps the connection open for the next."""
 
     def __init__(self, sock: StreamSocket) -> None:
         self.sock = sock
@@ -254,7 +254,7 @@ class _Unclosed(io.RawIOBase):
 
 
 class _Response(io.BufferedReader):
-    """`raw` is the connection as the SDK reads it itself after an upgrade (exec, attach)."""
+    """`raw` is the connection that the SDK reads directly after an upgrade (exec, attach)."""
 
     def __init__(self, unclosed: _Unclosed, size: int) -> None:
         super().__init__(unclosed, size)
@@ -266,7 +266,7 @@ class _Response(io.BufferedReader):
 
 
 class _Rest:
-    """The rest of a connection, beginning with what is already in the reader's buffer."""
+    """The rest of a connection, starting with what is already in the reader's buffer."""
 
     def __init__(self, reader: io.BufferedReader, sock: StreamSocket) -> None:
         self.recv = reader.read1
@@ -276,7 +276,7 @@ class _Rest:
         self.sendall = sock.sendall
 
     def fileno(self) -> int:
-        """Something that is always ready: the SDK polls it and then calls `recv`, which waits."""
+        """Always ready: the SDK polls this and then calls `recv`, which waits."""
         return _always_ready()
 
 
@@ -290,18 +290,44 @@ def _always_ready() -> int:
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def failure(name: str, error: BaseException) -> DdpctlError | None:
-    """An error of the SDK as one line; None when it is another's."""
+def failure(name: str, error: BaseException, act: str = "") -> DdpctlError | None:
+    """An error of the SDK as one line; None if it is not the SDK's. `act`: what could not be done."""
     if isinstance(error, docker.errors.APIError):
         said = " ".join(str(error.explanation or error).split())
-        return CommandFailed(f"{name}: Docker refuses: {said}")
+        remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in said), "")
+        problem = f"could not {act}" if act else "Docker refuses"
+        return CommandFailed(f"{name}: {problem}: {said}{remedy}")
     if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
         return unavailable(name, str(error))
     return None
 
 
+@contextlib.contextmanager
+def doing(name: str, act: str) -> Iterator[None]:
+    """Turns the engine's refusal into CommandFailed: host, what could not be done, remedy."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise failure(name, error, act) or error from None
+
+
+@contextlib.contextmanager
+def asking(name: str) -> Iterator[None]:
+    """Turns every error of a question into DockerUnavailable, but for NotFound."""
+    try:
+        yield
+    except docker.errors.NotFound:
+        raise
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        said = " ".join(str(getattr(error, "explanation", None) or error).split())
+        raise DockerUnavailable(
+            f"{name}: its Docker Engine answers with an error: {said}; "
+            "look at `journalctl -u docker` there"
+        ) from None
+
+
 def unavailable(name: str, said: str) -> DockerUnavailable:
-    """What the engine or its command said, as one line with the remedy."""
+    """What the engine or its command printed, as one line with the remedy."""
     text = " ".join(said.split())
     for signs, problem, remedy in _PROBLEMS:
         if any(sign in text for sign in signs):
@@ -309,6 +335,14 @@ def unavailable(name: str, said: str) -> DockerUnavailable:
     return DockerUnavailable(f"{name}: Docker does not answer: {text[-300:]}")
 
 
+_REMEDIES = (  # what the engine's refusal contains, and what to do about it
+    ("could not select device driver", "install the NVIDIA container toolkit on that host"),
+    ("No such image", "push it: `ddpctl push HOSTS --image`"),
+    ("is already in use", "the same run is being started elsewhere, or `ddpctl kill` it first"),
+    ("bind source path does not exist", "create the folder on that host or correct job.mounts"),
+    ("no space left on device", "free space under Docker's data root on that host"),
+    ("executable file not found", "the image needs python3 on its PATH"),
+)
 _NOT_INSTALLED = "docker: not found"
 _PROBLEMS = (
     (

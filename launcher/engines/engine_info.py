@@ -1,53 +1,85 @@
-"""What a Docker Engine says about itself, as its API's own answers."""
+"""What a container engine reports about itself and an image, parsed from its API's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.engines.docker_client import docker_of
-from launcher.errors import DockerUnavailable
-from launcher.plan.plan import LABEL
-from launcher.ssh.node import Node
+from launcher.engines.base import NodeStatus
 
 
-def engine_info(node: Node) -> dict[str, Any]:
-    """The engine's /info. DockerUnavailable in one line."""
-    return dict(_asked(node, lambda client: client.about))
+@dataclass(frozen=True)
+class ImageInfo:
+    """Engines with different image stores give one image different ids.
+
+    `layers` (the diff ids) and `fingerprint` (layers and configuration) are the same on all of them.
+    """
+
+    id: str
+    layers: tuple[str, ...]
+    architecture: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    repo_digests: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    def same_as(self, other: ImageInfo) -> bool:
+        return (
+            self.id == other.id
+            or (bool(self.layers) and self.fingerprint == other.fingerprint)
+            or bool(set(self.repo_digests) & set(other.repo_digests))
+        )
 
 
-def image_info(node: Node, image: str) -> dict[str, Any] | None:
-    """What `docker image inspect` prints, or None where the engine does not have it."""
-    try:
-        return dict(_asked(node, lambda client: client.api.inspect_image(image)))
-    except _NotThere:
-        return None
+@dataclass(frozen=True)
+class EngineInfo:
+    """image: the one that was asked for, if the engine has it."""
+
+    version: str
+    storage: str
+    cgroup_driver: str
+    root: str
+    runtimes: frozenset[str] = frozenset()
+    is_rootless: bool = False
+    image: ImageInfo | None = None
+    nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers there, in any state
+    containers: Mapping[str, str] = field(default_factory=dict)  # container id -> run id
 
 
-def run_of_containers(node: Node) -> dict[str, str]:
-    """Container id -> run id, for every container of ddpctl that is not gone."""
-    label = f"{LABEL}.run-id"
-    rows = _asked(node, lambda client: client.api.containers(filters={"label": [label]}))
-    return {row["Id"]: (row.get("Labels") or {}).get(label, "") for row in rows}
+def parse_engine(
+    about: Mapping[str, Any],
+    image: ImageInfo | None,
+    nodes: tuple[NodeStatus, ...],
+    containers: Mapping[str, str],
+) -> EngineInfo:
+    """about: the answer to /info."""
+    return EngineInfo(
+        version=str(about.get("ServerVersion", "")),
+        storage=str(about.get("Driver", "")),
+        cgroup_driver=str(about.get("CgroupDriver", "")),
+        root=str(about.get("DockerRootDir", "")),
+        runtimes=frozenset(about.get("Runtimes") or {}),
+        is_rootless=any("rootless" in option for option in about.get("SecurityOptions") or ()),
+        image=image,
+        nodes=nodes,
+        containers=containers,
+    )
 
 
-class _NotThere(DockerUnavailable):
-    pass
-
-
-def _asked(node: Node, ask: Callable[[Any], Any]) -> Any:
-    # It dials the engine while the SDK loads, so nothing here may load that before.
-    client = docker_of(node)
-    import docker.errors
-    import requests.exceptions
-
-    try:
-        return ask(client)
-    except docker.errors.NotFound as error:
-        raise _NotThere(f"{node.name}: {error.explanation or error}") from None
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        said = " ".join(str(getattr(error, "explanation", None) or error).split())
-        raise DockerUnavailable(
-            f"{node.name}: its Docker Engine answers with an error: {said}; "
-            "look at `journalctl -u docker` there"
-        ) from None
+def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
+    """inspected: the answer to /images/NAME/json."""
+    config = inspected.get("Config") or {}
+    layers = tuple((inspected.get("RootFS") or {}).get("Layers") or ())
+    architecture = str(inspected.get("Architecture") or "")
+    # Engines of different ages omit empty values or write null.
+    runs = {key: config.get(key) or None for key in ("Cmd", "Entrypoint", "Env", "User", "Labels")}
+    identity = [layers, runs, config.get("WorkingDir") or "", architecture]
+    return ImageInfo(
+        id=str(inspected.get("Id", "")),
+        layers=layers,
+        architecture=architecture,
+        env=dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry),
+        repo_digests=tuple(inspected.get("RepoDigests") or ()),
+        fingerprint=json.dumps(identity, sort_keys=True),
+    )

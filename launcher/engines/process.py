@@ -1,37 +1,49 @@
-"""The process engine: torchrun straight on this machine, under the same supervisor, no container.
+"""The process engine: torchrun on this machine, under the same supervisor, without a container.
 
-A node is one detached process. Its folder says which: `pid` holds the process id and its start time in
-clock ticks, so that a number which the kernel has given to somebody else is never signalled.
+A node is one detached process. Its control folder holds `labels.json` and `pid`: the process id and
+its start time in clock ticks, so that a process which has been given the same id is never signalled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from launcher.engines.base import NodeStatus
+from launcher.engines.labels import Seen, read_status, status_at
 from launcher.logs.journal import Reader
-from launcher.plan.plan import NodePlan, Place
+from launcher.plan.plan import LABEL, EngineTraits, NodePlan, Place
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.run_id import is_run_id
+from launcher.ssh.node import Node
+from launcher.state import home_folder
+from launcher.supervisor.events import End
 
 POLL = 0.1  # seconds between looks at a process that is not our child
+KILL_TIMEOUT = 10.0  # seconds for a process to go after SIGKILL
+TAIL_BYTES = 65536  # of a journal; its `end` event is the last record
 
 
-class Processes:
+class LocalProcesses:
     """Satisfies launcher.engines.base.Engine for `host: local`."""
 
-    def __init__(self, host: str = "local", home: Path | None = None) -> None:
-        self.host = host
-        self.runs = (home or Path.home() / ".ddpctl") / "runs"
+    traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
+
+    def __init__(self, node: Node) -> None:
+        self.host = node.name
+        self.runs = home_folder() / ".ddpctl" / "runs"
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        labels = {key.rsplit(".", 1)[1]: value for key, value in node.container.labels.items()}
+        labels = {k.removeprefix(f"{LABEL}."): v for k, v in node.container.labels.items()}
         (Path(node.place.control_dir) / "labels.json").write_text(json.dumps(labels))
         self._environment = {**os.environ, **node.container.env, **secrets}
 
@@ -45,18 +57,25 @@ class Processes:
                 stdout=subprocess.DEVNULL,
                 stderr=out,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C in the terminal is the launcher's to hear
+                start_new_session=True,  # the terminal's Ctrl-C is for the launcher only
             )
         (control / "pid").write_text(f"{process.pid} {_start_time(process.pid)}")
 
     def wait(self, place: Place) -> NodeStatus:
         control = Path(place.control_dir)
-        while (status := self._status(control)).alive:
+        while (seen := _seen(control))["state"] == "running":
             time.sleep(POLL)
-        return status
+        return status_at(place, self.host, str(control), seen)
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        return [self._status(control) for control in self._newest_attempts(run_id)]
+        found = [
+            read_status(self.host, str(control), _labels(control), _seen(control))
+            for control in self._newest_attempts(run_id)
+        ]
+        return [status for status in found if status]
+
+    def using(self, folder: str) -> Sequence[NodeStatus]:
+        return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         pid, started = _recorded(Path(status.handle))
@@ -69,52 +88,55 @@ class Processes:
             os.kill(pid, number)
             while _running(pid, started) and time.monotonic() < deadline:
                 time.sleep(POLL)
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + KILL_TIMEOUT
         _kill_orphans(status.run_id, status.node_rank)
 
     def remove(self, status: NodeStatus) -> None:
         (Path(status.handle) / "labels.json").unlink(missing_ok=True)
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
-        for node in sorted(self.runs.glob(f"{run_id or '*'}/nodes/*")):
-            attempts = [path for path in node.glob("attempt-*") if (path / "labels.json").exists()]
+        """The control folder of the newest attempt of each node."""
+        for node in sorted(self.runs.glob("*/nodes/*")):
+            folder = node.parent.parent.name
+            if not is_run_id(folder) or run_id not in (None, folder):
+                continue
+            attempts = {
+                int(path.name.removeprefix("attempt-")): path
+                for path in node.glob("attempt-*")
+                if re.fullmatch(r"attempt-[0-9]{1,7}", path.name)
+                and (path / "labels.json").exists()
+            }
             if attempts:
-                yield max(attempts, key=lambda path: int(path.name.rsplit("-", 1)[1]))
+                yield attempts[max(attempts)]
 
-    def _status(self, control: Path) -> NodeStatus:
-        try:
-            labels = json.loads((control / "labels.json").read_text())
-        except (OSError, ValueError):
-            labels = {}
-        pid, started = _recorded(control)
-        end = _end(control / "journal")
-        if pid is None:
-            state = "created"
-        else:
-            state = "running" if _running(pid, started) else "exited"
-        return NodeStatus(
-            run_id=labels.get("run-id", ""),
-            name=labels.get("name", ""),
-            attempt=int(labels.get("attempt", 1)),
-            node_rank=int(labels.get("node-rank", 0)),
-            nnodes=int(labels.get("nnodes", 0)),
-            owner=labels.get("owner", ""),
-            host=self.host,
-            handle=str(control),
-            state=state,
-            exit_code=end.get("exit_code") if state == "exited" else None,
-            started=_modified(control / "pid"),
-            ended=_modified(control / "journal") if state == "exited" else None,
-            master_port=labels.get("master-port", ""),
-        )
+
+def _seen(control: Path) -> Seen:
+    pid, started = _recorded(control)
+    exited = pid is not None and not _running(pid, started)
+    end = _end(control / "journal") if exited else None
+    return {
+        "state": "created" if pid is None else "exited" if exited else "running",
+        "exit_code": end.exit_code if end else None,
+        "started": _modified(control / "pid"),
+        "ended": _modified(control / "journal") if exited else None,
+    }
+
+
+def _labels(control: Path) -> dict[str, object]:
+    try:
+        labels = json.loads((control / "labels.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return labels if isinstance(labels, dict) else {}
 
 
 def _recorded(control: Path) -> tuple[int | None, str]:
+    """The process id and start time in the `pid` file; None if it holds something else."""
     try:
-        pid, started = (control / "pid").read_text().split()
+        match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", (control / "pid").read_text())
     except (OSError, ValueError):
         return None, ""
-    return int(pid), started
+    return (int(match[1]), match[2]) if match else (None, "")
 
 
 def _stat(pid: int) -> list[str]:
@@ -133,37 +155,32 @@ def _start_time(pid: int) -> str:
 def _running(pid: int, started: str) -> bool:
     fields = _stat(pid)
     if fields and fields[0] == "Z":
-        try:
-            os.waitpid(pid, os.WNOHANG)  # ours to reap when this process started it
-        except ChildProcessError:
-            pass
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # reaps it if this process started it
         return False
     return bool(fields) and fields[19] == started
 
 
 def _kill_orphans(run_id: str, node_rank: int) -> None:
-    """SIGKILL for what a killed supervisor left behind: by run id and node, never by pattern."""
+    """SIGKILLs what a killed supervisor left behind, found by run id and node rank."""
     marks = {f"DDPCTL_RUN_ID={run_id}".encode(), f"DDPCTL_NODE_RANK={node_rank}".encode()}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             if marks <= set((entry / "environ").read_bytes().split(b"\0")):
                 os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue  # another user's, or gone meanwhile
 
 
-def _end(journal: Path) -> dict[str, int]:
-    """The `end` event of a journal, or {}. It is the last record, so the tail is enough."""
+def _end(journal: Path) -> End | None:
+    """The `end` event of a journal."""
     try:
         with journal.open("rb") as file:
-            file.seek(max(0, journal.stat().st_size - 65536))
+            file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
             tail = file.read()
     except OSError:
-        return {}
-    for record in reversed(Reader().feed(tail.partition(b"\n")[2] if len(tail) == 65536 else tail)):
-        if record.event and record.event.get("kind") == "end":
-            return dict(record.event)
-    return {}
+        return None
+    whole = tail.partition(b"\n")[2] if len(tail) == TAIL_BYTES else tail
+    ends = [record.event for record in Reader().feed(whole) if isinstance(record.event, End)]
+    return ends[-1] if ends else None
 
 
 def _modified(path: Path) -> float | None:

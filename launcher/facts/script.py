@@ -1,39 +1,121 @@
-"""What one host says about itself: one POSIX `sh` script, one round trip, one frozen value.
+"""What a host says about itself: one POSIX `sh` script, one parser, one frozen value.
 
-The script needs nothing but a shell and coreutils: no Python, no iproute2 on the host. All that
-it prints is parsed here; a section that a host cannot fill is empty, never an error. It starts few
-processes, as a launch waits for it on every host.
+The script needs a shell and coreutils, nothing else. What a host cannot report is left empty. Where
+the shell can do the work itself it does, because a process costs a small host more than all the rest.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from launcher.facts import network
+from launcher.facts.hardware import Details, details
+from launcher.facts.network import Address
 
 SCRIPT = r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
+check() {
+root=$1; port=$2; shift 2
+s writable
+t="$HOME/.ddpctl/.check.$$"
+if [ -d "$HOME/.ddpctl" ] || mkdir -p -m 700 "$HOME/.ddpctl" 2>&1; then
+  { true > "$t"; } 2>&1 && rm -f "$t" && echo yes
+fi
+s disk
+for d in "$HOME/.ddpctl" "$HOME" "$root" /dev/shm; do
+  if [ -n "$d" ] && [ -e "$d" ]; then
+    printf 'path %s\n' "$d"; df -Pk "$d" 2>/dev/null && df -Pi "$d" 2>/dev/null
+  fi
+done
+s memory; { read -r total; read -r _; read -r available; } < /proc/meminfo
+printf '%s\n' "$total" "$available"
+s memlock; ulimit -l
+s interfaces
+for d in /sys/class/net/*; do
+  mtu='' state='' speed=''
+  { read -r mtu < "$d/mtu"; read -r state < "$d/operstate"; read -r speed < "$d/speed"; } 2>/dev/null
+  if [ -d "$d/bridge" ]; then kind=bridge; else kind=plain; fi
+  printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
+done
+s network; readlink /proc/self/ns/net
+s ibports
+for d in /sys/class/infiniband/*/ports/*; do
+  [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
+done
+s ibdevices; [ -d /dev/infiniband ] && ls /dev/infiniband
+s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
+s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
+s firewall; for f in ufw firewalld; do [ -e "/usr/sbin/$f" ] && echo "$f"; done
+s holder
+if [ -n "$port" ]; then
+  hex=$(printf '%04X' "$port")
+  cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ local _ st _ _ _ uid _ inode _; do
+    if [ "$st" = 0A ] && [ "${local##*:}" = "$hex" ]; then
+      user=$(id -nu "$uid" 2>/dev/null || echo "$uid")
+      pid=$(ls -l /proc/[0-9]*/fd 2>/dev/null | while read -r line; do
+        case $line in
+          /proc/*:) p=${line#/proc/}; p=${p%%/*} ;;
+          *"socket:[$inode]"*) echo "$p"; break ;;
+        esac
+      done)
+      printf '%s\t%s\t' "$user" "$pid"
+      [ -n "$pid" ] && tr '\0' ' ' < "/proc/$pid/cmdline" 2>/dev/null
+      echo
+      break
+    fi
+  done
+fi
+s missing; for d; do [ -e "$d" ] || printf '%s\n' "$d"; done
+if [ -n "$gpus" ]; then
+  s driver; cat /proc/driver/nvidia/version 2>/dev/null
+  s nvswitch; ls -d /dev/nvidia-nvswitch[0-9]* 2>/dev/null
+  s fabricmanager; cat /proc/[0-9]*/comm 2>/dev/null | grep nv-fabricmanage
+  s toolkit
+  for c in nvidia-container-runtime-hook nvidia-container-runtime nvidia-ctk; do command -v "$c"; done
+  s cdi; ls /etc/cdi /var/run/cdi 2>/dev/null | grep -i nvidia
+  s nvidia
+  xml=$(command -v nvidia-smi >/dev/null 2>&1 && timeout 20 nvidia-smi -q -x 2>/dev/null)
+  printf '%s\n' "$xml"
+  s gpuowners
+  for pid in $(printf '%s\n' "$xml" | sed -n 's:.*<pid>\([0-9]*\)</pid>.*:\1:p'); do
+    uid=$(grep '^Uid:' "/proc/$pid/status" 2>/dev/null | cut -f 2)
+    printf '%s %s %s\n' "$pid" "$(id -nu "$uid" 2>/dev/null || echo "$uid")" \
+      "$(grep -Eo '[0-9a-f]{64}' "/proc/$pid/cgroup" 2>/dev/null | tail -n 1)"
+  done
+fi
+}
 s clock; date +%s.%N
 s user; id
 s home; printf '%s\n' "$HOME"
 s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
+s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
 s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
-for asked; do case $asked in
-  ports) s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null ;;
-  gpus)
-    s gpus
-    if command -v nvidia-smi >/dev/null 2>&1; then
-      nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>&1
-    fi ;;
-esac; done
-s end
+gpus=
+while [ $# -gt 0 ]; do
+  case $1 in
+    ports) s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null ;;
+    gpus)
+      gpus=yes; s gpus
+      if command -v nvidia-smi >/dev/null 2>&1; then
+        nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>&1
+      fi ;;
+    check) shift; check "$@"; break ;;
+  esac
+  shift
+done
+s end; date +%s.%N
 """
-"""Run as `sh -c SCRIPT sh [ports] [gpus]`. `ports`: who asks wants `listening`, for which the kernel looks
-through its whole table. `gpus` asks nvidia-smi too, which can take seconds."""
+"""Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
+
+`ports` lists the listening ports, for which the kernel walks its whole table. `gpus` asks nvidia-smi,
+which can take seconds. `check` asks for `Details`; its root and port may be empty.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,12 +124,6 @@ class Gpu:
     uuid: str
     name: str
     memory_mib: int
-
-
-@dataclass(frozen=True)
-class Address:
-    ip: str
-    interface: str
 
 
 @dataclass(frozen=True)
@@ -61,146 +137,107 @@ class Facts:
     hostname: str
     kernel: str
     cores: int
-    clock: float  # unix seconds, this host's clock when the script ran
-    ssh_server_ip: str | None  # the address that the launching machine reached this host by
-    ssh_client_ip: str | None  # the launching machine (or the last jump) as this host sees it
+    clock: float  # unix seconds by this host's clock, midway through the script
+    ssh_server_ip: str | None  # the address by which the launching machine reached this host
+    ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
-    listening: frozenset[int]  # TCP ports in state LISTEN, where they were asked for: of node 0
+    listening: frozenset[int]  # TCP ports in state LISTEN, where asked for
     infiniband: bool
     gpus: tuple[Gpu, ...]
-    gpu_error: str | None  # nvidia-smi is there but did not answer with GPUs
-    clock_skew: float = 0.0  # seconds this host's clock is ahead of the launching machine's
-    clock_error: float = 0.0  # half the round trip: how far clock_skew can be wrong
+    gpu_error: str | None  # what nvidia-smi printed instead of GPUs
+    boot_id: str = ""  # equal for two names of one machine
+    seconds: float = 0.0  # how long the script took
+    clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
+    clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
+    details: Details | None = None  # where asked for
 
     def interface_of(self, ip: str) -> str | None:
-        """The NIC that carries `ip` on this host, or None when no NIC does."""
+        """The interface that has `ip`, or None."""
         return next((a.interface for a in self.addresses if a.ip == ip), None)
 
 
 def parse(text: str) -> Facts:
-    """The script's output as Facts. Raises ValueError when the output is not the script's."""
+    """Facts from the script's output. Raises ValueError for any other output."""
     sections = _sections(text)
     if "end" not in sections:
-        raise ValueError("the host's shell did not run the facts script to its end")
-    uid, user, gid = _identity(_first(sections, "user") or "")
-    system, hostname, *release = (_first(sections, "system") or "").split() or ["", ""]
-    ssh = (_first(sections, "ssh") or "").split()
+        raise ValueError("the script did not run to its end")
+
+    def first(name: str) -> str:
+        return next((line.strip() for line in sections.get(name, [])), "")
+
+    uid, user, gid = _identity(first("user"))
+    system, hostname, *release = first("system").split() or ["", ""]
+    ssh = first("ssh").split()
     gpus, gpu_error = _gpus(sections.get("gpus", []))
+    started, ended = _clock(first("clock")), _clock(first("end"))
+    cores = first("cores")
     return Facts(
         user=user,
         uid=uid,
         gid=gid,
-        home=_first(sections, "home") or "",
+        home=first("home"),
         hostname=hostname,
         kernel=" ".join([system, *release]),
-        cores=int(_first(sections, "cores") or 1),
-        clock=_clock(_first(sections, "clock") or "0"),
+        cores=int(cores) if cores.isdecimal() else 1,
+        clock=(started + ended) / 2,
         ssh_server_ip=ssh[2] if len(ssh) == 4 else None,
         ssh_client_ip=ssh[0] if len(ssh) == 4 else None,
-        addresses=_addresses(sections),
-        listening=frozenset(_port(line) for line in sections.get("listening", []) if line.strip()),
+        addresses=network.addresses(sections.get("net", [])),
+        listening=frozenset(_ports(sections.get("listening", []))),
         infiniband=bool(sections.get("infiniband")),
         gpus=gpus,
         gpu_error=gpu_error,
+        boot_id=first("boot"),
+        seconds=max(0.0, ended - started),
+        details=details(sections) if "disk" in sections else None,
     )
 
 
 def _sections(text: str) -> dict[str, list[str]]:
+    """The lines under each `@@name`, without empty lines and with `?` for control characters."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith("@@"):
-            lines = found.setdefault(line[2:], [])
+            lines = found.setdefault(line[2:].strip(), [])
         elif line.strip():
-            lines.append(line)
+            lines.append(_printable(line.rstrip()))
     return found
 
 
-def _first(sections: dict[str, list[str]], name: str) -> str | None:
-    return next((line.strip() for line in sections.get(name, [])), None)
+def _printable(line: str) -> str:
+    if line.replace("\t", "").isprintable():
+        return line
+    return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)
 
 
 def _identity(text: str) -> tuple[int, str, int]:
     """uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=..."; a uid may have no name."""
-    match = re.match(r"uid=(\d+)(?:\((.*?)\))? gid=(\d+)", text)
+    match = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", text)
     if not match:
-        raise ValueError(f"`id` said {text!r}")
+        raise ValueError(f"`id` printed {text!r}")
     return int(match[1]), match[2] or "", int(match[3])
 
 
 def _clock(text: str) -> float:
-    # busybox's date has no %N and leaves it as it stands
-    return float(re.sub(r"[^0-9.].*", "", text).rstrip(".") or 0)
+    """Seconds from `date +%s.%N`; the date of busybox prints %N as it is."""
+    match = re.match(r"[0-9]{1,12}(\.[0-9]{1,9})?", text)
+    return float(match[0]) if match else 0.0
 
 
-def _port(line: str) -> int:
-    # "  0: 00000000:1F90 00000000:0000 0A ..." : local address and port in hex
-    return int(line.split()[1].rsplit(":", 1)[1], 16)
+def _ports(lines: Sequence[str]) -> Iterator[int]:
+    """Rows of /proc/net/tcp: "  0: 00000000:1F90 00000000:0000 0A ...", the port in hex."""
+    for line in lines:
+        if match := re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", line):
+            yield int(match[1], 16)
 
 
-def _gpus(lines: list[str]) -> tuple[tuple[Gpu, ...], str | None]:
+def _gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
     gpus = []
     for line in lines:
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) != 4 or not parts[0].isdigit():
+        if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
             return (), line.strip()
-        memory = int(parts[3]) if parts[3].isdigit() else 0
+        memory = int(parts[3]) if re.fullmatch(r"[0-9]{1,9}", parts[3]) else 0
         gpus.append(Gpu(int(parts[0]), parts[1], parts[2], memory))
     return tuple(gpus), None
-
-
-def _addresses(sections: dict[str, list[str]]) -> tuple[Address, ...]:
-    lines = sections.get("net", [])
-    routes = _routes(lines)
-    found = []
-    for ip in _local_ipv4(lines):
-        interface = "lo" if ipaddress.ip_address(ip).is_loopback else _carrier(ip, routes)
-        if interface:
-            found.append(Address(ip, interface))
-    return tuple(found + _own_ipv6(lines))
-
-
-def _routes(lines: list[str]) -> list[tuple[ipaddress.IPv4Network, str]]:
-    """Directly connected networks and their NIC, the most specific first."""
-    networks = []
-    for line in lines:
-        fields = line.split()
-        if len(fields) < 8 or fields[0] == "Iface" or fields[2] != "00000000":
-            continue  # the heading, or a route through a gateway
-        if fields[1] == "00000000":
-            continue
-        base, mask = (_little_endian(fields[1]), _little_endian(fields[7]))
-        networks.append((ipaddress.IPv4Network(f"{base}/{mask}", strict=False), fields[0]))
-    return sorted(networks, key=lambda item: -item[0].prefixlen)
-
-
-def _little_endian(digits: str) -> str:
-    return ".".join(str(byte) for byte in reversed(bytes.fromhex(digits)))
-
-
-def _local_ipv4(lines: list[str]) -> list[str]:
-    """Own addresses: in /proc/net/fib_trie a `|-- IP` followed by `/32 host LOCAL`."""
-    found: list[str] = []
-    ip = ""
-    for line in lines:
-        if match := re.search(r"\|-- (\d+\.\d+\.\d+\.\d+)", line):
-            ip = match.group(1)
-        elif "/32 host LOCAL" in line and ip not in found:
-            found.append(ip)
-    return found
-
-
-def _own_ipv6(lines: list[str]) -> list[Address]:
-    """/proc/net/if_inet6: "fd00...02 02 40 00 80 eth0"."""
-    found = []
-    for line in lines:
-        if match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
-            address = ipaddress.IPv6Address(int(match[1], 16))
-            if not address.is_link_local:
-                found.append(Address(str(address), match[3]))
-    return found
-
-
-def _carrier(ip: str, routes: list[tuple[ipaddress.IPv4Network, str]]) -> str | None:
-    address = ipaddress.IPv4Address(ip)
-    return next((interface for network, interface in routes if address in network), None)

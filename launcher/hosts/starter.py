@@ -1,26 +1,25 @@
-"""The `init` command's work: the text of a first hosts file, and the hosts that ssh knows already."""
+"""The work of `ddpctl init`: the text of a first hosts file, and the hosts of ~/.ssh/config."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from launcher.hosts import Cluster, parse
 
 DEFAULT_IMAGE = "ddpctl-trainer:latest"
 DEFAULT_COMMAND = ("-m", "trainer")
-INCLUDE_DEPTH = 16  # as ssh has it
-
-PLAIN = re.compile(r"\.|(\./|~/|/|[A-Za-z])([A-Za-z0-9_./@:~-]*[A-Za-z0-9_./~-])?")
-RESERVED = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null")
+INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
 @dataclass(frozen=True)
 class Answers:
-    """hosts: as `ssh` takes them, or `local`, with GPUs where they are known."""
+    """hosts: names as `ssh` takes them, or `local`, each with its number of GPUs if known."""
 
     hosts: tuple[tuple[str, int | None], ...]
     user: str | None = None
@@ -31,7 +30,7 @@ class Answers:
 
 
 def compose(answers: Answers, name: str) -> str:
-    """A hosts file with a word to each line. Raises HostsFileError for what cannot be one."""
+    """A commented hosts file. Raises HostsFileError where the answers do not make one."""
     text = "\n".join(_lines(answers, name)) + "\n"
     parse(text, name)
     return text
@@ -39,11 +38,13 @@ def compose(answers: Answers, name: str) -> str:
 
 def _lines(answers: Answers, name: str) -> Iterator[str]:
     yield f"# Hosts and job for ddpctl. Next: `ddpctl check {name}`, then `ddpctl launch {name}`."
-    yield "# Paths are relative to this file. Lines that begin with `# ` show what else there is."
+    yield "# Paths are relative to this file. The commented lines show what else you can set."
     yield ""
-    yield "defaults:                      # for every host; a host may override any of them"
-    yield from _either("user", answers.user, "ubuntu", "the SSH user; default: as `ssh HOST` does")
-    yield from _either("identity_file", None, "~/.ssh/id_ed25519", "default: as `ssh HOST` does")
+    yield "defaults:                      # for every host; a host may override them"
+    yield from _either(
+        "user", answers.user, "ubuntu", "the SSH user; default: what `ssh HOST` uses"
+    )
+    yield from _either("identity_file", None, "~/.ssh/id_ed25519", "default: what `ssh HOST` uses")
     yield _row("  gpus: all", "all | a count | a list of ids | 0 for CPU")
     yield ""
     yield "hosts:                         # list order is rank order: the first is node 0, the master"
@@ -51,36 +52,40 @@ def _lines(answers: Answers, name: str) -> Iterator[str]:
         yield f"  - host: {scalar(host)}" if gpus is not None else f"  - {scalar(host)}"
         if gpus is not None:
             yield f"    gpus: {gpus}"
-    yield "#   internal_ip: 10.0.0.2      # of a host: what the others reach it by; `check` finds it"
+    yield "#   internal_ip: 10.0.0.2      # of a host: the address for the other nodes; `check` finds it"
     yield ""
     yield "job:"
     yield _row(f"  image: {scalar(answers.image)}", "any image with Python and torch")
-    yield from _either("workdir", answers.workdir, ".", "code folder, pushed, /workspace there")
-    yield from _either("dataset", answers.dataset, "./data", "pushed, /data there, read-only")
+    yield from _either("workdir", answers.workdir, ".", "your code: pushed, mounted at /workspace")
+    yield from _either(
+        "dataset", answers.dataset, "./data", "your data: pushed, mounted read-only at /data"
+    )
     words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
-    yield _row(f"  command: [{words}]", "what torchrun runs; `-- ...` replaces it")
-    yield from _either("nproc_per_node", None, "2", "default: one process a GPU; 1 on a CPU host")
-    yield from _either("max_restarts", None, "3", "whole-job restarts from the newest checkpoint")
+    yield _row(f"  command: [{words}]", "what torchrun runs; `-- ...` overrides it")
+    yield from _either("nproc_per_node", None, "2", "default: one per GPU; 1 on a CPU host")
+    yield from _either(
+        "max_restarts", None, "3", "restarts of the whole job from its newest checkpoint"
+    )
 
 
 def _either(key: str, value: str | None, example: str, why: str) -> Iterator[str]:
-    """The key with its value, or commented with an example."""
-    said = f"  {key}: {scalar(value)}" if value is not None else f"# {key}: {example}"
-    yield _row(said, why)
+    """The key with its value, or an example commented out."""
+    line = f"  {key}: {scalar(value)}" if value is not None else f"# {key}: {example}"
+    yield _row(line, why)
 
 
-def _row(said: str, why: str) -> str:
-    return f"{said:<30} # {why}"
+def _row(line: str, why: str) -> str:
+    return f"{line:<30} # {why}"
 
 
 def scalar(text: str) -> str:
-    """A YAML scalar that reads back to `text`, quoted only where it must be."""
-    bare = PLAIN.fullmatch(text) and not RESERVED.fullmatch(text)
-    return text if bare else json.dumps(text, ensure_ascii=False)
+    """`text` as a YAML scalar, quoted only where necessary."""
+    written = yaml.safe_dump(text, allow_unicode=True, width=2**31 - 1)
+    return written.removesuffix("...\n").strip()
 
 
 def hosts_in(cluster: Cluster) -> tuple[tuple[str, int | None], ...]:
-    """The hosts of a hostfile, as it names them."""
+    """The hosts of a hostfile under its names."""
     found = []
     for host in cluster.hosts:
         name = f"{host.user}@{host.host}" if host.user else host.host
@@ -89,9 +94,9 @@ def hosts_in(cluster: Cluster) -> tuple[tuple[str, int | None], ...]:
 
 
 def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> list[str]:
-    """The names that ~/.ssh/config and what it includes give to hosts, in order; no patterns.
+    """The Host names of an SSH configuration and its includes, in order, without patterns.
 
-    folder: what an Include is relative to, by default the one that config is in.
+    folder: what an Include is relative to (default: the folder of config).
     """
     folder = folder or config.parent
     try:
@@ -112,6 +117,7 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
 
 def included(patterns: Sequence[str], folder: Path) -> Iterator[Path]:
     for pattern in patterns:
-        path = Path(pattern).expanduser()
-        root = Path("/") if path.is_absolute() else folder
-        yield from sorted(root.glob(str(path).lstrip("/")))
+        with contextlib.suppress(RuntimeError):  # ~NAME of a user that does not exist
+            path = Path(pattern).expanduser()
+            root = Path("/") if path.is_absolute() else folder
+            yield from sorted(root.glob(str(path).lstrip("/")))

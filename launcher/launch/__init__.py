@@ -1,1 +1,1 @@
-"""Starting attempts: launch, resume, restart, attach."""
+"""Starting attempts: launch, resume, automatic restarts, and coming back to them."""

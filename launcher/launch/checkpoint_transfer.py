@@ -1,23 +1,36 @@
-"""Before a further attempt: the newest whole checkpoint goes to the hosts that lack it.
+"""Before a further attempt: sends the checkpoint it resumes from to the hosts that lack it.
 
-It travels through this machine, into a hidden folder beside its place, is held against the digests that
-its source told, and is then renamed into place; what stood there is kept as `.before-attempt-N`.
+The files go through this machine into a hidden folder of the target, are compared with the source's
+digests, and are then renamed into place. What was there is kept in `.before-attempt-N`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from launcher.errors import CommandFailed
-from launcher.launch.checkpoint_choice import Choice, File, Gift, Held, Step, choose
+from launcher.launch.checkpoint_choice import (
+    Choice,
+    File,
+    HostCheckpoints,
+    Step,
+    Transfer,
+    choose,
+)
 from launcher.plan.plan import HOME
-from launcher.runs.record import AttemptRecord, RunRecord
-from launcher.ssh.node import Completed, Node, ask_each
-from launcher.ssh.stream import READ_SIZE
+from launcher.runs.record import RunRecord
+from launcher.ssh.many import ask_each
+from launcher.ssh.node import Node
+from launcher.ssh.stream import READ_SIZE, Completed
 from launcher.terminal.console import Console
 
-# $1 run folder. NUL-separated: the newest whole step, damaged ones above it, then every file.
+TIMEOUT = 900.0  # seconds for a script; digests of a large checkpoint take long
+TAR_TIMEOUT = 60.0  # seconds for tar to end once its data has arrived
+
+# $1 run folder. NUL-separated: the newest complete step, damaged ones after it, then every file.
 LIST = r"""
 cd "$1/checkpoints" 2>/dev/null || exit 0
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
@@ -30,13 +43,13 @@ for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
 done
 find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
 """
-# $1 run folder, NUL-separated paths on standard input
+# $1 run folder, $2 a folder in it; NUL-separated paths on standard input
 DIGESTS = (
     'cd "$1/$2" && xargs -0 -r -I@ find ./@ -type f -print0 | sort -z | xargs -0 -r sha256sum -z'
 )
 SEND = 'cd "$1/checkpoints" && tar -cf - --null -T -'
-TAKE = 'mkdir -p "$1/checkpoints/$2" && tar -xf - -C "$1/checkpoints/$2"'
-# $1 run folder, $2 where it has come to, $3 where the old goes, $4 "open" for another user's sake
+RECEIVE = 'mkdir -p "$1/checkpoints/$2" && tar -xf - -C "$1/checkpoints/$2"'
+# $1 run folder, $2 the arrived files, $3 where the old ones go, $4 "open" for another user's access
 PUT = r"""
 cd "$1/checkpoints" || exit 1
 if [ "$4" = open ]; then chmod -R a+rwX "$2"; fi
@@ -52,16 +65,30 @@ DROP = 'rm -rf "$1/checkpoints/$2"'
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """A host that may have checkpoints of the run, and where."""
+class CheckpointFolder:
+    """Where a host may have checkpoints of the run."""
 
     node: Node
     run_dir: str
     rank: int | None
-    same_place: bool
+    same_rank: bool
+
+    def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
+        """Runs a script whose $1 is the run's folder. Raises CommandFailed if it fails."""
+        done = self.node.script(text, self.path(), *args, stdin=stdin, timeout=TIMEOUT)
+        if done.code != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            why = said[-1] if said else f"exit {done.code}"
+            raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {why}")
+        return done
+
+    def path(self) -> str:
+        if self.run_dir.startswith("~/"):
+            return f"{self.node.home()}/{self.run_dir[2:]}"
+        return self.run_dir
 
 
-def hand_over(
+def distribute_checkpoint(
     nodes: Sequence[Node],
     former: Sequence[Node],
     record: RunRecord,
@@ -69,112 +96,119 @@ def hand_over(
     *,
     open_to_all: bool = False,
 ) -> Choice:
-    """Sees to it that the next attempt's hosts have what it goes on from, and says what that is.
+    """Sends the next attempt's hosts what they lack of the checkpoint, and returns which it is.
 
     nodes: of the next attempt, in rank order; former: other hosts that may have checkpoints.
-    open_to_all: the container's user is another than the one that logs in.
-    Raises DdpctlError when what is there cannot be brought to a host that needs it.
+    open_to_all: the container's user is not the one that logs in.
+    Raises DdpctlError when the checkpoint cannot be brought to a host that needs it.
     """
-    keepers = keepers_of(nodes, former, record)
-    by_node = {keeper.node: keeper for keeper in keepers}
-    seen, failures = ask_each([*by_node], lambda node: look(by_node[node]))
+    folders = checkpoint_folders(nodes, former, record)
+    by_node = {folder.node: folder for folder in folders}
+    seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
     for name in failures:
-        console.say(f"cannot see {name}: what only it has of the checkpoints is not used")
-    choice = choose([seen[k.node.name] for k in keepers if k.node.name in seen])
+        console.say(f"cannot see {name}: not using checkpoints that only it has")
+    choice = choose([seen[f.node.name] for f in folders if f.node.name in seen])
     for host in seen.values():
         for path in host.damaged:
-            console.say(f"{host.host}: {path} is damaged, so it is not used")
+            console.say(f"{host.host}: not using {path}, which is incomplete or damaged")
     if choice.source is None:
-        console.say("no host has a checkpoint of this run: it begins anew")
+        console.say("no host has a checkpoint of this run: starting from scratch")
         return choice
-    console.say(f"goes on from {choice.what} of {choice.source.host}")
-    by_name = {keeper.node.name: keeper for keeper in keepers}
+    console.say(f"resuming from {choice.what} of {choice.source.host}")
+    by_name = {folder.node.name: folder for folder in folders}
     aside = f".before-attempt-{len(record.attempts) + 1}"
-    for gift in choice.gifts:
-        with console.step(f"giving {gift.what} of {gift.source.host} to {gift.target.host}"):
-            give(by_name, gift, aside, "open" if open_to_all else "")
+    for transfer in choice.transfers:
+        source, target = by_name[transfer.source.host], by_name[transfer.target.host]
+        with console.step(f"sending {transfer.what} of {source.node.name} to {target.node.name}"):
+            send(source, target, transfer, aside, open_to_all=open_to_all)
     return choice
 
 
-def keepers_of(nodes: Sequence[Node], former: Sequence[Node], record: RunRecord) -> list[Keeper]:
-    """Each machine once; two nodes on one machine share its folder."""
-    attempt: AttemptRecord = record.attempt
-    before = {entry.host: entry for entry in reversed(attempt.nodes)}
-    found: dict[tuple[str | None, str, int], Keeper] = {}
+def checkpoint_folders(
+    nodes: Sequence[Node], former: Sequence[Node], record: RunRecord
+) -> list[CheckpointFolder]:
+    """One per account on a machine: two nodes there share its folder."""
+    before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
+    found: dict[object, CheckpointFolder] = {}
     for rank, node in [*enumerate(nodes), *((None, node) for node in former)]:
         entry = before.get(node.name)
         run_dir = entry.run_dir if entry else f"{HOME}/runs/{record.run_id}"
         same = entry is not None and entry.node_rank == rank
-        found.setdefault(node.host.account, Keeper(node, run_dir, rank, same))
+        found.setdefault(node.host.account, CheckpointFolder(node, run_dir, rank, same))
     return [*found.values()]
 
 
-def look(keeper: Keeper) -> Held:
-    done = run(keeper, LIST)
-    whole, damaged, files = None, [], {}
-    for row in done.stdout.split(b"\0")[:-1]:
-        first, second, path = row.decode(errors="surrogateescape").split(" ", 2)
-        if first == "whole":
-            whole = Step(path, second)
-        elif first == "damaged":
-            damaged.append(path)
-        else:
-            files[path] = File(int(first.partition(".")[0]), int(second))
-    return Held(keeper.node.name, keeper.rank, keeper.same_place, whole, tuple(damaged), files)
+def list_checkpoints(folder: CheckpointFolder) -> HostCheckpoints:
+    """What the host reports; rows and paths that LIST would not print are skipped."""
+    newest, damaged, files = None, [], {}
+    for row in folder.script(LIST).stdout.split(b"\0")[:-1]:
+        text = row.decode(errors="surrogateescape")
+        if match := re.fullmatch(r"(whole [0-9a-f]{64}|damaged -) (ckpt/step-[0-9]{1,18})", text):
+            kind, _, identity = match[1].partition(" ")
+            if kind == "whole":
+                newest = Step(match[2], identity)
+            else:
+                damaged.append(match[2])
+        elif (
+            match := re.fullmatch(r"([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", text, re.DOTALL)
+        ) and _is_inside(match[3]):
+            files[match[3]] = File(int(match[1]), int(match[2]))
+    return HostCheckpoints(
+        folder.node.name, folder.rank, folder.same_rank, newest, tuple(damaged), files
+    )
 
 
-def give(by_name: dict[str, Keeper], gift: Gift, aside: str, mode: str) -> None:
-    source, target = by_name[gift.source.host], by_name[gift.target.host]
-    paths = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in gift.paths)
-    coming = f".coming-{gift.source.host}"
-    wanted = run(source, DIGESTS, "checkpoints", stdin=paths).stdout
-    run(target, DROP, coming)
-    _carry(source, target, paths, coming)
-    if run(target, DIGESTS, f"checkpoints/{coming}", stdin=paths).stdout != wanted:
-        run(target, DROP, coming)
+def _is_inside(path: str) -> bool:
+    """Whether a path that a host reports stays in the folder it is relative to."""
+    return not path.startswith("/") and ".." not in PurePosixPath(path).parts
+
+
+def send(
+    source: CheckpointFolder,
+    target: CheckpointFolder,
+    transfer: Transfer,
+    aside: str,
+    *,
+    open_to_all: bool = False,
+) -> None:
+    """Sends, verifies and puts in place. On failure the target is left as it was."""
+    paths = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in transfer.paths)
+    arriving = f".arriving-{transfer.source.host}"
+    wanted = source.script(DIGESTS, "checkpoints", stdin=paths).stdout
+    target.script(DROP, arriving)
+    _stream(source, target, paths, arriving)
+    if target.script(DIGESTS, f"checkpoints/{arriving}", stdin=paths).stdout != wanted:
+        target.script(DROP, arriving)
         raise CommandFailed(
-            f"{gift.target.host}: {gift.what} of {gift.source.host} did not arrive whole; "
-            "resume again, and look at the disks of both hosts"
+            f"{target.node.name}: {transfer.what} of {source.node.name} arrived damaged; "
+            "resume again, and check the disks of both hosts"
         )
-    run(target, PUT, coming, aside, mode, stdin=paths)
+    target.script(PUT, arriving, aside, "open" if open_to_all else "", stdin=paths)
 
 
-def _carry(source: Keeper, target: Keeper, paths: bytes, coming: str) -> None:
-    send = source.node.open_script(SEND, run_dir_of(source))
-    take = target.node.open_script(TAKE, run_dir_of(target), coming)
+def _stream(
+    source: CheckpointFolder, target: CheckpointFolder, paths: bytes, arriving: str
+) -> None:
+    sending = source.node.open_script(SEND, source.path())
+    receiving = target.node.open_script(RECEIVE, target.path(), arriving)
     try:
-        send.write(paths)
-        send.close_stdin()
-        while data := send.read(READ_SIZE):
-            take.write(data)
-        take.close_stdin()
-        for keeper, stream in ((source, send), (target, take)):
-            if stream.wait(60.0) != 0:
+        sending.write(paths)
+        sending.close_stdin()
+        while data := sending.read(READ_SIZE):
+            receiving.write(data)
+        receiving.close_stdin()
+        for folder, stream in ((source, sending), (target, receiving)):
+            if stream.wait(TAR_TIMEOUT) != 0:
                 said = stream.stderr_tail().strip().splitlines() or ["tar failed"]
                 raise CommandFailed(
-                    f"{keeper.node.name}: could not hand the checkpoint over: {said[-1]}"
+                    f"{folder.node.name}: could not transfer the checkpoint: {said[-1]}"
                 )
     except BrokenPipeError:
-        said = take.stderr_tail().strip().splitlines() or ["it took no more"]
+        said = receiving.stderr_tail().strip().splitlines() or ["tar ended early"]
         raise CommandFailed(
-            f"{target.node.name}: could not take the checkpoint: {said[-1]}; look at `df -h` there"
+            f"{target.node.name}: could not receive the checkpoint: {said[-1]}; "
+            "look at `df -h` there"
         ) from None
     finally:
-        send.close()
-        take.close()
-
-
-def run_dir_of(keeper: Keeper) -> str:
-    """The run's folder as an absolute path."""
-    if keeper.run_dir.startswith("~/"):
-        return f"{keeper.node.home()}/{keeper.run_dir[2:]}"
-    return keeper.run_dir
-
-
-def run(keeper: Keeper, script: str, *words: str, stdin: bytes = b"") -> Completed:
-    """Digests of a large checkpoint take their time. CommandFailed unless it ended well."""
-    done = keeper.node.script(script, run_dir_of(keeper), *words, stdin=stdin, timeout=900.0)
-    if done.code != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.code}"]
-        raise CommandFailed(f"{keeper.node.name}: {keeper.run_dir}/checkpoints: {said[-1]}")
-    return done
+        sending.close()
+        receiving.close()

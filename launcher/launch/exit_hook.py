@@ -1,49 +1,56 @@
-"""--on-exit: a command line of the user's, run once when a run has ended, with the outcome.
+"""--on-exit: the user's command, run once when a run has ended, with the outcome in its environment.
 
-It is kept in the run's folder until the run ends. Whoever follows the run to its end takes it: the
-command that launched it or, once nobody watches, the recorder. Taking is a rename, so it runs once.
+It stays in the run's folder until the run ends. Whatever follows the run to its end takes it: the
+command that launched the run or, once detached, the recorder. Taking is a rename, so it runs once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from launcher.diagnosis.first_failure import headline
 from launcher.errors import DdpctlError
 from launcher.runs.record import RunFolder, RunRecord
-from launcher.state import write_atomically
+from launcher.state import current_folder, write_atomically
 from launcher.terminal.console import Console
 
 KEPT = "on-exit"
-HANDED_OVER = "on-exit.detached"  # the recorder's to run
+HANDED_OVER = "on-exit.detached"  # for the recorder to run
 LIVE = ("PENDING", "RUNNING")
 
 
 @dataclass
 class Ending:
-    """What became of the run, filled in while it is followed."""
+    """The exit code of the run, set while it is followed."""
 
     code: int = 1
 
 
 def keep(folder: RunFolder, command: str) -> None:
-    """Not in run.json: a command line may hold a token, and run.json goes to the hosts."""
-    write_atomically(folder.path / KEPT, command, mode=0o600)
+    """Not in run.json, which goes to the hosts: a command line may hold a token.
+
+    It is to run in the current directory, wherever the process that runs it is.
+    """
+    folder_now = shlex.quote(str(current_folder()))
+    text = f"cd {folder_now} 2>/dev/null\n{command}"
+    write_atomically(folder.path / KEPT, text, mode=0o600)
 
 
 def hand_over(folder: RunFolder) -> None:
-    """From here on it is the recorder's."""
+    """Leaves it to the recorder."""
     with contextlib.suppress(FileNotFoundError):
         (folder.path / KEPT).rename(folder.path / HANDED_OVER)
 
 
 @contextlib.contextmanager
 def at_the_end(folder: RunFolder, console: Console, kept: str = KEPT) -> Iterator[Ending]:
-    """Runs what was kept after the block, if the run has ended there, whatever way."""
+    """Runs the kept command after the block, if the run has ended by then in any way."""
     ending = Ending()
     try:
         yield ending
@@ -54,7 +61,7 @@ def at_the_end(folder: RunFolder, console: Console, kept: str = KEPT) -> Iterato
         path = folder.path / kept
         if path.exists() and (record := folder.load()).state not in LIVE:
             taken = path.with_name(f"{kept}.{os.getpid()}")
-            with contextlib.suppress(FileNotFoundError):  # another took it
+            with contextlib.suppress(FileNotFoundError):  # another process took it
                 path.rename(taken)
                 command = taken.read_text()
                 taken.unlink()
@@ -62,7 +69,7 @@ def at_the_end(folder: RunFolder, console: Console, kept: str = KEPT) -> Iterato
 
 
 def call(command: str, folder: RunFolder, record: RunRecord, code: int, console: Console) -> None:
-    """The command's own output goes to stderr: stdout carries the run's lines. Never raises."""
+    """Runs the command with its output on stderr: stdout carries the run's lines. Never raises."""
     try:
         done = subprocess.run(
             ["sh", "-c", command],
@@ -72,25 +79,23 @@ def call(command: str, folder: RunFolder, record: RunRecord, code: int, console:
             check=False,
         )
     except OSError as error:
-        console.say(f"warning: the --on-exit command could not be started: {error.strerror}")
+        console.say(f"warning: could not start the --on-exit command: {error.strerror}")
         return
     if done.returncode:
-        console.say(f"warning: the --on-exit command ended with {done.returncode}")
+        console.say(f"warning: the --on-exit command exited with {done.returncode}")
 
 
 def environment(folder: RunFolder, record: RunRecord, code: int) -> dict[str, str]:
-    """The outcome in words that a shell can use; empty where there is nothing to say."""
-    from launcher.diagnosis.first_failure import FirstFailure, headline
-
+    """The outcome as environment variables; empty where there is nothing to say."""
     failure = record.attempt.first_failure
     return {
-        "DDPCTL_ON_EXIT": "1",  # tells this process from one of the run
+        "DDPCTL_ON_EXIT": "1",  # distinguishes this process from those of the run
         "DDPCTL_RUN_ID": record.run_id,
         "DDPCTL_NAME": record.name,
         "DDPCTL_STATE": record.state,
         "DDPCTL_EXIT_CODE": str(code),
         "DDPCTL_ATTEMPT": str(record.attempt.attempt),
         "DDPCTL_RUN_DIR": str(folder.path),
-        "DDPCTL_FIRST_FAILURE": headline(FirstFailure(**failure)) if failure else "",
-        "DDPCTL_FAILED_HOST": str(failure["host"]) if failure else "",
+        "DDPCTL_FIRST_FAILURE": headline(failure) if failure else "",
+        "DDPCTL_FAILED_HOST": failure.host if failure else "",
     }

@@ -1,54 +1,44 @@
-"""The recorder: a process of the launching machine that looks after a run that nobody watches.
+"""The recorder: a process on the launching machine that looks after a detached run.
 
-It keeps the logs and starts the attempts that job.max_restarts allows.
-
-python -m launcher.launch.recorder RUN_FOLDER
+It keeps the logs, starts the restarts that job.max_restarts allows, and runs the --on-exit command.
+`launcher.launch.detach` starts it.
 """
 
 from __future__ import annotations
 
-import subprocess
+import dataclasses
+import os
 import sys
 from pathlib import Path
 
 from launcher.errors import DdpctlError
 from launcher.launch import exit_hook
+from launcher.launch.attach import attach
+from launcher.launch.detach import READY
+from launcher.launch.restart import restart_until_done
+from launcher.plan.options import LaunchOptions
 from launcher.runs.record import RunFolder
 from launcher.terminal.console import Console
 
 
-def spawn(folder: RunFolder) -> None:
-    """Starts it, outside this terminal's session; it ends with the run."""
-    exit_hook.hand_over(folder)
-    with (folder.path / "recorder.log").open("ab") as out:
-        subprocess.Popen(
-            [sys.executable, "-m", "launcher.launch.recorder", str(folder.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=out,
-            start_new_session=True,
-        )
-
-
 def main() -> int:
-    from launcher.hosts import load
-    from launcher.launch.attach import attach
-    from launcher.launch.launch import Wishes, with_restarts
-
+    folder = RunFolder(Path(sys.argv[1]))
     console = Console()
     console.stdout_closed = True  # it only records
-    folder = RunFolder(Path(sys.argv[1]))
     try:
+        folder.load()
+        report_ready()
         with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
             ending.code = attach(folder, console)
-            cluster = load(folder.hosts_file, job_files=False)
-            wishes = Wishes(hang_timeout=folder.load().hang_timeout)
-            ending.code = with_restarts(cluster, wishes, console, folder.run_id, ending.code)
+            options = LaunchOptions(**dataclasses.asdict(folder.load().options))
+            ending.code = restart_until_done(folder, options, ending.code, console)
         return ending.code
     except DdpctlError as error:
         console.error(str(error))
         return error.exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def report_ready() -> None:
+    """Tells the command that started this process, which then lets go of stdout."""
+    os.write(sys.stdout.fileno(), READY)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,103 +5,95 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.engines.choose import engine_of
 from launcher.hosts import Cluster, Host
+from launcher.launch.attempt import NextAttempt, run_attempt
+from launcher.launch.environment import kept_cluster
+from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import place_in
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
-from launcher.ssh.node import Node, ask_each, connected, try_each
+from launcher.ssh.many import ask_each, try_each
+from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
-# What may not happen again by itself. Everything else (a bad argument, missing data, an exception,
-# memory, a loss that diverged) would only fail the same way once more.
-MENDABLE = frozenset(
-    ("killed", "container-killed", "host-lost", "network-cut", "peer-gone", "stopped")
-    + ("never-joined", "terminated", "hung", "collective-timeout")
-)
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint
 
-# Prints a word when something was saved under $1/checkpoints since $2/spec.json was written.
+# Prints a name if something was saved under $1/checkpoints since $2/spec.json was written.
 PROGRESS = 'find "$1/checkpoints" -type f -newer "$2/spec.json" 2>/dev/null | head -n 1'
 
 
 @dataclass(frozen=True)
-class Verdict:
-    again: bool
+class Decision:
+    restart: bool
     why: str
     wait: float = 0.0  # seconds
 
 
-def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Verdict:
-    """After a failure: another attempt, or the reason why not."""
-    failure = attempts[-1].first_failure or {}
-    kind = failure.get("kind", "unknown")
-    restarts = since_asked_for(attempts)
-    if kind not in MENDABLE:
-        return Verdict(False, f"a restart does not mend `{kind}`")
+def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
+    """Whether to start another attempt after a failure, or why not."""
+    failure = attempts[-1].first_failure
+    name = failure.kind if failure else "unknown"
+    kind = FailureKind.named(name)
+    restarts = restarts_in_a_row(attempts)
+    if kind is None or not kind.restartable:
+        return Decision(False, f"a failure of kind `{name}` would happen again")
     if restarts >= max_restarts:
-        return Verdict(False, f"{restarts} of {max_restarts} restarts are used up")
-    idle = 0
-    for attempt in reversed(attempts):
-        if attempt.progress:
-            break
-        idle += 1
+        return Decision(False, f"{restarts} of {max_restarts} restarts are used up")
+    idle = sum(1 for _ in itertools.takewhile(lambda a: not a.progress, reversed(attempts)))
     if idle >= NO_PROGRESS_LIMIT:
-        return Verdict(False, f"{idle} attempts in a row saved nothing new")
+        return Decision(False, f"{idle} attempts in a row saved no new checkpoint")
     wait = BACKOFF[min(restarts, len(BACKOFF) - 1)]
-    return Verdict(True, f"restart {restarts + 1} of {max_restarts}", wait)
+    return Decision(True, f"restart {restarts + 1} of {max_restarts}", wait)
 
 
-def since_asked_for(attempts: Sequence[AttemptRecord]) -> int:
-    """How often in a row the run was started again without anybody's asking."""
-    by_itself = itertools.takewhile(lambda a: a.by == "restart", reversed(attempts))
-    return sum(1 for _ in by_itself)
+def restarts_in_a_row(attempts: Sequence[AttemptRecord]) -> int:
+    """Automatic restarts since the user last launched or resumed the run."""
+    automatic = itertools.takewhile(lambda a: a.by == "restart", reversed(attempts))
+    return sum(1 for _ in automatic)
 
 
-def until_done(
-    cluster: Cluster,
-    folder: RunFolder,
-    code: int,
-    again: Callable[[Cluster, RunRecord, Sequence[Host]], int],
-    console: Console,
+def restart_until_done(
+    folder: RunFolder, options: LaunchOptions, code: int, console: Console
 ) -> int:
     """Restarts a failed run as often as the job allows; returns the last attempt's exit code.
 
-    code: of the attempt that has ended. again: starts the next one, on these hosts, and follows it
-    to its end; it is also given the hosts that have left and can still be asked.
+    code: of the attempt that has just ended.
     """
-    while code == 1 and cluster.job.max_restarts > 0:
+    by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
+    while code == 1:
+        cluster = kept_cluster(folder)
+        if cluster.job.max_restarts == 0:
+            break
         record = folder.load()
         record.attempt.progress = has_saved(cluster, record)
         folder.save(record)
-        verdict = decide(record.attempts, cluster.job.max_restarts)
-        if not verdict.again:
-            console.say(f"no restart: {verdict.why}")
+        decision = decide(record.attempts, cluster.job.max_restarts)
+        if not decision.restart:
+            console.say(f"no restart: {decision.why}; {by_hand}")
             break
-        console.say(f"{verdict.why} in {verdict.wait:g} s")
-        time.sleep(verdict.wait)
-        failure = record.attempt.first_failure or {}
-        cut_off = failure["host"] if failure.get("kind") == "network-cut" else None
-        standing = with_spares(cluster, console, cut_off)
-        for wait in BACKOFF[1:]:  # a host that was switched on again takes its time
-            if not standing.missing:
-                break
-            console.say(f"{'; '.join(standing.missing)}; looking again in {wait:g} s")
-            time.sleep(wait)
-            standing = with_spares(cluster, console, cut_off)
-        if standing.missing:
-            console.say(f"no restart: no spare is left, and {'; '.join(standing.missing)}")
+        console.say(f"{decision.why} in {decision.wait:g} s")
+        time.sleep(decision.wait)
+        available = wait_for_hosts(cluster, record, console)
+        if available.missing:
+            missing = "; ".join(available.missing)
+            console.say(f"no restart: no spare is left, and {missing}; {by_hand}")
             break
-        cluster = standing.cluster
-        code = again(cluster, record, standing.left)
+        code = run_attempt(
+            NextAttempt(
+                available.cluster, options.for_restart(), folder.run_id, record, available.former
+            ),
+            console,
+        )
     return code
 
 
 def has_saved(cluster: Cluster, record: RunRecord) -> bool:
-    """Whether any host that can be seen holds something that the last attempt saved."""
+    """Whether a host that can be seen holds something that the last attempt saved."""
     with connected(cluster.hosts) as nodes:
         ranks = {node: rank for rank, node in enumerate(nodes)}
 
@@ -117,18 +109,32 @@ def has_saved(cluster: Cluster, record: RunRecord) -> bool:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Available:
     """Hosts for the next attempt."""
 
     cluster: Cluster
-    left: tuple[Host, ...] = ()  # lost their places, but answer: they may have checkpoints
+    former: tuple[Host, ...] = ()  # replaced, but they answer: they may have checkpoints
     missing: tuple[str, ...] = ()  # why hosts cannot take part, where there is no spare for them
 
 
-def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Standing:
-    """A spare in the place, and with the rank, of each host that is lost or whose engine is.
+def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
+    """Gives a host that was just switched on again some time to come back."""
+    failure = record.attempt.first_failure
+    cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
+    available = with_spares(cluster, console, cut_off)
+    for wait in BACKOFF[1:]:
+        if not available.missing:
+            break
+        console.say(f"{'; '.join(available.missing)}; looking again in {wait:g} s")
+        time.sleep(wait)
+        available = with_spares(cluster, console, cut_off)
+    return available
 
-    cut_off: a host that its peers lost. It may well answer us, so it goes on only without a spare.
+
+def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:
+    """Replaces each host that is lost, or whose engine is, by a spare of the same rank.
+
+    cut_off: a host that the other hosts lost. It may well answer here, so it stays if no spare is left.
     """
     answering: set[str] = set()
 
@@ -148,13 +154,13 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
     for host in cluster.hosts:
         if host.name in unwanted and spares:
             spare = spares.pop(0)
-            console.say(f"{spare.name} takes the place of {host.name}: {unwanted[host.name]}")
+            console.say(f"{spare.name} replaces {host.name}: {unwanted[host.name]}")
             hosts.append(spare)
         else:
             hosts.append(host)
-    gone = [host for host in cluster.hosts if host not in hosts]
-    return Standing(
+    replaced = [host for host in cluster.hosts if host not in hosts]
+    return Available(
         dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)),
-        tuple(host for host in gone if host.name in answering),
+        tuple(host for host in replaced if host.name in answering),
         tuple(lost[host.name] for host in hosts if host.name in lost),
     )

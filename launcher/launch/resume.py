@@ -6,11 +6,13 @@ import dataclasses
 
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host, Job, load
-from launcher.launch import exit_hook
-from launcher.launch.launch import Wishes, run_attempt, with_restarts
-from launcher.runs.find import find, look, names_hosts
-from launcher.runs.record import RunFolder, find_run
-from launcher.ssh.node import Node
+from launcher.launch.attempt import NextAttempt
+from launcher.launch.environment import kept_cluster, user_environment
+from launcher.launch.launch import run_with_restarts
+from launcher.plan.options import LaunchOptions
+from launcher.runs.find import find, list_nodes, names_hosts
+from launcher.runs.record import RunFolder, RunRecord, find_run
+from launcher.ssh.node import connected
 from launcher.terminal.console import Console
 
 
@@ -21,52 +23,62 @@ def resume(
     *,
     detach: bool,
     on_exit: str | None = None,
+    force: bool = False,
 ) -> int:
-    """Returns the new attempt's exit code. A run that is still alive is refused."""
-    folder = run_of(target, hosts)
+    """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
+    folder = run_of(target, hosts, console)
     record = folder.load()
-    before = load(folder.hosts_file, job_files=hosts is None)
+    if record.state == "SUCCEEDED" and not force:
+        raise UsageError(
+            f"{record.run_id} has succeeded: `ddpctl resume {record.run_id} --force` "
+            "starts another attempt all the same"
+        )
+    before = kept_cluster(folder, job_files=hosts is None)
     cluster = before if hosts is None else on_other_hosts(before, load(hosts))
-    former = [host for host in before.hosts if host not in cluster.hosts]
-    refuse_if_alive([*cluster.hosts, *former], cluster, folder.run_id)
-    wishes = Wishes(detach=detach, hang_timeout=record.hang_timeout, on_exit=on_exit, by="resume")
-    with exit_hook.at_the_end(folder, console) as ending:
-        ending.code = run_attempt(cluster, wishes, console, folder.run_id, record, former)
-        if not detach:  # or else the recorder sees to restarts
-            cluster = load(folder.hosts_file, job_files=False)
-            ending.code = with_restarts(cluster, wishes, console, folder.run_id, ending.code)
-    return ending.code
+    former = tuple(host for host in before.hosts if host not in cluster.hosts)
+    check_environment(record, cluster.job)
+    refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id)
+    kept = dataclasses.asdict(record.options)
+    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, by="resume")
+    return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
 
 
-def run_of(target: str | None, hosts: str | None) -> RunFolder:
-    """The run to go on with: this machine's own, or one that only the hosts know."""
+def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
+    """The run to resume: one of this machine, or one that only the hosts know."""
     if names_hosts(target) or hosts is None:
-        return find(target, None)
+        return find(target, None, console)
     try:
         return find_run(target)
     except UsageError:
-        return find(target, hosts)
+        return find(target, hosts, console)
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
-    """The hosts of `now`, and the run's own job but for what the file says of it. What is run stays
-    what it was in any case: another command would be another run."""
-    said = {
+    """The hosts of `now`, with the run's own job and what the new file sets of it.
+
+    The command stays the run's in any case: another command would be another run.
+    """
+    given = {
         field.name: getattr(now.job, field.name)
         for field in dataclasses.fields(Job)
         if getattr(now.job, field.name) != getattr(Job(), field.name)
     }
-    job = dataclasses.replace(before.job, **{**said, "command": before.job.command})
+    job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
     return dataclasses.replace(now, job=job)
 
 
-def refuse_if_alive(hosts: list[Host], cluster: Cluster, run_id: str) -> None:
-    nodes = [Node(host) for host in hosts]
-    try:
-        statuses, _ = look(nodes, cluster, run_id)
-    finally:
-        for node in nodes:
-            node.close()
+def check_environment(record: RunRecord, job: Job) -> None:
+    """Raises UsageError if this machine does not know the values of the run's variables."""
+    if unknown := set(record.env_names) - set(user_environment(job)):
+        raise UsageError(
+            f"{record.run_id}: only the machine that launched it knows the values of "
+            f"{', '.join(sorted(unknown))}; resume there, or set them as job.env in a file for --hosts"
+        )
+
+
+def refuse_if_alive(hosts: tuple[Host, ...], cluster: Cluster, run_id: str) -> None:
+    with connected(hosts) as nodes:
+        statuses, _ = list_nodes(nodes, cluster, run_id)
     if alive := sorted({status.host for status in statuses if status.alive}):
         raise UsageError(
             f"{run_id} still runs on {', '.join(alive)}: `ddpctl attach` follows it, "

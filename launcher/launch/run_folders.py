@@ -1,8 +1,7 @@
-"""The folders of one node of a run on its host: made, filled and read by one `sh` script each."""
+"""The folders of one node of a run on its host, each made and filled by one `sh` script."""
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import shlex
@@ -10,14 +9,27 @@ import tarfile
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.errors import CommandFailed
-from launcher.launch import supervisor_bundle
-from launcher.plan.plan import NodePlan, Plan
+from launcher.errors import CommandFailed, UsageError
+from launcher.launch.supervisor_bundle import supervisor_file
+from launcher.plan.build import writes_as_another_user
+from launcher.plan.plan import NodePlan, Place, Plan
 from launcher.plan.supervisor_spec import BUNDLE
 from launcher.ssh.node import Node
 
-# $1 run folder, $2 control folder, $3 code to copy or "", $4 "open" when another user must write
-SCRIPT = r"""
+TAKEN = 17  # the exit code of CLAIM when the attempt has been claimed before
+
+# Creates the control folder $1, which only one command can do.
+CLAIM = r"""
+umask 077
+mkdir -p "${1%/*}" || exit 1
+mkdir "$1" 2>/dev/null && exit 0
+[ -d "$1" ] && exit 17
+mkdir "$1"
+"""
+
+# $1 run folder, $2 control folder, $3 code to copy or "", $4 "open" if another user must write.
+# The tar stream on stdin has the control files.
+PREPARE = r"""
 set -e
 run=$1 control=$2 code=$3 open=$4
 umask 077
@@ -40,13 +52,24 @@ fi
 """
 
 
+def claim(node: Node, place: Place) -> None:
+    """Claims the attempt on its node 0, so that of several commands only one starts it."""
+    done = node.script(CLAIM, place.control_dir)
+    if done.code == TAKEN:
+        raise UsageError(
+            f"{node.name}: attempt {place.attempt} was already started, by another command or "
+            "from another machine; `ddpctl ps HOSTS` shows it"
+        )
+    if done.code != 0:
+        raise _failed(node, place.control_dir, done.stderr, done.code)
+
+
 def prepare(
     node: Node, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
 ) -> None:
-    """Makes the folders that the containers mount. `uid` is the SSH user's on that host.
+    """Creates and fills the folders that the container mounts. `uid` is the SSH user's there.
 
     documents: file name -> what to write as JSON into the node's control folder.
-
     Raises CommandFailed: no room, no permission, the pushed code is gone.
     """
     place = node_plan.place
@@ -54,34 +77,32 @@ def prepare(
     if plan.workdir_digest:
         home = place.run_dir.rsplit("/runs/", 1)[0]
         code = f"{home}/workdirs/{plan.workdir_digest}"
-    user = node_plan.container.user.split(":")[0]
-    foreign = plan.engine == "docker" and user not in (str(uid), "0")
     done = node.script(
-        SCRIPT,
+        PREPARE,
         place.run_dir,
         place.control_dir,
         code,
-        "open" if foreign else "",
+        "open" if writes_as_another_user(plan, node_plan, uid) else "",
         stdin=_control_files(documents),
         timeout=120.0,
     )
     if done.code != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit {done.code}"]
-        raise CommandFailed(
-            f"{node.name}: could not make {place.run_dir}: {said[-1]}; "
-            f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
-        )
+        raise _failed(node, place.run_dir, done.stderr, done.code)
 
 
-_supervisor = functools.cache(supervisor_bundle.supervisor_file)  # the same for all nodes
+def _failed(node: Node, folder: str, stderr: bytes, code: int) -> CommandFailed:
+    said = stderr.decode(errors="replace").strip().splitlines() or [f"exit {code}"]
+    return CommandFailed(
+        f"{node.name}: could not create {folder}: {said[-1]}; "
+        f"look at `df -h` and the permissions of {shlex.quote(folder)} there"
+    )
 
 
 def _control_files(documents: Mapping[str, Any]) -> bytes:
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
-    files[BUNDLE] = _supervisor()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in files.items():
+        for name, content in {**files, BUNDLE: supervisor_file()}.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o600
             tar.addfile(entry, io.BytesIO(content))

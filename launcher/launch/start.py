@@ -1,100 +1,96 @@
-"""Starting a run: ask the hosts, make the plan, create on all nodes, start on all or on none."""
+"""Starting an attempt: create it on all nodes, then start it on all of them or on none."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.base import Engine
+from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
 from launcher.errors import PreflightError
-from launcher.facts.script import Facts
 from launcher.launch.run_folders import prepare
-from launcher.plan.plan import NodePlan, Plan
+from launcher.plan.plan import Plan
 from launcher.plan.supervisor_spec import supervisor_spec
-from launcher.ssh.node import Node, each_node, try_each
+from launcher.ssh.many import each_node, try_each
+from launcher.ssh.node import Node
+
+UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
 
 
-@dataclass(frozen=True)
-class Member:
-    """One node of a run with the means to act on it."""
-
-    node: Node
-    engine: Engine
-    plan: NodePlan
-
-
-def members(nodes: Sequence[Node], plan: Plan) -> list[Member]:
-    return [
-        Member(node, engine_of(node, plan.engine), node_plan)
-        for node, node_plan in zip(nodes, plan.nodes, strict=True)
-    ]
+def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
+    """The attempt that the plan describes, on `nodes` in rank order."""
+    return RunningAttempt(
+        tuple(
+            RunningNode(node, engine_of(node, plan.engine.name), node_plan.place)
+            for node, node_plan in zip(nodes, plan.nodes, strict=True)
+        )
+    )
 
 
 def start(
-    crew: Sequence[Member],
+    attempt: RunningAttempt,
     plan: Plan,
-    facts: Sequence[Facts],
-    *,
-    token: str,
-    secrets: Mapping[str, str],
-    hang_timeout: float | None,
+    uids: Sequence[int],
+    environment: Mapping[str, str],
     record: Mapping[str, Any],
 ) -> None:
-    """Folders and containers on all nodes, then the start. Any failure undoes all of it."""
-    by_node = {member.node: member for member in crew}
-    nodes = list(by_node)
+    """Creates folders and nodes everywhere, then starts them. Any failure undoes all of it.
 
-    def make(node: Node) -> None:
-        member = by_node[node]
-        spec = supervisor_spec(plan, member.plan, token=token, hang_timeout=hang_timeout)
-        clear_earlier_attempts(member, plan)
-        uid = facts[member.plan.node_rank].uid
-        prepare(node, plan, member.plan, {"spec.json": spec, "run.json": record}, uid)
-        member.engine.create(member.plan, secrets)
+    uids: of the SSH users, by node rank. environment: the user's variables.
+    record: run.json and the hosts file, for the hosts to keep.
+    """
+    token = secrets.token_hex(32)
+    members = {member.node: member for member in attempt.members}
+
+    def create(node: Node) -> None:
+        member = members[node]
+        node_plan = plan.nodes[member.place.node_rank]
+        remove_earlier_attempts(member, plan)
+        documents = {"spec.json": supervisor_spec(plan, node_plan, token), "run.json": record}
+        prepare(node, plan, node_plan, documents, uids[node_plan.node_rank])
+        member.engine.create(node_plan, environment)
 
     try:
-        each_node(nodes, make)
-        claim_port(crew[0], plan)
-        each_node(nodes, lambda node: by_node[node].engine.start(by_node[node].plan))
+        each_node(attempt.nodes, create)
+        check_port(attempt.members[0], plan)
+        each_node(
+            attempt.nodes,
+            lambda node: members[node].engine.start(plan.nodes[members[node].place.node_rank]),
+        )
     except BaseException:
-        roll_back(crew, plan)
+        # Report the failure that led here; `kill` finds by its labels what cannot be undone now.
+        try_each(attempt.nodes, lambda node: undo(members[node], plan))
         raise
 
 
-def clear_earlier_attempts(member: Member, plan: Plan) -> None:
-    """A resume takes the place of what the attempt before it left."""
+def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
+    """Removes what the attempt before left of this node: its container's name is needed."""
     for status in member.engine.list(plan.run_id) if plan.attempt > 1 else ():
-        if status.node_rank == member.plan.node_rank:
+        if status.node_rank == member.place.node_rank:
             member.engine.stop(status, plan.stop_timeout)
             member.engine.remove(status)
 
 
-def claim_port(first: Member, plan: Plan) -> None:
-    """Two launches at once may have found the same port free: the one created first keeps it.
+def check_port(first: RunningNode, plan: Plan) -> None:
+    """Raises PreflightError if another run holds the master port.
 
-    The container's label is the claim; node 0's engine decides, so both launches see the same.
+    Two launches at once may have found the same port free. The labels on node 0 are the claim: both
+    launches see both, and the run whose id sorts first keeps the port.
     """
-    mine = [s for s in first.engine.list() if s.master_port == str(plan.master_port)]
-    others = [s for s in mine if s.run_id != plan.run_id and s.state != "exited"]
-    for other in others:
-        if other.alive or other.run_id < plan.run_id:
+    for other in first.engine.list():
+        if other.master_port != str(plan.master_port) or other.run_id == plan.run_id:
+            continue
+        if other.alive or (other.state != "exited" and other.run_id < plan.run_id):
             raise PreflightError(
                 f"{first.node.name}: port {plan.master_port} belongs to the run {other.run_id} "
                 f"of {other.owner}; wait for it, kill it, or set job.master_port (auto finds one)"
             )
 
 
-def roll_back(crew: Sequence[Member], plan: Plan) -> None:
-    """Ends and removes what this start made."""
-
-    def undo(member: Member) -> None:
-        for status in member.engine.list(plan.run_id):
-            if status.attempt == plan.attempt:
-                member.engine.stop(status, 2.0)
-                member.engine.remove(status)
-
-    by_node = {member.node: member for member in crew}
-    # the failure that led here is the one to tell; `kill` finds the labels of what is left
-    try_each(list(by_node), lambda node: undo(by_node[node]))
+def undo(member: RunningNode, plan: Plan) -> None:
+    """Stops and removes what this start created."""
+    for status in member.engine.list(plan.run_id):
+        if status.attempt == plan.attempt and status.node_rank == member.place.node_rank:
+            member.engine.stop(status, UNDO_TIMEOUT)
+            member.engine.remove(status)

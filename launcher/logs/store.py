@@ -1,22 +1,28 @@
-"""The launching machine's own copy of a run's logs: one file a node, each line once.
+"""The launching machine's copy of a run's logs: one file per node, each line once.
 
-`node-<K>.log` holds the lines as they were shown. Beside it `.node-<K>.index` gets one line for each
-batch, or second of one: time, attempt, offset in the host's journal, size of the log. Its last line says
-where to go on; whatever the log holds beyond that size was half-written by a killed process and is cut
-off.
+`node-<K>.log` holds the lines as they were shown. For each second with output, `.node-<K>.index` has one
+line: time, attempt, offset in the host's journal, size of the log. Its last line says where to continue;
+a killed process may have written more to the log, which is cut off. From a line on that cannot be right, an
+index is ignored, and `acquire` repairs it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from launcher.logs.journal import Record, by_time
 from launcher.plan.plan import Place
+from launcher.state import make_folder
+
+INDEX = re.compile(r"\.node-(\d{1,7})\.index")
+MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 
 
 @dataclass(frozen=True)
@@ -30,36 +36,38 @@ class Mark:
 
 
 def offset_in(known: Mapping[int, Mark], place: Place) -> int:
-    """Where in a node's journal to go on after what is known of it."""
+    """Where in a node's journal to continue."""
     mark = known.get(place.node_rank)
     return mark.offset if mark and mark.attempt == place.attempt else 0
 
 
 class NodeLog:
-    """The log of one node; opened for writing by one process at a time."""
+    """The log of one node, open for writing in one process at a time."""
 
     def __init__(self, folder: Path, node_rank: int) -> None:
         self.path = folder / f"node-{node_rank}.log"
         self.index = folder / f".node-{node_rank}.index"
-        self.mark = last_mark(self.index)
+        known = read_index(folder, node_rank)
+        self.mark = known.last
         self._log: BinaryIO = self.path.open("ab")
         self._log.truncate(self.mark.size)
-        _cut_partial_line(self.index)
+        if self.index.exists():
+            os.truncate(self.index, known.size)
         self._index = self.index.open("a")
 
     def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
-        """Writes down what the records say, and returns it. `offset`: where they end in the journal.
+        """Writes the records' lines and returns them. `offset`: where the records end in the journal.
 
-        What was read at once may be hours of a quiet run: a mark for each second that somebody said
-        something lets nodes be merged, and lines be found, by time.
+        One read may return hours of a quiet run, so each second with output gets its own mark: nodes are
+        merged, and lines found, by time.
         """
         at = offset - sum(record.size for record in records)
         texts = []
-        for together in by_time(records):
-            at += sum(record.size for record in together)
-            text = b"".join(r.render(host) for r in together if r.event is None)
+        for group in by_time(records):
+            at += sum(record.size for record in group)
+            text = b"".join(r.render(host) for r in group if r.event is None)
             if text or at == offset:  # events alone may have been recorded before
-                self.write(text, time=together[-1].time, attempt=attempt, offset=at)
+                self.write(text, time=group[-1].time, attempt=attempt, offset=at)
                 texts.append(text)
         return b"".join(texts)
 
@@ -77,7 +85,7 @@ class NodeLog:
 
 
 class LogStore:
-    """All node logs of a run. `acquire` gives it to one process; the others only show."""
+    """All node logs of a run. `acquire` gives it to one process; the others only read."""
 
     def __init__(self, folder: Path, lock: BinaryIO) -> None:
         self.folder = folder
@@ -85,16 +93,24 @@ class LogStore:
         self._nodes: dict[int, NodeLog] = {}
 
     @classmethod
-    def acquire(cls, folder: Path) -> LogStore | None:
+    def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
         """None when another process of this machine is writing these logs."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
             return None
-        return cls(folder, lock)
+        store = cls(folder, lock)
+        for node_rank in node_ranks(folder):
+            if read_index(folder, node_rank).damaged:
+                log = folder / f"node-{node_rank}.log"
+                if log.exists():
+                    shutil.copyfile(log, f"{log}.damaged")
+                store.node(node_rank)  # cuts off what is damaged
+                warn(f"{log}: its index was damaged; reading the rest from the host again")
+        return store
 
     def node(self, node_rank: int) -> NodeLog:
         if node_rank not in self._nodes:
@@ -104,36 +120,45 @@ class LogStore:
     def close(self) -> None:
         for log in self._nodes.values():
             log.close()
-        self._lock.close()  # which lets go of the lock
+        self._lock.close()  # releases the lock
+
+
+@dataclass(frozen=True)
+class Index:
+    marks: list[Mark]
+    size: int  # bytes of the index that they take
+    damaged: bool  # what follows cannot be right
+
+    @property
+    def last(self) -> Mark:
+        return self.marks[-1] if self.marks else Mark(0.0, 0, 0, 0)
+
+
+def node_ranks(folder: Path) -> list[int]:
+    """The nodes that this machine has logs of."""
+    found = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def known_marks(folder: Path) -> dict[int, Mark]:
-    """How far this machine's copy goes now, for each node that it has."""
-    return {
-        int(index.name.split("-")[1].split(".")[0]): last_mark(index)
-        for index in folder.glob(".node-*.index")
-    }
+    """The last mark of each node that this machine has logs of."""
+    return {node_rank: read_index(folder, node_rank).last for node_rank in node_ranks(folder)}
 
 
-def last_mark(index: Path) -> Mark:
-    """The last whole line of an index, or the beginning of everything."""
-    marks = read_marks(index)
-    return marks[-1] if marks else Mark(0.0, 0, 0, 0)
-
-
-def read_marks(index: Path) -> list[Mark]:
+def read_index(folder: Path, node_rank: int) -> Index:
+    """Up to its last whole line. Sizes only grow, and the log is at least as long."""
     try:
-        lines = index.read_text().split("\n")[:-1]  # a line without its newline is not whole
+        lines = (folder / f".node-{node_rank}.index").read_bytes().split(b"\n")[:-1]
+        longest = (folder / f"node-{node_rank}.log").stat().st_size
     except OSError:
-        return []
-    fields = (line.split() for line in lines)
-    return [Mark(float(f[0]), int(f[1]), int(f[2]), int(f[3])) for f in fields if len(f) == 4]
-
-
-def _cut_partial_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole != len(content):
-        os.truncate(path, whole)
+        return Index([], 0, False)
+    marks: list[Mark] = []
+    size = last = 0
+    for line in lines:
+        match = MARK.fullmatch(line)
+        if not match or not last <= int(match[4]) <= longest:
+            return Index(marks, size, True)
+        last = int(match[4])
+        marks.append(Mark(float(match[1]), int(match[2]), int(match[3]), last))
+        size += len(line) + 1
+    return Index(marks, size, False)

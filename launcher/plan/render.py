@@ -1,9 +1,10 @@
-"""A plan for people (text) and for programs (a JSON document)."""
+"""Printing a plan: as text, and as a JSON document."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from launcher.plan.plan import ASKED, Container, NodePlan, Plan
@@ -12,44 +13,71 @@ from launcher.plan.plan import ASKED, Container, NodePlan, Plan
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The whole plan, version 1. Values that only the hosts know are null or `<asked at launch>`."""
     document = dataclasses.asdict(plan)
+    document["engine"] = plan.engine.name
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):
         node["host"] = node_plan.host.name
     return {"version": 1, **document, "world_size": plan.world_size}
 
 
 def plan_text(plan: Plan) -> str:
+    blocks = [_head(plan), *(_node(plan, node) for node in plan.nodes)]
+    return "\n\n".join("\n".join(lines) for lines in blocks)
+
+
+def _head(plan: Plan) -> Iterator[str]:
     ranks = plan.world_size if plan.world_size is not None else ASKED
-    head = [
-        f"run         {plan.run_id} (attempt {plan.attempt}, owner {plan.owner})",
-        f"nodes       {plan.nnodes}, ranks {ranks}",
-        f"master      {plan.master_addr}:{plan.master_port}",
-        f"engine      {plan.engine}",
-        f"image       {plan.image}" if plan.engine == "docker" else "",
-        f"workdir     {plan.workdir} -> /workspace" if plan.workdir else "",
-        f"dataset     {plan.dataset} -> /data (read-only)" if plan.dataset else "",
-    ]
-    blocks = ["\n".join(line for line in head if line)]
-    blocks += [_node_text(plan, node) for node in plan.nodes]
-    return "\n\n".join(blocks)
+    yield f"run           {plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
+    yield f"nodes         {plan.nnodes}, ranks {ranks}"
+    yield f"master        {plan.master_addr}:{plan.master_port}"
+    yield f"engine        {plan.engine.name}"
+    if plan.engine.in_container:
+        yield f"image         {plan.image}"
+    if plan.workdir:
+        yield f"workdir       {plan.workdir} -> /workspace"
+    if plan.dataset:
+        yield f"dataset       {plan.dataset} -> /data (read-only)"
+    yield f"max-restarts  {plan.max_restarts}"
+    yield f"stop-timeout  {plan.stop_timeout} s"
+    for name, value in dataclasses.asdict(plan.options).items():
+        yield f"{name.replace('_', '-'):<13} {_option(value)}"
 
 
-def _node_text(plan: Plan, node: NodePlan) -> str:
-    lines = [f"node {node.node_rank} on {node.host.name}"]
-    if plan.engine == "docker":
-        lines.append(f"  container {node.container.name}")
-        lines.append(f"  gpus      {_gpus(node.container)}")
-        lines.append(f"  user      {node.container.user}")
-        lines += [
-            f"  mount     {m.source}:{m.target}{':ro' if m.read_only else ''}"
-            for m in node.container.mounts
-        ]
-        lines += [f"  label     {key}={value}" for key, value in node.container.labels.items()]
-    lines += [f"  env       {key}={value}" for key, value in node.container.env.items()]
-    lines.append(f"  {shlex.join(node.torchrun)}")
-    return "\n".join(lines)
+def _option(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g} s" if isinstance(value, float) else str(value or "none")
 
 
-def _gpus(container: Container) -> str:
-    if isinstance(container.gpus, str):
-        return container.gpus
-    return ",".join(str(gpu) for gpu in container.gpus) or "none"
+def _node(plan: Plan, node: NodePlan) -> Iterator[str]:
+    yield f"node {node.node_rank} on {node.host.name}"
+    if plan.engine.in_container:
+        yield from _container(node.container)
+    for key, value in node.container.env.items():
+        yield f"  env         {key}={value}"
+    for name in node.container.env_names:
+        yield f"  env         {name} (value not shown)"
+    yield f"  {shlex.join(node.torchrun)}"
+
+
+def _container(container: Container) -> Iterator[str]:
+    gpus = container.gpus
+    listed = gpus if isinstance(gpus, str) else ",".join(str(gpu) for gpu in gpus)
+    yield f"  container   {container.name}"
+    yield f"  entrypoint  {shlex.join(container.entrypoint)}"
+    yield f"  gpus        {listed or 'none'}"
+    yield f"  user        {container.user}"
+    yield f"  network     {container.network}"
+    yield f"  init        {_option(container.init)}"
+    yield f"  shm-size    {container.shm_size}"
+    for folder, size in container.tmpfs.items():
+        yield f"  tmpfs       {folder}={size}"
+    for name, limit in container.ulimits.items():
+        yield f"  ulimit      {name}={limit}"
+    for capability in container.cap_add:
+        yield f"  cap-add     {capability}"
+    for device in container.devices:
+        yield f"  device      {device}"
+    for mount in container.mounts:
+        yield f"  mount       {mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
+    for key, value in container.labels.items():
+        yield f"  label       {key}={value}"

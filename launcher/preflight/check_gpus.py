@@ -1,206 +1,213 @@
-"""GPUs: those that are asked for exist, work, are alike, and are free."""
+"""GPUs: the requested ones exist, work, are alike and are free."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from launcher.hosts import Cluster, Host
+from launcher.hosts import Host
+from launcher.hosts.fold import ranges
 from launcher.plan.topology import gpu_ids
 from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.machine import Machine, common
+from launcher.preflight.inventory import Inventory
+from launcher.preflight.machine import Machine, odd_one_out
 
-BUSY_MIB = 500  # more than that on a GPU is somebody's work
-REBOOT = "reboot the host (or unload and reload its nvidia modules)"
+BUSY_MIB = 500  # a GPU with more memory in use is somebody's
 
 
-def check_driver(machine: Machine) -> list[Finding]:
-    """The kernel's driver answers, and is the one that the libraries are for."""
-    facts, details = machine.facts, machine.details
-    if facts is None or details is None or not machine.wants_gpus:
-        return []
-    loaded, library = details.kernel_driver, details.nvidia.driver
-    error = facts.gpu_error or ""
+def check_driver(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """The kernel's driver answers and matches the libraries."""
+    if not machine.wants_gpus:
+        return
+    loaded, library = machine.details.kernel_driver, machine.details.nvidia.driver
+    error = machine.facts.gpu_error or ""
     if "version mismatch" in error or (loaded and library and loaded != library):
-        versions = f" (kernel {loaded}, libraries {library})" if library else ""
-        what = f"the NVIDIA driver was updated under the running kernel{versions}: {error or 'mismatch'}"
-        return [failure(machine.name, "gpus", what, REBOOT)]
-    if error:
-        what = f"nvidia-smi says: {error}"
-        return [failure(machine.name, "gpus", what, "mend the NVIDIA driver there, or gpus: 0")]
-    return []
+        versions = f" (kernel {loaded}, libraries {library})" if library else f": {error}"
+        what = f"the NVIDIA driver was updated while its kernel module stayed loaded{versions}"
+        remedy = "reboot the host, or unload and reload its nvidia modules"
+        yield failure(machine.name, "gpus", what, remedy)
+    elif error:
+        what = f"nvidia-smi fails: {error}"
+        yield failure(machine.name, "gpus", what, "fix the NVIDIA driver there, or set gpus: 0")
 
 
-def check_requested(machine: Machine, cluster: Cluster) -> list[Finding]:
-    """Every GPU id that the hosts file names exists."""
-    facts = machine.facts
-    if facts is None or facts.gpu_error:
-        return []
-    found = []
-    there = {gpu.index for gpu in facts.gpus}
+def check_requested(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """Every GPU that the hosts file asks for exists."""
+    if machine.facts.gpu_error:
+        return
+    there = {gpu.index for gpu in machine.facts.gpus}
     for host in machine.hosts:
-        missing = sorted(set(gpu_ids(host, facts)) - there)
+        wanted = host.nproc_per_node or seen.cluster.job.nproc_per_node or 0
+        ids = gpu_ids(host, machine.facts)
+        missing = set(ids) - there
         if missing and not there:
-            what = f"gpus: {_words(host)} is asked for, and no GPU is there"
-            found.append(
-                failure(machine.name, "gpus", what, "write gpus: 0, or install the NVIDIA driver")
-            )
+            what = f"the hosts file asks for gpus: {_words(host)}, but the host has none"
+            remedy = "install the NVIDIA driver there, or set gpus: 0"
+            yield failure(machine.name, "gpus", what, remedy)
         elif missing:
-            what = f"GPU {_list(missing)} does not exist; the host has {_list(sorted(there))}"
-            found.append(failure(machine.name, "gpus", what, "correct gpus: in the hosts file"))
-        elif there and len(gpu_ids(host, facts)) < (cluster.job.nproc_per_node or 0) and host.gpus:
-            count, wanted = len(gpu_ids(host, facts)), cluster.job.nproc_per_node
-            what = f"{count} GPUs for nproc_per_node {wanted}"
-            found.append(
-                failure(
-                    machine.name, "gpus", what, f"set nproc_per_node: {count} or give more GPUs"
-                )
-            )
-    return found
+            what = f"GPU {ranges(missing)} does not exist; the host has GPU {ranges(there)}"
+            yield failure(machine.name, "gpus", what, "correct gpus: in the hosts file")
+        elif there and len(ids) < wanted and host.gpus:
+            what = f"{len(ids)} GPUs for nproc_per_node {wanted}"
+            remedy = f"set nproc_per_node: {len(ids)}, or give the host more GPUs"
+            yield failure(machine.name, "gpus", what, remedy)
 
 
-def check_toolkit(machine: Machine) -> list[Finding]:
-    """The engine can hand GPUs to a container."""
-    facts, details, docker = machine.facts, machine.details, machine.docker
-    if facts is None or details is None or docker is None or not facts.gpus:
-        return []
-    if not machine.wants_gpus or details.cdi or details.toolkit or "nvidia" in docker.runtimes:
-        return []
-    return [
-        failure(
-            machine.name,
-            "gpus",
-            "the NVIDIA container toolkit is not installed, so containers get no GPU",
-            "install nvidia-container-toolkit, run `nvidia-ctk runtime configure`, restart Docker",
+def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """The engine can give GPUs to a container."""
+    details, engine = machine.details, machine.engine
+    if engine is None or not machine.facts.gpus or not machine.wants_gpus:
+        return
+    if not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
+        what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
+        remedy = (
+            "install nvidia-container-toolkit, run `nvidia-ctk runtime configure`, restart Docker"
         )
-    ]
+        yield failure(machine.name, "gpus", what, remedy)
 
 
-def check_fabric_manager(machine: Machine) -> list[Finding]:
+def check_fabric_manager(machine: Machine, _: Inventory) -> Iterator[Finding]:
     details = machine.details
-    if details is None or not machine.wants_gpus:
-        return []
-    if not details.nvswitches or details.fabric_manager:
-        return []
-    what = f"{details.nvswitches} NVSwitches and no running fabric manager: CUDA will not start"
-    remedy = "systemctl enable --now nvidia-fabricmanager there, of the driver's version"
-    return [failure(machine.name, "gpus", what, remedy)]
+    if machine.wants_gpus and details.nvswitches and not details.fabric_manager:
+        what = f"{details.nvswitches} NVSwitches but no fabric manager runs: CUDA will not start"
+        remedy = "run `systemctl enable --now nvidia-fabricmanager` there, in the driver's version"
+        yield failure(machine.name, "gpus", what, remedy)
 
 
-def check_mig(machine: Machine) -> list[Finding]:
-    details, facts = machine.details, machine.facts
-    if details is None or facts is None:
-        return []
-    used = {index for host in machine.hosts for index in gpu_ids(host, facts)}
-    split = [g.index for g in details.nvidia.gpus if g.mig == "Enabled" and g.index in used]
-    if not split:
-        return []
-    what = f"MIG is on for GPU {_list(split)}, and NCCL does not join MIG slices"
-    return [failure(machine.name, "gpus", what, "nvidia-smi -mig 0 there, or choose other GPUs")]
+def check_mig(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    states = machine.details.nvidia.gpus
+    sliced = [g.index for g in states if g.mig == "Enabled" and g.index in machine.gpus]
+    if sliced:
+        what = f"MIG is enabled on GPU {ranges(sliced)}, and NCCL does not work across MIG slices"
+        remedy = "run `nvidia-smi -mig 0` there, or choose other GPUs"
+        yield failure(machine.name, "gpus", what, remedy)
 
 
-def check_busy(machine: Machine) -> list[Finding]:
-    """GPUs that somebody uses, with the process, its user and its run."""
-    details, facts, docker = machine.details, machine.facts, machine.docker
-    if details is None or facts is None:
-        return []
-    wanted = {index for host in machine.hosts for index in gpu_ids(host, facts)}
-    runs = docker.containers if docker else {}
-    found = []
-    for process in details.nvidia.processes:
-        if process.gpu not in wanted or process.mib < BUSY_MIB:
+def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """No process uses the GPUs; where one does, its user and run are named."""
+    runs = machine.engine.containers if machine.engine else {}
+    for process in machine.details.nvidia.processes:
+        if process.gpu not in machine.gpus or process.mib < BUSY_MIB:
             continue
         run = runs.get(process.container)
-        who = f"{process.name or 'a process'} (pid {process.pid}"
+        who = f"pid {process.pid}"
         who += f", user {process.user}" if process.user else ""
-        who += f", run {run})" if run else ")"
-        remedy = f"`ddpctl kill {run}`, wait for it" if run else "end it"
-        found.append(
-            failure(
-                machine.name,
-                "gpus",
-                f"GPU {process.gpu} is in use: {who} holds {process.mib} MiB",
-                f"{remedy}, or choose other GPUs",
-            )
-        )
-    return found
+        who += f", run {run}" if run else ""
+        what = f"GPU {process.gpu} is in use: {process.name or 'a process'} ({who}) holds "
+        what += f"{process.mib} MiB"
+        stop = f"run `ddpctl kill {run}`, wait for it" if run else "stop the process"
+        yield failure(machine.name, "gpus", what, f"{stop}, or choose other GPUs")
 
 
-def check_alike(machines: Sequence[Machine], cluster: Cluster) -> list[Finding]:
-    """The same number, kind and settings of GPUs on every node; the slowest sets the pace."""
-    seen = [(m, m.facts) for m in machines if m.facts is not None and not m.facts.gpu_error]
-    found: list[Finding] = []
-    counts = [(m, host, len(gpu_ids(host, facts))) for m, facts in seen for host in m.hosts]
-    if cluster.job.nproc_per_node is None and counts:
-        usual = max(common([count for _, _, count in counts]), 1)
-        most = max(count for _, _, count in counts)
-        for machine, host, count in counts:
-            if count == 0 and most > 0 and host.gpus == "all":
-                what = f"no GPU was found, and other hosts have {most}"
-                remedy = "install the NVIDIA driver there or leave the host out"
-                found.append(failure(machine.name, "gpus", what, remedy))
-            elif max(count, 1) != usual:
-                what = f"{count} GPUs, and other nodes have {usual}: torchrun needs as many on each"
-                remedy = "set job.nproc_per_node, or gpus: on the hosts"
-                found.append(failure(machine.name, "gpus", what, remedy))
-    chosen = [
-        (m, sorted({(g.name, g.memory_mib) for g in facts.gpus if g.index in _used(m)}))
-        for m, facts in seen
-    ]
-    found += _differing(
-        [(m, [f"{name} {round(mib / 1024)} GiB" for name, mib in gpus]) for m, gpus in chosen],
-        "the slowest GPU sets the pace",
-        "use hosts with the same GPUs, or accept it",
-    )
-    detailed = [(m, m.details.nvidia) for m in machines if m.details and m.wants_gpus]
-    found += _differing(
-        [(m, sorted({f"ECC {g.ecc}" for g in n.gpus if g.index in _used(m)})) for m, n in detailed],
-        "ECC costs memory and speed on some nodes only",
-        "nvidia-smi -e 0 or 1 on all alike, then reboot",
-    )
-    found += _differing(
-        [(m, [f"driver {n.driver}"] if n.driver else []) for m, n in detailed],
-        "NCCL and CUDA may behave differently",
-        "install the same driver on all hosts",
-    )
-    return found
+def check_health(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """No hardware fault that slows a GPU down or will end a run on it."""
+    used = [gpu for gpu in machine.details.nvidia.gpus if gpu.index in machine.gpus]
+    for found, what, remedy in (
+        (
+            [gpu.index for gpu in used if gpu.uncorrectable],
+            "had uncorrectable ECC errors since the driver was loaded",
+            "drain the host and run `nvidia-smi --gpu-reset`; if they return, replace the GPU",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.repair_pending],
+            "must be reset before it replaces faulty memory",
+            "run `nvidia-smi --gpu-reset` there, or reboot the host",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.repair_failed],
+            "could not replace faulty memory",
+            "have the GPU replaced (NVIDIA's advice is an RMA)",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.slowed],
+            "is slowed down by its temperature or power supply",
+            "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.lanes[0] < gpu.lanes[1]],
+            "uses fewer PCIe lanes than it could",
+            "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
+        ),
+    ):
+        if found:
+            yield warning(machine.name, "gpus", f"GPU {ranges(found)} {what}", remedy)
 
 
-def check_cuda(machine: Machine) -> list[Finding]:
-    """The image's CUDA is not newer than the driver by a major version."""
-    details, docker = machine.details, machine.docker
-    if details is None or docker is None or docker.image is None or not machine.wants_gpus:
-        return []
-    match = re.match(r"(\d+)\.(\d+)", docker.image.env.get("CUDA_VERSION", ""))
-    driver = details.nvidia.cuda
-    if match is None or driver is None or int(match[1]) <= driver[0]:
-        return []
-    what = f"the image is for CUDA {match[0]}, the driver runs up to {driver[0]}.{driver[1]}"
-    return [failure(machine.name, "gpus", what, "update the driver or take an image for its CUDA")]
+def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """`gpus: all` finds as many GPUs as on the other hosts; fewer may mean that one is lost."""
+    if machine.facts.gpu_error:
+        return
+    most = max(len(gpu_ids(host, m.facts)) for m in seen.machines for host in m.hosts)
+    for host in machine.hosts:
+        count = len(gpu_ids(host, machine.facts))
+        if host.gpus != "all" or count == most > 0:
+            continue
+        if most == 0:
+            what = "no GPU found: it is a CPU node"
+            remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
+            yield warning(machine.name, "gpus", what, remedy)
+        elif count == 0:
+            what = f"no GPU found, while other hosts have {most}"
+            remedy = "install the NVIDIA driver there, or leave the host out"
+            yield failure(machine.name, "gpus", what, remedy)
+        elif not (host.nproc_per_node or seen.cluster.job.nproc_per_node):
+            what = f"{count} GPUs, while other hosts have {most}"
+            remedy = f"set gpus: {count} if that is right, or look for a lost GPU in `dmesg` there"
+            yield warning(machine.name, "gpus", what, remedy)
 
 
-def _used(machine: Machine) -> set[int]:
-    if machine.facts is None:
-        return set()
-    return {index for host in machine.hosts for index in gpu_ids(host, machine.facts)}
+def check_alike(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """Same GPUs, ECC setting and driver everywhere: the slowest sets the pace."""
+    for value, why, remedy in (
+        (_models, "the slowest GPU sets the pace", "use hosts with the same GPUs, or accept it"),
+        (_ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
+        (_driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
+    ):
+        if odd := odd_one_out(machine, seen.machines, value):
+            what = f"{odd[0]}, while other hosts have {odd[1]}: {why}"
+            yield warning(machine.name, "gpus", what, remedy)
 
 
-def _differing(said: list[tuple[Machine, list[str]]], why: str, remedy: str) -> list[Finding]:
-    """A warning for each machine that says something else than most of them."""
-    told = [(machine, ", ".join(words)) for machine, words in said if words]
-    if len({text for _, text in told}) < 2:
-        return []
-    usual = common([text for _, text in told])
-    return [
-        warning(machine.name, "gpus", f"{text}, and other hosts have {usual}: {why}", remedy)
-        for machine, text in told
-        if text != usual
-    ]
+def _models(machine: Machine) -> str | None:
+    used = {(g.name, g.memory_mib) for g in machine.facts.gpus if g.index in machine.gpus}
+    return ", ".join(f"{name} {round(mib / 1024)} GiB" for name, mib in sorted(used)) or None
+
+
+def _ecc(machine: Machine) -> str | None:
+    states = machine.details.nvidia.gpus
+    return ", ".join(sorted({f"ECC {g.ecc}" for g in states if g.index in machine.gpus})) or None
+
+
+def _driver(machine: Machine) -> str | None:
+    version = machine.details.nvidia.driver
+    return f"driver {version}" if version and machine.wants_gpus else None
+
+
+def check_cuda(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """The image's CUDA is not newer than the driver's by a major version."""
+    image = machine.engine.image if machine.engine else None
+    driver = machine.details.nvidia.cuda
+    if image is None or driver is None or not machine.wants_gpus:
+        return
+    version = re.match(r"(\d+)\.(\d+)", image.env.get("CUDA_VERSION", ""))
+    if version and int(version[1]) > driver[0]:
+        what = f"the image needs CUDA {version[0]}, the driver supports {driver[0]}.{driver[1]}"
+        yield failure(machine.name, "gpus", what, "update the driver, or use an older image")
 
 
 def _words(host: Host) -> str:
     return str(list(host.gpus)) if isinstance(host.gpus, tuple) else str(host.gpus)
 
 
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+CHECKS = (
+    check_driver,
+    check_requested,
+    check_toolkit,
+    check_fabric_manager,
+    check_mig,
+    check_busy,
+    check_health,
+    check_count,
+    check_alike,
+    check_cuda,
+)

@@ -1,50 +1,48 @@
-"""The image: somewhere, the same everywhere, and for the hosts' kind of processor."""
+"""The image: it exists somewhere, is the same everywhere, and fits the hosts' processors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from launcher.hosts import Cluster
 from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.machine import Image, Machine, common
+from launcher.preflight.inventory import Inventory
+from launcher.preflight.machine import Machine, common
 
-# What `uname -m` calls what images call otherwise.
+# `uname -m` and images name the same processors differently.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
-def check_image(machines: Sequence[Machine], cluster: Cluster, here: Image | None) -> list[Finding]:
-    """here: the image as this machine has it; push sends that to whoever lacks it."""
-    if cluster.job.engine != "docker":
-        return []
-    name = cluster.job.image
-    asked = [m for m in machines if m.docker is not None]
-    there = [(m, m.docker.image) for m in asked if m.docker and m.docker.image]
-    if here is None and asked and not there:
-        what = f"image {name} is on no host and not on this machine"
-        return [failure(asked[0].name, "image", what, f"docker build or docker pull {name} here")]
-    found = []
-    wanted = here.layers if here else common([image.layers for _, image in there] or [()])
-    for machine, image in there:
-        if image.layers == wanted:
-            continue
-        what = f"another image has the name {name} ({image.id.removeprefix('sha256:')[:12]})"
-        if here is not None:
-            found.append(
-                warning(machine.name, "image", what, "`ddpctl push HOSTS --image` replaces it")
-            )
-        else:
-            remedy = "have the right one here and `ddpctl push`, or remove the wrong one there"
-            found.append(failure(machine.name, "image", f"{what} than on the other hosts", remedy))
-    return found
+def check_image(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """`push` sends this machine's image to every host that lacks it, so a host may lack it."""
+    if machine.engine is None:
+        return
+    name, image = seen.cluster.job.image, machine.engine.image
+    engines = [m for m in seen.machines if m.engine]
+    there = [m.engine.image for m in engines if m.engine and m.engine.image]
+    if not there and seen.here is None and machine is engines[0]:
+        what = f"image {name} is neither on any host nor on this machine"
+        remedy = f"run docker build or docker pull {name} on this machine"
+        yield failure(machine.name, "image", what, remedy)
+    if image is None:
+        return
+    wanted = seen.here.layers if seen.here else common([other.layers for other in there])
+    if image.layers == wanted:
+        return
+    what = f"a different image is named {name} there ({image.id.removeprefix('sha256:')[:12]})"
+    if seen.here:
+        yield warning(machine.name, "image", what, "replace it with `ddpctl push HOSTS --image`")
+    else:
+        remedy = f"remove it there, or have the right {name} on this machine and run `ddpctl push`"
+        yield failure(machine.name, "image", what, remedy)
 
 
-def check_architecture(machine: Machine, here: Image | None) -> list[Finding]:
-    if machine.facts is None:
-        return []
-    image = machine.docker.image if machine.docker and machine.docker.image else here
+def check_architecture(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    image = (machine.engine.image if machine.engine else None) or seen.here
     cpu = machine.facts.kernel.split()[-1] if machine.facts.kernel else ""
     kind = _ARCHITECTURES.get(cpu, cpu)
-    if image is None or not kind or not image.architecture or image.architecture == kind:
-        return []
-    what = f"the image is for {image.architecture}, the host is {kind}"
-    return [failure(machine.name, "image", what, f"build the image for linux/{kind}")]
+    if image and kind and image.architecture and image.architecture != kind:
+        what = f"the image is built for {image.architecture}, the host is {kind}"
+        yield failure(machine.name, "image", what, f"build the image for linux/{kind}")
+
+
+CHECKS = (check_image, check_architecture)

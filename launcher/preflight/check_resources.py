@@ -3,127 +3,105 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from launcher.facts.hardware import Disk
-from launcher.hosts import Cluster, Job
+from launcher.hosts import Job
 from launcher.preflight.findings import Finding, failure, warning
+from launcher.preflight.inventory import Inventory
 from launcher.preflight.machine import Machine
 
 GIB = 2**20  # in KiB
-LEAST_FREE = 1 * GIB  # below it a run cannot keep its logs and checkpoints
+LEAST_FREE = 1 * GIB  # with less, a run cannot keep its logs and checkpoints
 LITTLE_FREE = 4 * GIB
 LEAST_INODES = 10_000
-SKEW = 1.0  # seconds; more than that confuses logs, caches and certificates
+SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
-def check_disk(machine: Machine, job: Job) -> list[Finding]:
-    """Room under ~/.ddpctl (data, code, checkpoints) and under Docker's root (images)."""
-    details, docker = machine.details, machine.docker
-    if details is None:
-        return []
+def check_disk(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """There is room under ~/.ddpctl (data, code, checkpoints) and under Docker's root (images)."""
+    details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
-        what = f"~/.ddpctl cannot be written: {details.home_error}"
-        return [failure(machine.name, "disk", what, "mend the permissions or free space there")]
-    home = machine.facts.home if machine.facts else ""
+        what = f"~/.ddpctl is not writable: {details.home_error}"
+        yield failure(machine.name, "disk", what, "fix its permissions or free space there")
+        return
+    for folder in details.missing:
+        what = f"{folder}, listed in job.mounts, does not exist"
+        yield failure(machine.name, "disk", what, "create it there or correct job.mounts")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
-    found = [
-        failure(
-            machine.name,
-            "disk",
-            f"{folder}, which job.mounts names, does not exist",
-            "make it there or mend job.mounts",
-        )
-        for folder in details.missing
-    ]
-    if disk is not None:
-        found += _room(machine, disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)
-    store = details.disk(docker.root) if docker and job.engine == "docker" else None
-    if docker is not None and store is not None:
-        # An image that is there needs only the container's own layer.
-        needed = LEAST_FREE // 4 if docker.image else LEAST_FREE
-        if disk is None or store.mount != disk.mount:
-            found += _room(machine, store, f"images under {docker.root}", needed)
-    return found
+    if disk:
+        yield from _room(machine, disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)
+    store = details.disk(engine.root) if engine else None
+    if engine and store and (disk is None or store.mount != disk.mount):
+        # an image that is there already needs only the container's own layer
+        needed = LEAST_FREE // 4 if engine.image else LEAST_FREE
+        yield from _room(machine, store, f"images under {engine.root}", needed)
 
 
-def _room(machine: Machine, disk: Disk, use: str, needed: int) -> list[Finding]:
+def _room(machine: Machine, disk: Disk, use: str, needed: int) -> Iterator[Finding]:
+    free = f"{_size(disk.kib_free)} free on {disk.mount} for {use}"
     remedy = f"free space on {disk.mount} there"
     if disk.kib_free < needed:
-        what = f"{_size(disk.kib_free)} free on {disk.mount} for {use}"
-        return [failure(machine.name, "disk", what, remedy)]
-    if disk.inodes_free is not None and disk.inodes_free < LEAST_INODES:
-        what = f"{disk.inodes_free} inodes free on {disk.mount} for {use}"
-        return [failure(machine.name, "disk", what, f"remove small files on {disk.mount} there")]
-    if disk.kib_free < LITTLE_FREE:
-        what = f"only {_size(disk.kib_free)} free on {disk.mount} for {use}"
-        return [warning(machine.name, "disk", what, remedy)]
-    return []
+        yield failure(machine.name, "disk", f"only {free}", remedy)
+    elif disk.inodes_free is not None and disk.inodes_free < LEAST_INODES:
+        what = f"only {disk.inodes_free} inodes free on {disk.mount} for {use}"
+        yield failure(machine.name, "disk", what, f"remove small files on {disk.mount} there")
+    elif disk.kib_free < LITTLE_FREE:
+        yield warning(machine.name, "disk", f"only {free}", remedy)
 
 
-def check_memory(machine: Machine, job: Job) -> list[Finding]:
-    """Shared memory that can be had, and RAM that is left."""
-    details = machine.details
-    if details is None:
-        return []
-    found = []
-    if job.engine == "process":
-        shm = details.disk("/dev/shm")
-        if shm is not None and shm.kib < GIB:
-            what = f"/dev/shm holds {_size(shm.kib)}; data loader workers need more"
-            remedy = "mount -o remount,size=16g /dev/shm there, or num_workers 0"
-            found.append(warning(machine.name, "memory", what, remedy))
-    elif job.shm_size != Job().shm_size and job.shm_size // 1024 > details.memory_kib > 0:
-        what = (
-            f"shm_size {_size(job.shm_size // 1024)} is more than its {_size(details.memory_kib)}"
-        )
-        found.append(warning(machine.name, "memory", what, "set a smaller job.shm_size"))
+def check_memory(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """There is shared memory to be had, and RAM is left."""
+    details, wanted = machine.details, seen.cluster.job.shm_size
+    shm = details.disk("/dev/shm")
+    if not machine.in_containers and shm and shm.kib < GIB:
+        what = f"/dev/shm holds only {_size(shm.kib)}, and data loader workers need more"
+        remedy = "run `mount -o remount,size=16g /dev/shm` there, or set num_workers to 0"
+        yield warning(machine.name, "memory", what, remedy)
+    if (
+        machine.in_containers
+        and wanted != Job().shm_size
+        and wanted // 1024 > details.memory_kib > 0
+    ):
+        what = f"shm_size {_size(wanted // 1024)} exceeds its {_size(details.memory_kib)} of memory"
+        yield warning(machine.name, "memory", what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
-        what = f"only {_size(details.memory_available_kib)} of memory are available"
-        found.append(warning(machine.name, "memory", what, "end what uses it there"))
-    return found
+        what = f"only {_size(details.memory_available_kib)} of memory available"
+        yield warning(machine.name, "memory", what, "stop what uses it there")
 
 
-def check_infiniband(machine: Machine, job: Job) -> list[Finding]:
+def check_infiniband(machine: Machine, _: Inventory) -> Iterator[Finding]:
     details = machine.details
-    if details is None or not details.infiniband_ports:
-        return []
-    found = []
+    if not details.infiniband_ports:
+        return
     if "uverbs0" not in details.infiniband_devices:
-        what = "an InfiniBand or RoCE card and no /dev/infiniband/uverbs0: NCCL falls back to TCP"
+        what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
         remedy = "load ib_uverbs there (package rdma-core)"
-        found.append(warning(machine.name, "network", what, remedy))
+        yield warning(machine.name, "network", what, remedy)
     if not any(state == "ACTIVE" for _, state in details.infiniband_ports):
         listed = ", ".join(f"{port} {state}" for port, state in details.infiniband_ports)
         what = f"no InfiniBand port is active ({listed}): NCCL falls back to TCP"
-        found.append(
-            warning(machine.name, "network", what, "check cable, switch and subnet manager")
-        )
-    rootless = machine.docker is not None and machine.docker.is_rootless
-    if details.memlock != "unlimited" and (job.engine == "process" or rootless):
+        remedy = "check the cable, the switch and the subnet manager"
+        yield warning(machine.name, "network", what, remedy)
+    rootless = machine.engine is not None and machine.engine.is_rootless
+    if details.memlock != "unlimited" and (rootless or not machine.in_containers):
         what = f"memlock is limited to {details.memlock} KiB: InfiniBand cannot register memory"
-        remedy = "set memlock unlimited in /etc/security/limits.conf there"
-        found.append(warning(machine.name, "memory", what, remedy))
-    return found
+        remedy = "set memlock to unlimited in /etc/security/limits.conf there"
+        yield warning(machine.name, "memory", what, remedy)
 
 
-def check_clocks(machines: Sequence[Machine], cluster: Cluster) -> list[Finding]:
-    """Every clock is near the median of them (the launching machine's counts as one)."""
-    skews = [(m, m.facts) for m in machines if m.facts is not None]
-    if not skews:
-        return []
-    middle = statistics.median([0.0, *(facts.clock_skew for _, facts in skews)])
-    found = []
-    for machine, facts in skews:
-        off = facts.clock_skew - middle
-        if abs(off) > SKEW + facts.clock_error:
-            way = "ahead of" if off > 0 else "behind"
-            what = f"its clock is {abs(off):.1f} s {way} the others"
-            found.append(
-                warning(machine.name, "clock", what, "start chrony or systemd-timesyncd there")
-            )
-    return found
+def check_clock(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """The clock is near the median of all clocks, this machine's included."""
+    facts = machine.facts
+    middle = statistics.median([0.0, *(m.facts.clock_skew for m in seen.machines)])
+    off = facts.clock_skew - middle
+    if abs(off) > SKEW + facts.clock_error:
+        what = f"its clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the others"
+        yield warning(machine.name, "clock", what, "start chrony or systemd-timesyncd there")
 
 
 def _size(kib: int) -> str:
     return f"{kib / GIB:.1f} GiB" if kib >= GIB else f"{kib / 1024:.0f} MiB"
+
+
+CHECKS = (check_disk, check_memory, check_infiniband, check_clock)

@@ -1,97 +1,61 @@
-"""Looking at one machine: its facts, its details, its engine. Nothing is changed there."""
+"""Examine one machine: its facts and its engine. Nothing is changed there."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.engines.choose import engine_of
-from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
-from launcher.facts import hardware as details_module
+from launcher.engines.choose import container_engine
+from launcher.engines.engine_info import EngineInfo, ImageInfo
+from launcher.errors import CommandTimeout, DdpctlError, DockerUnavailable
 from launcher.facts.gather import gather_one
-from launcher.facts.hardware import Details
-from launcher.facts.script import Facts
-from launcher.hosts import Cluster, Host
-from launcher.preflight.machine import Docker, Image, Machine, docker_of, image_of
+from launcher.hosts import Host, Job
+from launcher.preflight.machine import Machine, Unseen
 from launcher.ssh.node import Node
 
-USUAL_ROOT = "/var/lib/docker"  # so that nobody waits for the engine to name it
+USUAL_ROOT = "/var/lib/docker"  # assumed, so that asking the engine for it holds nothing up
 
 
-def look(
+def examine(
     name: str,
-    group: Sequence[Node],
     ranks: Sequence[int],
-    cluster: Cluster,
-    facts: Facts | None,
-    meanwhile: Callable[[], None] | None = None,
-) -> Machine:
-    """What can be seen of one machine; what cannot is left out and its cause kept."""
-    node = next((node for node in group if node.host.gpus != 0), group[0])
-    machine = Machine(name, tuple(ranks), tuple(node.host for node in group))
+    nodes: Sequence[Node],
+    job: Job,
+    beside: Callable[[Node], None],
+) -> Machine | Unseen:
+    """The machine that these ranks share, each with its Node. `beside` runs at the same time."""
+    hosts = tuple(node.host for node in nodes)
+    node = next((node for node in nodes if node.host.gpus != 0), nodes[0])
+    first = 0 in ranks
+    port = str(job.master_port) if first and job.master_port != "auto" else ""
+    check = [port, *(mount.split(":")[0] for mount in job.mounts)]
     try:
         node.connect()
-        with ThreadPoolExecutor(3) as beside:
-            if meanwhile:
-                beside.submit(meanwhile)
-            asking = beside.submit(lambda: facts or gather_one(node, ports=0 in ranks))
-            port = cluster.job.master_port if 0 in ranks else "auto"
-            asked = ["" if port == "auto" else str(port), "gpus" if machine.wants_gpus else ""]
-            asked += [mount.split(":")[0] for mount in cluster.job.mounts]
-            detailing = beside.submit(_details, node, USUAL_ROOT, *asked)
-            docker, docker_error = _docker(node, cluster)
-            details = detailing.result()
-            if docker and docker.root != USUAL_ROOT:  # only its disk is still unknown
-                disks = _details(node, docker.root).disks
-                details = dataclasses.replace(details, disks=disks)
-        return dataclasses.replace(
-            machine,
-            facts=asking.result(),
-            details=details,
-            docker=docker,
-            docker_error=docker_error,
-        )
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(beside, nodes[0])
+            asked = pool.submit(gather_one, node, ports=first, check=[USUAL_ROOT, *check])
+            engine, engine_error = _engine(node, job)
+            facts = asked.result()
+            if engine and engine.root != USUAL_ROOT:
+                facts = gather_one(node, ports=first, check=[engine.root, *check])
+        return Machine(name, tuple(ranks), hosts, facts, engine, engine_error)
     except DdpctlError as error:
-        return dataclasses.replace(machine, ssh_error=str(error))
+        return Unseen(name, tuple(ranks), hosts, str(error))
 
 
-def _docker(node: Node, cluster: Cluster) -> tuple[Docker | None, str | None]:
-    if cluster.job.engine != "docker":
-        return None, None
-    from launcher.engines.engine_info import engine_info, image_info, run_of_containers
-
+def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
+    """The engine, or why it does not answer; neither where the job needs none."""
+    engine = container_engine(node, job.engine)
     try:
-        info = engine_info(node)
-        image = image_info(node, cluster.job.image)
-        nodes = engine_of(node, "docker").list()
-        return docker_of(info, image, nodes, run_of_containers(node)), None
+        return (engine.engine_info(job.image) if engine else None), None
     except (DockerUnavailable, CommandTimeout) as error:
         return None, str(error)
 
 
-def _details(node: Node, docker_root: str, *asked: str) -> Details:
-    """asked: what else details.SCRIPT takes."""
-    done = node.script(details_module.SCRIPT, docker_root, *asked, timeout=60.0)
-    try:
-        return details_module.parse(done.stdout.decode(errors="replace"))
-    except ValueError as error:
-        raise CommandFailed(
-            f"{node.name}: {error}; the SSH user must be able to run `sh` there"
-        ) from None
-
-
-def image_here(cluster: Cluster) -> Image | None:
-    """The image as this machine's own engine has it, if there is one."""
-    if cluster.job.engine != "docker":
-        return None
-    from launcher.engines.engine_info import image_info
-
-    node = Node(Host("local"))
-    try:
-        inspected = image_info(node, cluster.job.image)
-        return image_of(inspected) if inspected else None
-    except DdpctlError:
-        return None
-    finally:
-        node.close()
+def image_here(job: Job) -> ImageInfo | None:
+    """The job's image as this machine's engine has it, if it does."""
+    with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
+        engine = container_engine(node, job.engine)
+        return engine.image_info(job.image) if engine else None
+    return None

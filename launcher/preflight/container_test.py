@@ -1,20 +1,29 @@
-"""A trial: one short container on each host, of the kind that a launch starts. What it tells is what
-no inventory can: that the image has torch, sees the GPUs, and may write where a run writes."""
+"""The container test: one short container on each machine, like the ones that a launch starts.
+
+It finds what no inventory can: whether the image has torch, sees the GPUs and may write where a run
+writes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launcher.facts.script import Facts
-from launcher.hosts import Cluster, Job
+from launcher.engines.choose import container_engine
+from launcher.errors import DdpctlError
+from launcher.hosts import Job
+from launcher.plan.build import container_user, host_access
 from launcher.plan.plan import LABEL, Container, Mount
-from launcher.plan.topology import gpu_ids
-from launcher.preflight.check_docker import split
-from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.machine import Machine, common
+from launcher.preflight.findings import Finding, failure, split, warning
+from launcher.preflight.inventory import Inventory
+from launcher.preflight.machine import Machine, odd_one_out
+from launcher.ssh.node import Node
 
+TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 MARK = "ddpctl-check "
 SCRIPT = r"""
 import json, os, platform, sys
@@ -31,8 +40,7 @@ try:
     found["torch"] = torch.__version__
     found["cuda"] = torch.version.cuda or ""
     found["gpus"] = torch.cuda.device_count() if found["cuda"] else 0
-    found["backends"] = [b for b in ("gloo", "nccl") if getattr(dist, "is_%s_available" % b)()]
-    if "nccl" in found["backends"]:
+    if getattr(dist, "is_nccl_available")():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 except SystemExit:
     pass
@@ -44,8 +52,8 @@ os._exit(0)
 
 
 @dataclass(frozen=True)
-class Trial:
-    """error: why the container did not even run to its end."""
+class ContainerReport:
+    """What the container reported. error: why it did not run to its end."""
 
     python: str = ""
     torch: str = ""
@@ -57,95 +65,130 @@ class Trial:
     error: str = ""
 
 
-def trial_container(machine: Machine, facts: Facts, job: Job, folder: str, token: str) -> Container:
+def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
+    """Reports by first node rank, of the machines in `nodes` that have the image."""
+    token = secrets.token_hex(4)
+    job = seen.cluster.job
+    machines = [m for m in seen.machines if m.rank in nodes and m.engine and m.engine.image]
+    with_torch = needing_torch(machines)
+
+    def run(machine: Machine) -> ContainerReport:
+        node = nodes[machine.rank]
+        folder = f"{machine.facts.home}/.ddpctl/check-{token}"
+        argument = "torch" if machine.rank in with_torch else ""
+        container = container_for(machine, job, folder, token, argument)
+        engine = container_engine(node, job.engine)
+        if engine is None:
+            return ContainerReport(error="the job's engine has no containers")
+        try:
+            # like a run's folders: open to a user that is not the SSH user
+            node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
+            return parse_report(engine.run_to_end(container, TIMEOUT))
+        except DdpctlError as error:
+            return ContainerReport(error=str(error))
+        finally:
+            with contextlib.suppress(DdpctlError):
+                node.run(["rm", "-rf", folder])
+
+    with ThreadPoolExecutor(len(machines) or 1) as pool:
+        reports = pool.map(run, machines)
+        return {machine.rank: report for machine, report in zip(machines, reports, strict=True)}
+
+
+def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
     """The container that a launch would start there, with `folder` of the host at /output."""
-    gpus = {index for host in machine.hosts for index in gpu_ids(host, facts)}
-    user = {"host": f"{facts.uid}:{facts.gid}", "root": "0:0"}.get(job.user, job.user)
+    facts = machine.facts
+    gpus = tuple(sorted(machine.gpus)) if machine.has_driver else ()
     return Container(
-        name=f"ddpctl-check-{token}-{machine.ranks[0]}",
+        name=f"ddpctl-check-{token}-{machine.rank}",
         image=job.image,
         env={"HOME": "/tmp"},
         labels={f"{LABEL}.check": token},
         mounts=(Mount(folder, "/output"),),
-        gpus=tuple(sorted(gpus)) if has_driver(machine) else (),
-        user=user,
+        gpus=gpus,
+        user=container_user(job, facts),
         shm_size=job.shm_size,
         stop_timeout=1,
-        infiniband=facts.infiniband,
+        entrypoint=("python3", "-c", SCRIPT),
+        command=(argument,),
+        working_dir="/",
+        tmpfs=job.tmpfs,
+        **host_access(job, bool(gpus), facts.infiniband),
     )
 
 
-def has_driver(machine: Machine) -> bool:
-    return machine.details is not None and machine.details.kernel_driver is not None
+def needing_torch(machines: Sequence[Machine]) -> set[int]:
+    """Where torch is imported, which takes seconds: on one machine for each different image, and
+    wherever it must see GPUs."""
+    images = {
+        m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
+    }
+    return {*images.values(), *(m.rank for m in machines if m.has_driver and m.gpus)}
 
 
-def needing_torch(machines: Sequence[Machine]) -> set[str]:
-    """Names of the machines where torch is imported, which takes seconds: one for each content of
-    the image, and those whose GPUs it must see."""
-    found: dict[tuple[str, ...], str] = {}
-    seeing = set()
-    for machine in machines:
-        if machine.docker and machine.docker.image:
-            found.setdefault(machine.docker.image.layers, machine.name)
-        if has_driver(machine) and machine.facts and machine.facts.gpus and machine.wants_gpus:
-            seeing.add(machine.name)
-    return seeing | set(found.values())
-
-
-def parse_trial(output: str) -> Trial:
-    """What the script printed, whatever else the image prints at its start."""
+def parse_report(output: str) -> ContainerReport:
+    """What the script printed, whatever else the image prints when it starts."""
+    said: object = None
     for line in output.splitlines():
         if line.startswith(MARK):
-            said = json.loads(line.removeprefix(MARK))
-            texts = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
-            return Trial(
-                **{name: str(said.get(name, "")) for name in texts}, gpus=said.get("gpus", 0)
-            )
-    last = (output.strip().splitlines() or ["it printed nothing"])[-1]
-    return Trial(error=f"the image's python3 did not run: {last}; the image needs python3")
-
-
-def check_trial(machine: Machine, trial: Trial | None) -> list[Finding]:
-    if trial is None:
-        return []
-    name = machine.name
-    if trial.error:
-        return [failure(name, "image", *split(trial.error, machine.hosts[0].name))]
-    found = []
-    if trial.torch_error:
-        what = f"torch cannot be imported in the image: {trial.torch_error}"
-        found.append(failure(name, "image", what, "take an image with torch in it"))
-    if trial.write_error:
-        what = f"a container may not write below ~/.ddpctl: {trial.write_error}"
-        remedy = "look for denials in `journalctl -k` there (SELinux, AppArmor), or user: in job"
-        found.append(failure(name, "disk", what, remedy))
-    wanted = (
-        sum(len(gpu_ids(host, machine.facts)) for host in machine.hosts) if machine.facts else 0
-    )
-    if wanted and has_driver(machine) and trial.torch and trial.gpus == 0:
-        what = (
-            f"torch {trial.torch} in the image sees no GPU (built for CUDA {trial.cuda or 'none'})"
+            with contextlib.suppress(ValueError):
+                said = json.loads(line.removeprefix(MARK))
+    if not isinstance(said, dict):
+        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
+        return ContainerReport(
+            error=f"python3 did not run in the image: {last}; use an image with python3"
         )
-        remedy = "take an image whose torch is built for CUDA, or mend the container toolkit"
-        found.append(failure(name, "gpus", what, remedy))
-    return found
+    texts = {name: str(said.get(name, "")) for name in ("torch", "cuda", "nccl", "python")}
+    gpus = said.get("gpus")
+    return ContainerReport(
+        **texts,
+        gpus=gpus if isinstance(gpus, int) else 0,
+        write_error=str(said.get("write_error", "")),
+        torch_error=str(said.get("torch_error", "")),
+    )
+
+
+def judge(seen: Inventory, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:
+    tested = [machine for machine in seen.machines if machine.rank in reports]
+    for machine in tested:
+        yield from check_report(machine, reports[machine.rank])
+        yield from check_versions(machine, tested, reports, seen.cluster.job.image)
+
+
+def check_report(machine: Machine, report: ContainerReport) -> Iterator[Finding]:
+    """The container ran, imported torch, wrote its file and saw the GPUs."""
+    if report.error:
+        yield failure(machine.name, "image", *split(report.error, machine.hosts[0].name))
+    if report.torch_error:
+        what = f"torch cannot be imported in the image: {report.torch_error}"
+        yield failure(machine.name, "image", what, "use an image with torch in it")
+    if report.write_error:
+        what = f"a container cannot write below ~/.ddpctl: {report.write_error}"
+        remedy = "look for denials in `journalctl -k` there (SELinux, AppArmor), or set job.user"
+        yield failure(machine.name, "disk", what, remedy)
+    if machine.gpus and machine.has_driver and report.torch and report.gpus == 0:
+        built = f"built for CUDA {report.cuda}" if report.cuda else "built without CUDA"
+        what = f"torch {report.torch} in the image sees no GPU ({built})"
+        remedy = "use an image whose torch is built for CUDA, or fix the container toolkit"
+        yield failure(machine.name, "gpus", what, remedy)
 
 
 def check_versions(
-    machines: Sequence[Machine], trials: Sequence[Trial | None], cluster: Cluster
-) -> list[Finding]:
-    """The ranks must agree on the wire: torch, NCCL and CUDA are the same on all nodes."""
-    told = [(m, t) for m, t in zip(machines, trials, strict=True) if t is not None and t.torch]
-    found = []
-    for label, severity in (("torch", failure), ("nccl", failure), ("cuda", warning),
-                            ("python", warning)):  # fmt: skip
-        values = [getattr(trial, label) for _, trial in told]
-        if len(set(values)) < 2:
-            continue
-        usual = common(values)
-        for (machine, _), value in zip(told, values, strict=True):
-            if value != usual:
-                what = f"{label} {value or 'none'} in its image, and other hosts have {usual}"
-                remedy = f"`ddpctl push HOSTS --image` puts the same {cluster.job.image} on all"
-                found.append(severity(machine.name, "image", what, remedy))
-    return found
+    machine: Machine,
+    tested: Sequence[Machine],
+    reports: Mapping[int, ContainerReport],
+    image: str,
+) -> Iterator[Finding]:
+    """torch, NCCL and CUDA are the same on all nodes: their ranks must understand each other."""
+    for label, severity in (
+        ("torch", failure), ("nccl", failure), ("cuda", warning), ("python", warning)
+    ):  # fmt: skip
+
+        def version(of: Machine, label: str = label) -> str | None:
+            report = reports[of.rank]
+            return (getattr(report, label) or "none") if report.torch else None
+
+        if odd := odd_one_out(machine, tested, version):
+            what = f"{label} {odd[0]} in its image, while other hosts have {odd[1]}"
+            remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
+            yield severity(machine.name, "image", what, remedy)

@@ -1,20 +1,24 @@
-"""A finding: one thing that is wrong on one host, and what to do about it."""
+"""A finding: one problem on one host, and what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.hosts.fold import names
+from launcher.terminal.sanitize import plain
 
 Severity = Literal["failure", "warning"]
+LONGEST = 400  # characters of a clause
 
-# In the order in which a launch meets them; also the columns of the table.
+# The columns of the table, in the order in which a launch depends on them.
 CHECKS = ("ssh", "docker", "gpus", "image", "disk", "memory", "clock", "network", "ports", "runs")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """what and remedy are each a clause of one line. A failure stops a launch, a warning does not."""
+    """what and remedy: one clause each. A failure stops a launch, a warning does not."""
 
     severity: Severity
     host: str
@@ -22,49 +26,62 @@ class Finding:
     what: str
     remedy: str
 
-    def line(self) -> str:
-        return f"{self.severity}: {self.host}: {self.check}: {self.what}; {self.remedy}"
-
 
 def failure(host: str, check: str, what: str, remedy: str) -> Finding:
-    return Finding("failure", host, check, what, remedy)
+    return Finding("failure", host, check, _one_line(what), _one_line(remedy))
 
 
 def warning(host: str, check: str, what: str, remedy: str) -> Finding:
-    return Finding("warning", host, check, what, remedy)
+    return Finding("warning", host, check, _one_line(what), _one_line(remedy))
+
+
+def _one_line(text: str) -> str:
+    """Hosts say what they like: it becomes one line of printable text, of bounded length."""
+    line = " ".join(plain(text).split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+def split(message: str, host: str) -> tuple[str, str]:
+    """An error's one line, `HOST: WHAT; REMEDY`, as what and remedy."""
+    text = " ".join(message.split()).removeprefix(f"{host}: ")
+    what, _, remedy = text.rpartition("; ")
+    return (what, remedy) if what else (text, "log in to the host and look")
 
 
 def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """Failures first, then by host and by check; the same finding once."""
+    """Failures first, then by host and by check; duplicates removed."""
     places = {host: i for i, host in enumerate(hosts)}
-    checks = {check: i for i, check in enumerate(CHECKS)}
     return sorted(
         dict.fromkeys(findings),
-        key=lambda f: (f.severity, places.get(f.host, -1), checks.get(f.check, 99)),
+        key=lambda f: (f.severity, places[f.host], CHECKS.index(f.check)),
     )
+
+
+def lines(findings: Iterable[Finding]) -> list[str]:
+    """One line per finding. Hosts with the same finding share a line: `gpu[1-47]`."""
+    hosts: dict[tuple[str, str, str, str], list[str]] = {}
+    for f in findings:
+        hosts.setdefault((f.severity, f.check, f.what, f.remedy), []).append(f.host)
+    return [
+        f"{severity}: {names(group)}: {check}: {what}; {remedy}"
+        for (severity, check, what, remedy), group in hosts.items()
+    ]
 
 
 def table(
     hosts: Sequence[str], findings: Iterable[Finding], unseen: Iterable[str]
 ) -> list[list[str]]:
-    """One row a host, one cell a check: ok, warning, FAILURE, or - where nothing could be seen."""
-    worst: dict[tuple[str, str], str] = {}
-    for finding in findings:
-        cell = "FAILURE" if finding.severity == "failure" else "warning"
-        if worst.get((finding.host, finding.check)) != "FAILURE":
-            worst[finding.host, finding.check] = cell
-    blind = set(unseen)
+    """A row per host, a cell per check: ok, warning, FAILURE, or `-` for what could not be checked.
+
+    That is everything on an unseen host, and images and runs where Docker does not answer.
+    """
+    findings = list(findings)
+    failed = [f for f in findings if f.severity == "failure"]
+    blank = {(host, check) for host in unseen for check in CHECKS}
+    blank |= {(f.host, check) for f in failed if f.check == "docker" for check in ("image", "runs")}
+    cells = {(f.host, f.check): "warning" for f in findings}
+    cells |= {(f.host, f.check): "FAILURE" for f in failed}
     return [
-        [host, *(worst.get((host, c), _unless(c, host, worst, blind)) for c in CHECKS)]
+        [host, *(cells.get((host, c), "-" if (host, c) in blank else "ok") for c in CHECKS)]
         for host in hosts
     ]
-
-
-def _unless(check: str, host: str, worst: Mapping[tuple[str, str], str], blind: set[str]) -> str:
-    """`-` for what could not be looked at: a host behind a broken SSH, an image in a dead engine."""
-    dead = worst.get((host, "docker")) == "FAILURE" and check in ("image", "runs")
-    return "-" if host in blind or dead else "ok"
-
-
-def document(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    return [asdict(finding) for finding in findings]

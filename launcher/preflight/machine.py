@@ -1,103 +1,85 @@
-"""What was seen of one machine; everything that a check may look at. Pure values."""
+"""One machine as it was seen: plain values, and what compares them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.engine_info import EngineInfo
 from launcher.facts.hardware import Details
 from launcher.facts.script import Facts
 from launcher.hosts import Host
+from launcher.plan.topology import gpu_ids
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Image:
-    """layers name the content alike on every kind of image store; ids do not."""
-
-    id: str
-    layers: tuple[str, ...]
-    architecture: str
-    size: int  # bytes
-    env: Mapping[str, str] = field(default_factory=dict)
-    inspected: Mapping[str, Any] = field(default_factory=dict, repr=False)  # all of what was said
-
-
-@dataclass(frozen=True)
-class Docker:
-    version: str
-    storage: str
-    cgroup_driver: str
-    root: str
-    runtimes: frozenset[str] = frozenset()
-    security: tuple[str, ...] = ()
-    image: Image | None = None
-    nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers there, whatever their state
-    containers: Mapping[str, str] = field(default_factory=dict)  # container id -> run id
-
-    @property
-    def is_rootless(self) -> bool:
-        return any("rootless" in option for option in self.security)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One machine of the cluster with the nodes on it. What could not be seen is None."""
+class Unseen:
+    """A machine that could not be reached or asked. error: one line, with the remedy."""
 
     name: str
     ranks: tuple[int, ...]
     hosts: tuple[Host, ...]
-    facts: Facts | None = None
-    details: Details | None = None
-    docker: Docker | None = None
-    ssh_error: str | None = None
-    docker_error: str | None = None
+    error: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine with its nodes. engine is None where none answers or the job needs none."""
+
+    name: str
+    ranks: tuple[int, ...]
+    hosts: tuple[Host, ...]
+    facts: Facts
+    engine: EngineInfo | None = None
+    engine_error: str | None = None
+
+    @property
+    def details(self) -> Details:
+        return self.facts.details or Details()
+
+    @property
+    def rank(self) -> int:
+        """Its first node rank, which identifies it."""
+        return self.ranks[0]
+
+    @property
+    def in_containers(self) -> bool:
+        """Whether its nodes run in containers, even if their engine does not answer."""
+        return self.engine is not None or self.engine_error is not None
 
     @property
     def wants_gpus(self) -> bool:
         return any(host.gpus != 0 for host in self.hosts)
 
+    @property
+    def gpus(self) -> set[int]:
+        """Ids of the GPUs that its nodes use."""
+        return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
+
+    @property
+    def has_driver(self) -> bool:
+        return self.details.kernel_driver is not None
+
+    def has_address(self, ip: str) -> bool:
+        return self.facts.interface_of(ip) is not None
+
     def shares_network_with(self, other: Machine) -> bool:
-        """Both are names of one machine: what one reaches, the other does."""
-        if self is other:
-            return True
-        one, two = ((m.details.network if m.details else "") for m in (self, other))
-        return one != "" and one == two
+        """Whether both are names of one machine, which share all addresses."""
+        return self is other or self.details.network == other.details.network != ""
 
 
-def docker_of(
-    info: Mapping[str, Any],
-    image: Mapping[str, Any] | None,
-    nodes: Sequence[NodeStatus],
-    containers: Mapping[str, str],
-) -> Docker:
-    """From the Engine API's own answers: /info and /images/NAME/json."""
-    return Docker(
-        version=str(info.get("ServerVersion", "")),
-        storage=str(info.get("Driver", "")),
-        cgroup_driver=str(info.get("CgroupDriver", "")),
-        root=str(info.get("DockerRootDir", "")),
-        runtimes=frozenset(info.get("Runtimes") or {}),
-        security=tuple(info.get("SecurityOptions") or ()),
-        image=image_of(image) if image else None,
-        nodes=tuple(nodes),
-        containers=dict(containers),
-    )
-
-
-def image_of(inspected: Mapping[str, Any]) -> Image:
-    environment = (inspected.get("Config") or {}).get("Env") or []
-    return Image(
-        id=str(inspected.get("Id", "")),
-        layers=tuple((inspected.get("RootFS") or {}).get("Layers") or ()),
-        architecture=str(inspected.get("Architecture", "")),
-        size=int(inspected.get("Size") or 0),
-        env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
-        inspected=inspected,
-    )
-
-
-def common(values: Sequence[Any]) -> Any:
-    """The most frequent value, the first of them in a draw."""
+def common(values: Sequence[T]) -> T:
+    """The most frequent value; the first of them in a tie."""
     return max(dict.fromkeys(values), key=list(values).count)
+
+
+def odd_one_out(
+    machine: Machine, machines: Sequence[Machine], value: Callable[[Machine], T | None]
+) -> tuple[T, T] | None:
+    """This machine's value and the usual one, where they differ. Machines without a value do not count."""
+    own = value(machine)
+    usual = common([v for m in machines if (v := value(m)) is not None] or [own])
+    return (own, usual) if own is not None and usual is not None and own != usual else None

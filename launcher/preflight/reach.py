@@ -1,181 +1,149 @@
-"""Each machine tries to reach each other one: the agents of `probe` started, told and heard."""
+"""Run the probe: start the agents, give them their orders and collect their answers."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+from launcher.engines.choose import container_engine
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster
-from launcher.preflight import reach_routes
-from launcher.preflight.findings import Finding, warning
 from launcher.preflight.machine import Machine
-from launcher.preflight.reach_agent import SHELL, Dial, agent_args, parse_answer, parse_ready
-from launcher.ssh.node import Node, Stream
+from launcher.preflight.reach_agent import (
+    SHELL,
+    agent_args,
+    parse_dialed,
+    parse_listening,
+)
+from launcher.preflight.reach_routes import (
+    Answer,
+    Dial,
+    Reach,
+    dials_for,
+    is_settled,
+    pairs,
+    reach_of,
+    retried,
+    retries,
+)
+from launcher.ssh.node import Node
+from launcher.ssh.stream import Deadline, Stream
 
-AGENT_TIMEOUT = 10.0  # seconds until an agent listens; a container takes the longest
-ANSWERS_TIMEOUT = 12.0  # an agent says `timeout` after three; beyond it the machine is busy
-GRACE = 0.3  # seconds for slower answers once every machine is known to be reached
+AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes the longest
+ROUND_TIMEOUT = 12.0  # seconds; an agent gives up a dial after three, so a slower one is overloaded
+GRACE = 0.3  # seconds for better addresses to answer once every machine is reached
+LONGEST_LINE = 4096  # bytes
+NEVER = Deadline(None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Agent:
-    machine: int
     stream: Stream
-    listening: dict[int, int]  # asked port -> actual port
+    ports: dict[int, int] = field(default_factory=dict)  # asked for -> listened on
 
 
-class Probing:
-    """One probe: agents are started while the machines are looked at, and told to dial after it."""
+class Probe:
+    """Agents start while their machines are examined, and dial after that. Close it at the end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._job = cluster.job
         self._token = secrets.token_hex(8)
-        self._agents: list[_Agent] = []
-        self._answers: dict[Dial, str] = {}
-        self._changed = threading.Condition()
-        self._over = False
+        self._agents: dict[int, _Agent] = {}
+        self._orders: dict[int, Dial] = {}  # by key, of all rounds
+        self._inbox: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
-    def start(self, index: int, node: Node) -> None:
-        """An agent on one machine, where one can be had. `index`: the machine's place."""
-        in_image = self._job.image if self._job.engine == "docker" else ""
-        try:
-            stream = node.open_script(SHELL, *agent_args(index, self._token, [0], in_image))
-        except DdpctlError:
-            return  # whoever looks at the machine says why
-        listening = _doors(stream)
-        if not listening:
-            stream.close()
-            return
-        with self._changed:
-            self._agents.append(_Agent(index, stream, listening))
+    def start(self, rank: int, node: Node) -> None:
+        """Start the agent of the machine whose first node rank this is, if one can run there."""
+        engine = container_engine(node, self._job.engine)
+        in_image = engine.python_in_image(self._job.image) if engine else ()
+        with contextlib.suppress(DdpctlError):  # examining the machine reports why
+            agent = _Agent(node.open_script(SHELL, *agent_args(rank, self._token, in_image)))
+            _take_ports(agent)
+            if agent.ports:
+                self._agents[rank] = agent
+            else:
+                agent.stream.close()
 
-    def run(self, machines: Sequence[Machine]) -> tuple[dict[Dial, str], list[Finding]]:
-        """What every dial met, and a warning for each machine that could not take part."""
-        first = next(i for i, machine in enumerate(machines) if 0 in machine.ranks)
-        self._take_master_port(first)
-        listening = {agent.machine: agent.listening for agent in self._agents}
-        able = [
-            machine if index in listening else dataclasses.replace(machine, facts=None)
-            for index, machine in enumerate(machines)
-        ]
-        port = self._job.master_port
-        tries_master = port != "auto" and int(port) in listening.get(first, {})
-        dials = reach_routes.dials_for(able, tries_master)
-        master_port = int(port) if tries_master else 0
-        with ThreadPoolExecutor(len(self._agents) or 1) as pool:
-            for agent in self._agents:
-                pool.submit(self._dial, agent, dials, listening, master_port)
-            answers = self._wait(dials)
-        unable = [
-            warning(
-                machine.name,
-                "network",
-                "whether the other hosts reach it was not tried: no python3, perl or image there",
-                "`ddpctl push HOSTS --image` first, or install perl",
-            )
-            for index, machine in enumerate(machines)
-            if machine.facts is not None and index not in listening
-        ]
-        return answers, unable
+    def run(self, seen: Sequence[Machine], *, all_pairs: bool) -> Reach:
+        """Who reaches whom: a star and a few neighbours; all pairs if one fails or if asked for."""
+        machines = {m.rank: m for m in seen if m.rank in self._agents}
+        port = self._listen_on_master_port()
+        for rank, agent in self._agents.items():
+            threading.Thread(target=self._receive, args=(rank, agent), daemon=True).start()
+        dials = dials_for(machines, pairs(machines, everyone=all_pairs), master_port=bool(port))
+        answers = self._round(dials, port)
+        if not is_settled(dials, answers):
+            every = dials_for(machines, pairs(machines, everyone=True), master_port=bool(port))
+            answers |= self._round([dial for dial in every if dial not in answers], port)
+            answers = retried(answers, self._round(retries(answers), port))
+        return reach_of(machines, (m.rank for m in seen), answers)
 
     def close(self) -> None:
-        self._over = True
-        for agent in self._agents:
+        for agent in self._agents.values():
             agent.stream.close()
 
-    def _take_master_port(self, first: int) -> None:
-        """Only now: while the machine was looked at, it would have been seen there as taken."""
-        port = self._job.master_port
-        for agent in self._agents:
-            if agent.machine == first and port != "auto":
-                with contextlib.suppress(DdpctlError, OSError):
-                    agent.stream.write(f"listen {port}\n".encode())
-                    agent.listening.update(_doors(agent.stream) or {})
+    def _listen_on_master_port(self) -> int:
+        """0 if the probe cannot. Not earlier: the check of the port would find it taken."""
+        port, agent = self._job.master_port, self._agents.get(0)
+        if port == "auto" or agent is None:
+            return 0
+        with contextlib.suppress(DdpctlError, OSError):
+            agent.stream.write(f"listen {port}\n".encode())
+            _take_ports(agent)
+        return port if port in agent.ports else 0
 
-    def _dial(
-        self,
-        agent: _Agent,
-        dials: Sequence[Dial],
-        listening: Mapping[int, Mapping[int, int]],
-        master_port: int,
-    ) -> None:
-        """Tells one agent what to try and takes in what it says."""
-        told = []
-        for key, dial in enumerate(dials):
-            ports = listening.get(dial.target, {})
-            port = master_port if dial.is_master_port else ports.get(0, 0)
-            if dial.source == agent.machine:
-                told.append(f"dial {key} {dial.address} {port}\n")
-        try:
-            agent.stream.write("".join([*told, "go\n"]).encode())
-            for line in _lines(agent.stream, time.monotonic() + ANSWERS_TIMEOUT, self._is_over):
-                answer = parse_answer(line, dials)
-                with self._changed:
-                    if answer is not None:
-                        self._answers[answer[0]] = answer[1]
-                        self._changed.notify_all()
-                if line == "done":
-                    return
-        except (DdpctlError, OSError):
-            return  # what it did not say counts as a timeout
+    def _round(self, dials: Sequence[Dial], master_port: int) -> dict[Dial, Answer]:
+        """What every dial met. Ends early once every target is reached; what is missing then counts
+        as a timeout, and what an agent never reports as silent."""
+        keys = dict(enumerate(dials, start=len(self._orders)))
+        self._orders |= keys
+        for rank, agent in self._agents.items():
+            orders = "".join(
+                f"dial {key} {dial.address} {self._port(dial, master_port)}\n"
+                for key, dial in keys.items()
+                if dial.source == rank
+            )
+            with contextlib.suppress(DdpctlError, OSError):  # its dials are silent
+                agent.stream.write(orders.encode(), timeout=ROUND_TIMEOUT)
+        answers: dict[Dial, Answer] = {}
+        deadline, missing = time.monotonic() + ROUND_TIMEOUT, "silent"
+        while len(answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                key, answer = self._inbox.get(timeout=min(left, GRACE))
+                if key in keys:  # not a late answer of an earlier round
+                    answers[keys[key]] = answer
+            if missing == "silent" and self._inbox.empty() and is_settled(dials, answers):
+                deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
+        return {dial: answers.get(dial, Answer(missing)) for dial in dials}
 
-    def _wait(self, dials: Sequence[Dial]) -> dict[Dial, str]:
-        """What every dial met. One that nobody has told of when the others suffice is a timeout;
-        one that nobody tells of at all is silent, which says nothing about the way."""
-        deadline, missing = time.monotonic() + ANSWERS_TIMEOUT, "silent"
-        with self._changed:
-            while len(self._answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
-                if missing == "silent" and _is_enough(self._answers, dials):
-                    deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
-                self._changed.wait(min(left, GRACE))
-            self._over = True
-            return {dial: self._answers.get(dial, missing) for dial in dials}
+    def _port(self, dial: Dial, master_port: int) -> int:
+        return master_port if dial.is_master_port else self._agents[dial.target].ports[0]
 
-    def _is_over(self) -> bool:
-        return self._over
+    def _receive(self, rank: int, agent: _Agent) -> None:
+        with contextlib.suppress(DdpctlError, OSError):  # what it does not report is silent
+            for line in _lines(agent.stream):
+                if answer := parse_dialed(line, self._orders, rank):
+                    self._inbox.put(answer)
 
 
-def _doors(stream: Stream) -> dict[int, int] | None:
-    """What an agent says that it listens on, by the port that was asked for."""
-    lines: list[str] = []
-    try:
-        for line in _lines(stream, time.monotonic() + AGENT_TIMEOUT):
-            lines.append(line)
+def _take_ports(agent: _Agent) -> None:
+    """Note what the agent listens on, until it is ready."""
+    with contextlib.suppress(OSError):
+        for line in _lines(agent.stream, Deadline(AGENT_TIMEOUT)):
+            if found := parse_listening(line):
+                agent.ports[found[0]] = found[1]
             if line == "ready":
-                break
-    except (DdpctlError, TimeoutError):
-        return None
-    return parse_ready(lines)
+                return
 
 
-def _is_enough(answers: Mapping[Dial, str], dials: Sequence[Dial]) -> bool:
-    """Every machine has an address that all the others have reached."""
-    reached: dict[tuple[int, str], bool] = {}
-    for dial in dials:
-        key = (dial.target, dial.address)
-        reached[key] = reached.get(key, True) and answers.get(dial) == "ok"
-    targets = {dial.target for dial in dials}
-    return targets == {target for (target, _), good in reached.items() if good}
-
-
-def _lines(
-    stream: Stream, deadline: float, is_over: Callable[[], bool] = lambda: False
-) -> Iterator[str]:
-    """Whole lines until the end of the stream, the deadline, or `is_over`."""
+def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:
+    """Whole lines until the end of the stream. TimeoutError at the deadline."""
     rest = b""
-    while time.monotonic() < deadline and not is_over():
-        try:
-            chunk = stream.read(timeout=0.1)
-        except TimeoutError:
-            continue
-        if not chunk:
-            return
+    while len(rest) < LONGEST_LINE and (chunk := stream.read(timeout=deadline.left())):
         *whole, rest = (rest + chunk).split(b"\n")
         yield from (line.decode(errors="replace").strip() for line in whole)

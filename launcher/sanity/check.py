@@ -1,4 +1,4 @@
-"""The `sanity` command's work: the collectives as a run of their own, in the user's image."""
+"""The `sanity` command's work: runs the collectives in the user's image, as a run of their own."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from pathlib import Path
 from launcher.errors import DdpctlError, UsageError
 from launcher.facts.gather import gather
 from launcher.hosts import Cluster, Host, override_job
-from launcher.launch.launch import Wishes, new_run, run_attempt
+from launcher.launch.attempt import NextAttempt, run_attempt
+from launcher.plan.options import LaunchOptions
 from launcher.plan.topology import gpu_ids
+from launcher.run_id import new_run_id
 from launcher.sanity.report import MARK, Report, document, problems, text
 from launcher.ssh.node import Node
-from launcher.state import state_home, write_atomically
+from launcher.state import make_folder, state_home, write_atomically
 from launcher.terminal.console import Console
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (
-    "Two containers on one host: each has an NCCL_HOSTID of its own, so NCCL takes the network path "
-    "between them. It shows that containers, drivers and collectives work; of the fabric between "
-    "hosts it shows nothing."
+    "Each of the containers has its own NCCL_HOSTID, so NCCL uses the network path between them. "
+    "This tests containers, drivers and collectives, but not the network between hosts."
 )
 
 
 @dataclass(frozen=True)
-class Asked:
-    """timeout: seconds for one act. max_bytes: of the largest all-reduce. min_busbw: GB/s."""
+class SanityOptions:
+    """timeout: seconds for one step. max_bytes: of the largest all-reduce. min_busbw: GB/s."""
 
     timeout: float = 30.0
     max_bytes: int = 64 << 20
@@ -39,8 +40,8 @@ class Asked:
     plot: str | None = None
 
 
-class Listening(Console):
-    """Keeps the records of rank 0; everything else that the ranks say is detail."""
+class RecordingConsole(Console):
+    """Keeps the records of rank 0; the ranks' other output is shown with -v only."""
 
     def __init__(self, report: Report, *, quiet: bool, verbose: bool) -> None:
         super().__init__(quiet=quiet, verbose=verbose)
@@ -58,26 +59,29 @@ class Listening(Console):
         pass
 
 
-def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -> int:
-    """Runs the check and says what it found. 0 all is well, 1 it is not, else as `launch`."""
+def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> int:
+    """Runs the check and prints what it found. 0: no problem, 1: a problem, else as `launch`."""
     report = Report([host.name for host in cluster.hosts])
-    listening = Listening(report, quiet=console.quiet, verbose=console.verbose)
+    recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
         (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-        words = {"timeout": asked.timeout, "max_bytes": asked.max_bytes, "pairwise": asked.pairwise}
+        flags = {
+            "timeout": options.timeout,
+            "max_bytes": options.max_bytes,
+            "pairwise": options.pairwise,
+        }
         job = override_job(
-            cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(words)]}
+            cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(flags)]}
         )
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
-        run_id = new_run("sanity")
-        wishes = Wishes(name="sanity", node_env=separate(cluster))
+        launch = LaunchOptions(name="sanity", network_only=True)
         try:
-            code = run_attempt(job, wishes, listening, run_id)
+            code = run_attempt(NextAttempt(job, launch, new_run_id("sanity")), recording)
         except DdpctlError as error:
             if as_json:
                 console.json(document(report, str(error).splitlines()))
             raise
-    found = problems(report, asked.min_busbw, last_busbw(cluster), code)
+    found = problems(report, options.min_busbw, last_busbw(cluster), code)
     if report.sizes:
         remember(cluster, report.busbw)
     if as_json:
@@ -86,23 +90,16 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
         console.print(text(report))
     for problem in found:
         console.error(problem)
-    if asked.plot and report.sizes:
-        plot(report, Path(asked.plot))
-        console.say(f"plot: {asked.plot}")
+    if options.plot and report.sizes:
+        plot(report, Path(options.plot))
+        console.say(f"plot: {options.plot}")
     if found:
         return code if code in (4, 130) else 1
     return code
 
 
-def separate(cluster: Cluster) -> tuple[dict[str, str], ...]:
-    """Nodes that share a machine count as machines of their own, so that NCCL uses the network."""
-    if len({host.machine for host in cluster.hosts}) == cluster.nnodes:
-        return ()
-    return tuple({"NCCL_HOSTID": f"ddpctl-{rank}"} for rank in range(cluster.nnodes))
-
-
 def size_of(text: str) -> int:
-    """Bytes of 64m, 1g and the like. Raises UsageError."""
+    """Bytes of a size such as 64m or 1g. Raises UsageError."""
     match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
         raise UsageError(f"--max-size {text!r}: write 64m or 1g")
@@ -110,7 +107,7 @@ def size_of(text: str) -> int:
 
 
 def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
-    """One host of the cluster as `containers` nodes, with its GPUs split between them."""
+    """One host of the cluster as `containers` nodes that share out its GPUs."""
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
         listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))
@@ -122,7 +119,7 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
         )
     share = len(ids) // containers
     parts = [tuple(ids[n * share : (n + 1) * share]) for n in range(containers)]
-    hosts = tuple(dataclasses.replace(host, gpus=part or 0) for part in parts)
+    hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)
     job = dataclasses.replace(cluster.job, nproc_per_node=share or 1)
     return dataclasses.replace(cluster, hosts=hosts, job=job, spares=())
 
@@ -136,7 +133,7 @@ def _gpus_of(host: Host) -> tuple[int, ...]:
 
 
 def _record_of(cluster: Cluster) -> Path:
-    """Where the last result on the same hosts, with the same GPUs, is kept."""
+    """The file of the last result on the same hosts with the same GPUs."""
     hosts = repr([(*host.machine, host.gpus) for host in cluster.hosts])
     return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
 
@@ -150,12 +147,12 @@ def last_busbw(cluster: Cluster) -> float | None:
 
 def remember(cluster: Cluster, busbw: float) -> None:
     path = _record_of(cluster)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps({"version": 1, "busbw": busbw}) + "\n")
 
 
 def plot(report: Report, to: Path) -> None:
-    """Bus bandwidth by size, as a PNG or whatever `to` ends in."""
+    """Plots bus bandwidth by size; the suffix of `to` is the format."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

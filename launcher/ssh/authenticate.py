@@ -1,14 +1,13 @@
-"""Who we say we are: the keys that `ssh` would offer, in its order, and how the server took them."""
+"""Log in with the keys that `ssh` would offer, in its order."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import os
+import re
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,32 +18,32 @@ import paramiko.agent
 from launcher.errors import HostUnreachable
 from launcher.ssh.route import Route
 
-AGENT_TIMEOUT = 5.0  # seconds; it may ask the user
-_OPENSSH_MAGIC = b"openssh-key-v1\0"
+AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
 
 
 def authenticate(transport: paramiko.Transport, route: Route) -> None:
-    """Logs in, as `ssh` would without a terminal. HostUnreachable says which keys were refused."""
-    allowed = _without_a_key(transport, route)
-    if allowed is None:
+    """Log in as `ssh` would without a terminal. HostUnreachable names the keys that were refused."""
+    methods = _log_in_without_key(transport, route)
+    if methods is None:
         return
-    if "publickey" not in allowed:
+    if "publickey" not in methods:
         raise HostUnreachable(
-            f"{route.name}: sshd takes no keys, only {', '.join(allowed)}; ddpctl logs in with keys"
+            f"{route.name}: sshd accepts no keys, only {', '.join(methods)}, and ddpctl logs in "
+            "with keys; set `PubkeyAuthentication yes` in its sshd_config"
         )
     keyring = Keyring(route)
     try:
         for name, key in keyring.offers():
             keyring.tried.append(name)
-            if _accepted(transport, route, key, keyring):
+            if _accepts(transport, route, key, keyring):
                 return
         raise _refused(route, keyring)
     finally:
         keyring.close()
 
 
-def _without_a_key(transport: paramiko.Transport, route: Route) -> list[str] | None:
-    """None when no key was asked for (Tailscale SSH), else the ways in."""
+def _log_in_without_key(transport: paramiko.Transport, route: Route) -> list[str] | None:
+    """None if that worked (Tailscale SSH), otherwise the methods that the server accepts."""
     try:
         transport.auth_none(route.user)
     except paramiko.BadAuthenticationType as refusal:
@@ -56,7 +55,7 @@ def _without_a_key(transport: paramiko.Transport, route: Route) -> list[str] | N
     return None
 
 
-def _accepted(
+def _accepts(
     transport: paramiko.Transport, route: Route, key: paramiko.PKey, keyring: Keyring
 ) -> bool:
     try:
@@ -71,7 +70,8 @@ def _accepted(
         return False
     if more:
         raise HostUnreachable(
-            f"{route.name}: sshd wants {', '.join(more)} beside the key; ddpctl has only keys"
+            f"{route.name}: sshd requires {', '.join(more)} in addition to the key, and ddpctl has "
+            "only keys; change AuthenticationMethods in its sshd_config"
         )
     return True
 
@@ -79,7 +79,7 @@ def _accepted(
 def _too_slow(transport: paramiko.Transport, route: Route) -> HostUnreachable:
     return HostUnreachable(
         f"{route.name}: sshd did not answer the login within {transport.auth_timeout:g} s; "
-        "look whether its user database (LDAP, PAM) hangs"
+        "check whether its user database (LDAP, PAM) hangs"
     )
 
 
@@ -87,11 +87,12 @@ def _cut_off(route: Route, keyring: Keyring, error: BaseException) -> HostUnreac
     if len(keyring.tried) > 1 or "Too many" in str(error):
         return HostUnreachable(
             f"{route.name}: sshd hung up after {len(keyring.tried)} keys (MaxAuthTries): tried "
-            f"{', '.join(keyring.tried)}; name the right one as identity_file in the hosts file "
-            "and set `IdentitiesOnly yes` for the host in ~/.ssh/config"
+            f"{', '.join(keyring.tried)}; set the right one as identity_file in the hosts file, "
+            "or `IdentitiesOnly yes` for the host in ~/.ssh/config"
         )
     return HostUnreachable(
-        f"{route.name}: sshd hung up during the login: {error or type(error).__name__}"
+        f"{route.name}: sshd hung up during the login: {error or type(error).__name__}; check its "
+        "log on that host (`journalctl -u ssh`)"
     )
 
 
@@ -102,7 +103,7 @@ def _refused(route: Route, keyring: Keyring) -> HostUnreachable:
     remedy = (
         "load it with `ssh-add`"
         if any("passphrase" in reason for reason in keyring.unusable)
-        else f"let one in with `ssh-copy-id {port}{route.user}@{route.hostname}`, or name the "
+        else f"authorize a key with `ssh-copy-id {port}{route.user}@{route.hostname}`, or set the "
         "right one as identity_file"
     )
     return HostUnreachable(
@@ -113,7 +114,7 @@ def _refused(route: Route, keyring: Keyring) -> HostUnreachable:
 
 @dataclass
 class Keyring:
-    """The keys to offer for one login. `unusable` says why a key that is there was not offered."""
+    """The keys to offer in one login. `unusable` says why an existing key is not offered."""
 
     route: Route
     tried: list[str] = field(default_factory=list)
@@ -121,9 +122,9 @@ class Keyring:
     _agent: _Agent | None = None
 
     def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Name and key: those of the agent that the config names, the agent's others, files.
+        """Name and key: first the agent's keys that the config names, then its others, then files.
 
-        But the hosts file's own key before all others: an agent full of keys would use up
+        The hosts file's own key precedes them all: an agent with many keys would exhaust
         MaxAuthTries.
         """
         own = self.route.own_identity
@@ -161,14 +162,18 @@ class Keyring:
         return {key.blob: key for key in self._agent.get_keys()}
 
     def _load(self, path: str) -> paramiko.PKey | None:
-        """The private key in a file; None, and a reason, when it cannot be used."""
+        """The private key in a file; None if it cannot be used, with the reason in `unusable`."""
         try:
-            mode = Path(path).stat()
+            status = Path(path).stat()
         except OSError:
             if path == self.route.own_identity:
                 self.unusable.append(f"{path} (no such file)")
             return None  # most of the default names do not exist
-        if mode.st_uid == os.getuid() and stat.S_IMODE(mode.st_mode) & 0o077:
+        if _is_public(path):
+            private = f", such as {path.removesuffix('.pub')}" if path.endswith(".pub") else ""
+            self.unusable.append(f"{path} (a public key: name its private key{private})")
+            return None
+        if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
             self.unusable.append(f"{path} (readable by others: `chmod 600`)")
             return None
         reason = "not a private key"
@@ -176,8 +181,8 @@ class Keyring:
             try:
                 return kind.from_private_key_file(path)
             except paramiko.PasswordRequiredException:
-                self.unusable.append(f"{path} (has a passphrase and is not in the agent)")
-                return None
+                reason = "has a passphrase and is not in the agent"
+                break
             except PermissionError:
                 reason = "permission denied"
             except (paramiko.SSHException, OSError, ValueError, IndexError):
@@ -188,19 +193,18 @@ class Keyring:
     def _with_certificates(
         self, name: str, path: str, key: paramiko.PKey
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Certificates of a key come before the key alone."""
+        """The key with each of its certificates, then the key alone."""
         for file in (f"{path}-cert.pub", *self.route.certificate_files):
-            with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
-                if not Path(file).is_file() or _certified(file) != key.asbytes():
-                    continue
-                key.load_certificate(file)
-                yield f"{name} with {Path(file).name}", key
+            with contextlib.suppress(OSError, ValueError, IndexError, paramiko.SSHException):
+                if _is_certificate_of(file, key):
+                    key.load_certificate(file)
+                    yield f"{name} with {Path(file).name}", key
         key.public_blob = None
         yield name, key
 
 
 class _Agent(paramiko.agent.AgentSSH):
-    """An ssh-agent at any socket; paramiko's own knows only SSH_AUTH_SOCK."""
+    """An ssh-agent at any socket; paramiko's own uses only SSH_AUTH_SOCK."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -212,44 +216,41 @@ class _Agent(paramiko.agent.AgentSSH):
         except BaseException:
             connection.close()
             raise
-        connection.settimeout(None)  # signing may wait for a touch of a token
+        connection.settimeout(None)  # signing may wait until the user touches a token
 
     def close(self) -> None:
         self._close()  # type: ignore[attr-defined]
 
 
+def _is_public(path: str) -> bool:
+    """Whether a file holds the public half of a key, such as `ssh-ed25519 AAAA... me@here`."""
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        return re.match(rb"(ssh|ecdsa|sk)-\S+ AAAA", file.read(100)) is not None
+    return False
+
+
 def _public_key(path: str) -> bytes | None:
     """The public half of an identity file, without its passphrase: from PATH.pub or its header."""
     for file in (f"{path}.pub", path):
-        with contextlib.suppress(OSError, ValueError, IndexError, struct.error):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(file).read_text()
             if text.startswith("-----BEGIN OPENSSH PRIVATE KEY-----"):
-                return _from_openssh_header(text)
+                return _public_part(base64.b64decode("".join(text.strip().splitlines()[1:-1])))
             if not text.startswith("-----"):
                 return base64.b64decode(text.split()[1], validate=True)
     return None
 
 
-def _from_openssh_header(text: str) -> bytes:
-    body = base64.b64decode("".join(text.strip().splitlines()[1:-1]))
-    if not body.startswith(_OPENSSH_MAGIC):
-        raise binascii.Error("not an OpenSSH key")
-    at = len(_OPENSSH_MAGIC)
+def _public_part(private_key: bytes) -> bytes:
+    """See PROTOCOL.key in OpenSSH: magic, cipher, KDF, its options, number of keys, public key."""
+    message = paramiko.Message(private_key.removeprefix(b"openssh-key-v1\0"))
     for _cipher_kdf_options in range(3):
-        at += 4 + struct.unpack_from(">I", body, at)[0]
-    (length,) = struct.unpack_from(">I", body, at + 4)  # past the number of keys
-    return body[at + 8 : at + 8 + length]
+        message.get_binary()
+    message.get_int()
+    return message.get_binary()
 
 
-def _certified(file: str) -> bytes | None:
-    """The plain public key that a certificate is about."""
-    blob = base64.b64decode(Path(file).read_text().split()[1])
-    message = paramiko.Message(blob)
-    kind = message.get_text().removesuffix("-cert-v01@openssh.com")
-    message.get_string()  # nonce
-    plain = paramiko.Message()
-    plain.add_string(kind)
-    # how many fields a public key of this kind has
-    for _ in range({"ssh-ed25519": 1}.get(kind, 2)):
-        plain.add_string(message.get_binary())
-    return plain.asbytes()
+def _is_certificate_of(file: str, key: paramiko.PKey) -> bool:
+    """A certificate contains the fields of the public key, which follow its name."""
+    certificate = base64.b64decode(Path(file).read_text().split()[1])
+    return key.asbytes()[4 + len(key.get_name()) :] in certificate

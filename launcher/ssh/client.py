@@ -1,4 +1,4 @@
-"""Commands on a machine behind SSH: one connection, many channels."""
+"""Commands on a host behind SSH: channels on one connection, or on more if sshd limits sessions."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ import paramiko
 
 from launcher.errors import CommandFailed, HostUnreachable
 from launcher.hosts import Host
-from launcher.ssh.ahead import dialled
-from launcher.ssh.connect import Connection, dial
+from launcher.ssh.connect import connect
+from launcher.ssh.connection import BROKEN, Connection
 from launcher.ssh.shell import command_line, framed, watched
 from launcher.ssh.stream import CHUNK, STDERR_TAIL, Deadline, Stream
+from launcher.ssh.transport import ChannelStderr
 
-UNTOLD = 255  # the exit code of a command whose end the server does not tell
+UNKNOWN_CODE = 255  # the exit code if the server does not report one
 MAX_GREETING = 1 << 20  # bytes that a login shell may print before a command
-MAX_SESSIONS = 10  # a connection: sshd's own default
-
-_BROKEN = (paramiko.SSHException, EOFError, OSError)  # what paramiko says of a connection's end
 
 
 class SshMachine:
     def __init__(self, host: Host, *, connect_timeout: float) -> None:
         self.host = host
         self._timeout = connect_timeout
-        self._links: list[_Link] = []
-        self._lock = threading.Lock()  # of _links
-        self._dialling = threading.Lock()
+        self._connections: list[Connection] = []
+        self._lock = threading.Lock()  # of _connections
+        self._connecting = threading.Lock()
 
     def connect(self) -> None:
-        if not self._live():
-            self._one_more([])
+        with self._connecting:
+            if not self._live():
+                self._add(connect(self.host, timeout=self._timeout))
 
     def open(
         self,
@@ -43,18 +42,18 @@ class SshMachine:
         stderr_limit: int | None = STDERR_TAIL,
         timeout: float | None = None,
     ) -> SshStream:
-        framed_argv, frame = framed(argv if stdin else watched(argv))
-        line = command_line(framed_argv)
-        link, channel = self._channel()
+        command, frame = framed(argv if stdin else watched(argv))
+        line = command_line(command)
+        connection, channel = self._session()
+        stream = SshStream(channel, connection, ChannelStderr(channel, stderr_limit))
         try:
             channel.exec_command(line)
-        except _BROKEN as error:
-            channel.close()
-            link.release()
-            raise self._no_command(link, error) from None
-        stream = SshStream(channel, link, stderr_limit=stderr_limit)
-        try:
             stream.skip_past(frame, timeout)
+        except BROKEN as error:
+            stream.close()
+            if isinstance(error, TimeoutError):
+                raise
+            raise self._no_command(connection, error) from None
         except BaseException:
             stream.close()
             raise
@@ -62,119 +61,81 @@ class SshMachine:
 
     def close(self) -> None:
         with self._lock:
-            links, self._links = self._links, []
-        for link in links:
-            link.connection.close()
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
 
-    def _channel(self) -> tuple[_Link, paramiko.Channel]:
-        """A new session on a connection that has room, or on one more connection."""
-        seen: list[_Link] = []
+    def _session(self) -> tuple[Connection, paramiko.Channel]:
+        """A session on the first connection that has room, or on a new one."""
+        full: list[Connection] = []
         while True:
-            for link in self._live():
-                if link not in seen and (channel := self._session(link)):
-                    return link, channel
-                seen.append(link)
-            fresh = self._one_more(seen)
-            if channel := self._session(fresh):
-                return fresh, channel
-            if fresh.refuses_all:
-                raise HostUnreachable(
-                    f"{self.host.name}: sshd lets in no session at all; look at MaxSessions in its "
-                    "sshd_config and at the account's shell"
-                )
-            seen.append(fresh)
+            for connection in self._live():
+                if connection not in full:
+                    if channel := self._session_on(connection):
+                        return connection, channel
+                    full.append(connection)
+            with self._connecting:
+                if any(connection not in full for connection in self._live()):
+                    continue  # another thread has just connected
+                connection = connect(self.host, timeout=self._timeout)
+                channel = self._session_on(connection)
+                if channel is None:
+                    connection.close()
+                    raise HostUnreachable(
+                        f"{self.host.name}: sshd allows no sessions; check MaxSessions in its "
+                        "sshd_config and the account's shell"
+                    )
+                self._add(connection)
+                return connection, channel
 
-    def _live(self) -> list[_Link]:
+    def _live(self) -> list[Connection]:
         with self._lock:
-            dead = [link for link in self._links if not link.connection.is_active]
-            self._links = [link for link in self._links if link not in dead]
-            live = list(self._links)
-        for link in dead:
-            link.connection.close()
+            dead = [each for each in self._connections if not each.is_active]
+            self._connections = [each for each in self._connections if each not in dead]
+            live = list(self._connections)
+        for connection in dead:
+            connection.close()
         return live
 
-    def _one_more(self, seen: list[_Link]) -> _Link:
-        """One connection more than `seen`; another thread may have made it meanwhile."""
-        with self._dialling:
-            for link in self._live():
-                if link not in seen:
-                    return link
-            link = _Link(dialled(self.host) or dial(self.host, timeout=self._timeout))
-            with self._lock:
-                self._links.append(link)
-            return link
+    def _add(self, connection: Connection) -> None:
+        with self._lock:
+            self._connections.append(connection)
 
-    def _session(self, link: _Link) -> paramiko.Channel | None:
-        """None when the connection has no room for it, or is no more."""
-        if not link.take():
-            return None
+    def _session_on(self, connection: Connection) -> paramiko.Channel | None:
+        """None if the connection has no room (MaxSessions) or has ended."""
         try:
-            return link.connection.transport.open_session(timeout=self._timeout)
-        except paramiko.ChannelException:
-            link.refused()
-            return None
-        except _BROKEN:
-            link.release()
-            if link.connection.is_ending():
+            return connection.transport.open_session(timeout=self._timeout)
+        except BROKEN as error:  # if several are refused at once, paramiko explains only one
+            if "Timeout" not in str(error) or connection.is_ending():
                 return None
             raise HostUnreachable(
-                f"{self.host.name}: sshd starts no session within {self._timeout:g} s; look "
+                f"{self.host.name}: sshd did not start a session within {self._timeout:g} s; check "
                 "whether the machine is overloaded"
             ) from None
 
-    def _no_command(self, link: _Link, error: BaseException) -> HostUnreachable:
-        if link.connection.is_ending():
-            return link.connection.lost()
+    def _no_command(self, connection: Connection, error: BaseException) -> HostUnreachable:
+        if connection.is_ending():
+            return connection.lost()
         return HostUnreachable(
-            f"{self.host.name}: sshd runs no commands: {error or type(error).__name__}; look at "
+            f"{self.host.name}: sshd runs no commands: {error or type(error).__name__}; check "
             "ForceCommand and the account's shell there"
         )
 
 
-class _Link:
-    """One connection and how many sessions it has."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._open = 0
-        self._limit = MAX_SESSIONS
-        self._lock = threading.Lock()
-        self.refuses_all = False
-
-    def take(self) -> bool:
-        with self._lock:
-            if self._open >= self._limit:
-                return False
-            self._open += 1
-            return True
-
-    def release(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                self._limit = MAX_SESSIONS  # sshd may have been slow to forget a closed one
-
-    def refused(self) -> None:
-        """The server said no: it has as many as it wants."""
-        with self._lock:
-            self._open -= 1
-            self.refuses_all = not self._open
-            self._limit = max(self._open, 1)
-
-
 class SshStream(Stream):
-    def __init__(self, channel: paramiko.Channel, link: _Link, *, stderr_limit: int | None) -> None:
-        super().__init__(stderr_limit=stderr_limit)
+    def __init__(
+        self, channel: paramiko.Channel, connection: Connection, stderr: ChannelStderr
+    ) -> None:
+        self.stderr = stderr
         self._channel = channel
-        self._link = link
+        self._connection = connection
         self._closed = False
-        self._ahead = b""  # output that came together with the frame
-        self._drain.start()
+        self._ahead = b""  # output that arrived together with the frame
 
     def skip_past(self, frame: bytes, timeout: float | None) -> None:
-        """Drops what the login shell prints before `frame`, which the command prints first.
+        """Drop what the login shell prints before `frame`, which the command prints first.
 
-        CommandFailed when the frame does not come, TimeoutError when it is late.
+        CommandFailed if the frame does not come, TimeoutError if it is late.
         """
         deadline, output = Deadline(timeout), b""
         while frame not in output:
@@ -186,9 +147,9 @@ class SshStream(Stream):
 
     def _no_frame(self, output: bytes) -> CommandFailed:
         printed = (output + b"\n" + self.stderr_tail().encode()).decode(errors="replace").split()
-        says = f": it prints `{' '.join(printed)[:200]}`" if printed else ""
+        quote = f": it prints `{' '.join(printed)[:200]}`" if printed else ""
         return CommandFailed(
-            f"{self._link.connection.name}: the login shell does not run `sh`{says}; check the "
+            f"{self._connection.name}: the login shell does not run `sh`{quote}; check the "
             "account's shell, its startup files (.bashrc) and ForceCommand on that host"
         )
 
@@ -196,21 +157,21 @@ class SshStream(Stream):
         if self._ahead:
             ahead, self._ahead = self._ahead[:size], self._ahead[size:]
             return ahead
-        data: bytes = self._patiently(self._channel.recv, size, timeout)
+        data: bytes = self._retry(self._channel.recv, size, timeout)
         if not data and not self._channel.eof_received and self._is_lost():
-            raise self._link.connection.lost()
+            raise self._connection.lost()
         return data
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         left = memoryview(data)
         while left:
-            sent = self._patiently(self._channel.send, left[:CHUNK], timeout)
+            sent = self._retry(self._channel.send, left[:CHUNK], timeout)
             if not sent:
                 raise BrokenPipeError("standard input is closed")
             left = left[sent:]
 
     def close_stdin(self) -> None:
-        with contextlib.suppress(*_BROKEN):  # then reading tells
+        with contextlib.suppress(*BROKEN):  # reading reports it
             self._channel.shutdown_write()
 
     def wait(self, timeout: float | None = None) -> int:
@@ -219,29 +180,20 @@ class SshStream(Stream):
         if self._channel.exit_status >= 0:
             return int(self._channel.exit_status)
         if self._is_lost():
-            raise self._link.connection.lost()
-        return UNTOLD
+            raise self._connection.lost()
+        return UNKNOWN_CODE
 
     def is_alive(self) -> bool:
         ended = self._channel.eof_received or self._channel.status_event.is_set()
-        return self._link.connection.is_active and not ended
+        return self._connection.is_active and not ended
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            with contextlib.suppress(*_BROKEN):
-                self._channel.close()
-            self._link.release()
+        self._closed = True
+        with contextlib.suppress(*BROKEN):
+            self._channel.close()
 
-    def _read_stderr(self) -> bytes:
-        try:
-            data: bytes = self._patiently(self._channel.recv_stderr, CHUNK, None)
-            return data
-        except (OSError, HostUnreachable):
-            return b""
-
-    def _patiently(self, act: Callable[[Any], Any], what: Any, timeout: float | None) -> Any:
-        """`act` has the channel's one timeout, which several threads set: it is asked again."""
+    def _retry(self, act: Callable[[Any], Any], what: Any, timeout: float | None) -> Any:
+        """Several threads set the channel's one timeout, so a shorter one may end this call."""
         deadline = Deadline(timeout)
         while True:
             self._channel.settimeout(deadline.left())
@@ -249,14 +201,14 @@ class SshStream(Stream):
                 return act(what)
             except TimeoutError:
                 if deadline.passed:
-                    raise TimeoutError(f"nothing for {timeout:g} s") from None
-            except _BROKEN:
+                    raise TimeoutError(f"no output for {timeout:g} s") from None
+            except BROKEN:
                 if self._is_lost():
-                    raise self._link.connection.lost() from None
+                    raise self._connection.lost() from None
                 raise BrokenPipeError("closed") from None
 
     def _is_lost(self) -> bool:
-        """Whether an end without the server's word for it is the connection's end."""
+        """Whether the stream ended because the connection did."""
         if self._closed or self._channel.exit_status >= 0:
             return False
-        return self._link.connection.is_ending()
+        return self._connection.is_ending()

@@ -1,63 +1,49 @@
-"""What `ssh HOST` would do, found out by asking it: `ssh -G HOST`.
+"""What `ssh HOST` would do, according to `ssh -G HOST`.
 
-The hosts file's own values go to `ssh` as options, so they win over ~/.ssh/config as they would on
-a command line.
+The hosts file's own values are passed to `ssh` as options, so they override ~/.ssh/config.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import os
-import pwd
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
-from launcher.ssh.route import Route, account_name, from_options, jump_parts, parse
+from launcher.ssh.account import account_home, home
+from launcher.ssh.route import Route, from_options, jump_parts, parse
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run anything
 
-# About host keys, so not to be passed over in silence.
+# They concern host keys, so ddpctl does not ignore them silently.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
-DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
-
-log = logging.getLogger("ddpctl.remote")
+log = logging.getLogger("ddpctl.ssh")
 
 
-def make(host: Host) -> Route:
-    """How `ssh` with this host's values would connect. HostUnreachable when `ssh` refuses it."""
-    try:
-        text = _ask_ssh(host)
-    except FileNotFoundError:
-        _say_once("there is no `ssh` here: ~/.ssh/config is read without Match exec and the like")
-        options = _read_without_ssh(host)
-    else:
-        options = parse(text)
-        for keyword in UNSUPPORTED:
-            if options.get(keyword, ("none",))[0].lower() != "none":
-                _say_once(f"ddpctl does not know {keyword} of your ssh config and goes without")
+def route_to(host: Host) -> Route:
+    """How `ssh` with this host's values would connect. HostUnreachable if `ssh` refuses it."""
+    options = parse(_ask_ssh(host))
+    for keyword in UNSUPPORTED:
+        if options.get(keyword, ("none",))[0].lower() != "none":
+            _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
     return from_options(host, options, home=home())
 
 
-def jump_before(route: Route, host_keys: Literal["ask", "accept-new"]) -> Route | None:
-    """The machine just before this one, if any: the last of its ProxyJump.
+def jump_route(route: Route) -> Route | None:
+    """The route to the last of the jump hosts, which is reached through those before it.
 
-    The ones before that are on the way to it. It goes by its own config, as with `ssh -J`; the
-    hosts file's key is tried too, after its own.
+    It follows its own configuration, as with `ssh -J`. The hosts file's key is tried after its own.
     """
     if route.proxy_jump is None:
         return None
     *before, last = route.proxy_jump.split(",")
     user, name, port = jump_parts(last)
-    jump = Host(
-        name, user=user, port=port, proxy_jump=",".join(before) or None, host_keys=host_keys
-    )
-    found = make(jump)
+    further = ",".join(before) or None
+    found = route_to(Host(name, user, port, proxy_jump=further, host_keys=route.asked_host_keys))
     own = (route.own_identity,) if route.own_identity else ()
     return replace(
         found,
@@ -67,117 +53,78 @@ def jump_before(route: Route, host_keys: Literal["ask", "accept-new"]) -> Route 
     )
 
 
-def home() -> str:
-    """Where ~/.ssh is: $HOME, which is the account's own unless somebody set another one."""
-    return os.environ.get("HOME") or _account_home()
-
-
 def _ask_ssh(host: Host) -> str:
-    arguments = ["ssh", "-G", *_config_file(), *_own_values(host), "--", host.host]
+    command = ["ssh", "-G", *_options(host), "--", host.host]
+    config = ""
+    if _home_differs():
+        command[2:2] = ["-F", "/dev/stdin"]
+        config = _own_config()
     try:
         done = subprocess.run(
-            arguments,
-            input=_config_text(),
+            command,
+            input=config,
             capture_output=True,
             text=True,
             errors="surrogateescape",
             timeout=TIMEOUT,
             check=False,
         )
+    except OSError as error:
+        raise HostUnreachable(
+            f"{host.name}: cannot run `ssh` on this machine ({error.strerror}), which ddpctl reads "
+            "~/.ssh/config with; install openssh-client or fix PATH"
+        ) from None
     except subprocess.TimeoutExpired:
         raise HostUnreachable(
             f"{host.name}: `ssh -G {host.host}` did not end within {TIMEOUT:g} s; "
-            "look at `Match exec` in ~/.ssh/config"
+            "check `Match exec` in ~/.ssh/config"
         ) from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["no word why"]
-        raise HostUnreachable(
-            f"{host.name}: `ssh -G {host.host}` fails: {'; '.join(said)}; mend ~/.ssh/config"
-        )
-    return _with_own_home(done.stdout)
+        raise HostUnreachable(f"{host.name}: {_explain(host, done.stderr)}")
+    if _home_differs():
+        return done.stdout.replace(f" {account_home().rstrip('/')}/.ssh/", f" {home()}/.ssh/")
+    return done.stdout
 
 
-def _own_values(host: Host) -> list[str]:
+def _explain(host: Host, stderr: str) -> str:
+    printed = "; ".join(stderr.strip().splitlines()) or "it printed nothing"
+    remedy = (
+        "`ssh` needs an entry for this account in /etc/passwd"
+        if "No user exists" in printed
+        else "fix ~/.ssh/config"
+    )
+    return f"`ssh -G {host.host}` failed: {printed}; {remedy}"
+
+
+def _options(host: Host) -> list[str]:
     """The hosts file's values as options of `ssh`."""
     values = {
         "User": host.user,
         "Port": host.port,
         "ProxyJump": host.proxy_jump,
-        "IdentityFile": _quoted_path(host.identity_file) if host.identity_file else None,
+        "IdentityFile": _quoted(host.identity_file) if host.identity_file else None,
     }
     return [f"-o{key}={value}" for key, value in values.items() if value is not None]
 
 
-def _quoted_path(path: str) -> str:
+def _quoted(path: str) -> str:
     path = path.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{path}"'
 
 
-# `ssh` looks up the account's home folder and never $HOME. Where the two differ (tests, containers)
-# ddpctl goes by $HOME, as everything else does: it hands `ssh` that folder's config.
+# `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests), ddpctl
+# follows $HOME like every other program and passes `ssh` that folder's configuration.
 
 
-def _moved() -> bool:
-    return Path(home()) != Path(_account_home())
+def _home_differs() -> bool:
+    return Path(home()) != Path(account_home())
 
 
-def _account_home() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return "/"
-
-
-def _config_file() -> list[str]:
-    return ["-F", "/dev/stdin"] if _moved() else []
-
-
-def _config_text() -> str:
-    if not _moved():
-        return ""
+def _own_config() -> str:
     files = (f"{home()}/.ssh/config", "/etc/ssh/ssh_config")
-    return "".join(f"Include {_quoted_path(path)}\n" for path in files if Path(path).is_file())
-
-
-def _with_own_home(output: str) -> str:
-    if not _moved():
-        return output
-    return output.replace(f" {_account_home().rstrip('/')}/.ssh/", f" {home()}/.ssh/")
-
-
-def _read_without_ssh(host: Host) -> dict[str, tuple[str, ...]]:
-    """The same from paramiko's reader, which knows less."""
-    import paramiko
-
-    config = paramiko.SSHConfig()
-    path = Path(home()) / ".ssh" / "config"
-    try:
-        if path.is_file():
-            with path.open() as file:
-                config.parse(file)
-        user, _, name = host.host.rpartition("@")
-        found = config.lookup(name)
-    except (paramiko.SSHException, OSError, ImportError) as error:
-        raise HostUnreachable(
-            f"{host.name}: {path} cannot be read without the `ssh` command: {error}; install "
-            "openssh-client"
-        ) from None
-    values: dict[str, Any] = dict(found)  # strings, and lists of them
-    options: dict[str, tuple[str, ...]] = {
-        keyword: tuple(value) if isinstance(value, list) else (value,)
-        for keyword, value in values.items()
-    }
-    own = {"user": host.user or user, "port": host.port, "proxyjump": host.proxy_jump}
-    options |= {keyword: (str(value),) for keyword, value in own.items() if value}
-    options.setdefault("user", (account_name(),))
-    identities = [host.identity_file] if host.identity_file else []
-    identities += options.get("identityfile", ())
-    options["identityfile"] = tuple(identities) or DEFAULT_KEYS
-    options.setdefault("userknownhostsfile", ("~/.ssh/known_hosts ~/.ssh/known_hosts2",))
-    options.setdefault("globalknownhostsfile", ("/etc/ssh/ssh_known_hosts",))
-    return options
+    return "".join(f"Include {_quoted(path)}\n" for path in files if Path(path).is_file())
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     log.warning(text)

@@ -1,7 +1,8 @@
-"""Is this the machine it was last time? known_hosts, read as `ssh` reads it (sshd(8)).
+"""known_hosts files, matched as `ssh` matches them (sshd(8)).
 
-Hashed names, wildcards and negations, `[host]:port`, @revoked and several files are understood;
-of @cert-authority it is only said that it is not.
+Supports hashed names, wildcards, negations, `[host]:port`, @revoked and several files.
+paramiko's HostKeys supports only plain and hashed names. @cert-authority lines are recognised, so
+that an error can say that they are not supported.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ import base64
 import contextlib
 import fnmatch
 import hashlib
-import hmac
 import os
-import re
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paramiko import HostKeys
+
 SSH_PORT = 22
 
-Standing = Literal["known", "unknown", "changed", "revoked"]
+Verdict = Literal["known", "unknown", "changed", "revoked"]
 
 
 @dataclass(frozen=True)
 class Key:
-    """A host key as it travels."""
+    """A host key."""
 
     kind: str  # ssh-ed25519
     blob: bytes
@@ -55,29 +55,32 @@ class Line:
     def matches(self, name: str) -> bool:
         if self.names.startswith("|1|"):
             return _hash_matches(self.names, name)
-        patterns = self.names.lower().split(",")
-        return not any(p[0] == "!" and _fits(p[1:], name) for p in patterns if p) and any(
-            _fits(p, name) for p in patterns if p and p[0] != "!"
-        )
+        patterns = [pattern for pattern in self.names.lower().split(",") if pattern]
+        excluded = any(_matches(p[1:], name) for p in patterns if p[0] == "!")
+        return not excluded and any(_matches(p, name) for p in patterns if p[0] != "!")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a host's key, and the lines that say so."""
+    """What the files say about a host's key, and the lines that say it."""
 
-    standing: Standing
+    verdict: Verdict
     lines: tuple[Line, ...]
 
 
-def host_name(hostname: str, port: int, alias: str | None) -> str:
-    """The name a host goes by in the files. An alias stands alone, without the port."""
+def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
+    """The names that a host may have in the files, its own first. PURE.
+
+    A host on another port may be known by its name alone. An alias replaces both.
+    """
     if alias:
-        return alias.lower()
-    return hostname.lower() if port == SSH_PORT else f"[{hostname.lower()}]:{port}"
+        return (alias.lower(),)
+    name = hostname.lower()
+    return (name,) if port == SSH_PORT else (f"[{name}]:{port}", name)
 
 
 def read(files: Iterable[str]) -> list[Line]:
-    """All lines of all files that exist and can be read. A device has none, /dev/null or not."""
+    """All lines of those files that can be read. Devices such as /dev/null have none."""
     lines: list[Line] = []
     for path in map(Path, files):
         with contextlib.suppress(OSError):
@@ -87,34 +90,25 @@ def read(files: Iterable[str]) -> list[Line]:
 
 
 def parse(text: str, file: str) -> list[Line]:
-    """The lines of one file; what is no key line is passed over, as `ssh` does. PURE."""
+    """The key lines of one file; like `ssh`, skips all others. PURE."""
     lines = []
     for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) < 3 or words[0].startswith("#"):
             continue
-        try:
+        with contextlib.suppress(ValueError):  # not base64
             blob = base64.b64decode(words[2], validate=True)
-        except ValueError:  # not base64, not even ASCII
-            continue
-        lines.append(Line(file, number, marker, words[0], Key(words[1], blob)))
+            lines.append(Line(file, number, marker, words[0], Key(words[1], blob)))
     return lines
 
 
-def look_up(lines: Sequence[Line], hostname: str, port: int, alias: str | None) -> list[Line]:
-    """The lines about this host."""
-    name = host_name(hostname, port, alias)
-    return [line for line in lines if line.matches(name)]
+def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> Finding:
+    """Whether `key` belongs to the host with these names. PURE.
 
-
-def judge(lines: Sequence[Line], key: Key, hostname: str, port: int, alias: str | None) -> Finding:
-    """Whether `key` is the host's. PURE.
-
-    A key of a kind that no line about the host has is unknown, not changed; a host on another port
-    may be known by its name alone. Both as `ssh` sees it.
+    As with `ssh`, a key of a kind that no line has is unknown, not changed.
     """
-    about = look_up(lines, hostname, port, alias)
+    about = [line for line in lines if line.matches(names[0])]
     revoked = [line for line in about if line.marker == "@revoked" and line.key == key]
     if revoked:
         return Finding("revoked", tuple(revoked))
@@ -125,30 +119,28 @@ def judge(lines: Sequence[Line], key: Key, hostname: str, port: int, alias: str 
     other = [line for line in plain if line.key.kind == key.kind]
     if other:
         return Finding("changed", tuple(other))
-    if port != SSH_PORT and not alias:
-        portless = judge(lines, key, hostname, SSH_PORT, None)
-        if portless.standing in ("known", "revoked"):
-            return portless
+    if names[1:]:
+        by_name = judge(lines, key, names[1:])
+        if by_name.verdict in ("known", "revoked"):
+            return by_name
     return Finding("unknown", tuple(line for line in about if line.marker != "@revoked"))
 
 
-def known_kinds(
-    lines: Sequence[Line], hostname: str, port: int, alias: str | None
-) -> tuple[str, ...]:
-    """The kinds of key that we could recognise this host by, to be asked for first. PURE."""
-    about = look_up(lines, hostname, port, alias) or look_up(lines, hostname, SSH_PORT, alias)
-    return tuple(dict.fromkeys(line.key.kind for line in about if not line.marker))
+def known_kinds(lines: Sequence[Line], names: Sequence[str]) -> tuple[str, ...]:
+    """The kinds of key that are known of this host. PURE."""
+    about = (line for name in names for line in lines if line.matches(name) and not line.marker)
+    return tuple(dict.fromkeys(line.key.kind for line in about))
 
 
 def append(file: str, name: str, key: Key, *, hashed: bool) -> None:
-    """Writes one line at the end of `file`, which is made, readable to its owner only, if need be.
+    """Append one line to `file`, creating it for its owner only. OSError if that fails.
 
-    One write in append mode: two ddpctl at once never tear each other's lines. OSError as usual.
+    A single write in append mode: two processes at once never mix their lines.
     """
     path = Path(file)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     blob = base64.b64encode(key.blob).decode()
-    line = f"{_hash(name) if hashed else name} {key.kind} {blob}\n".encode()
+    line = f"{HostKeys.hash_host(name) if hashed else name} {key.kind} {blob}\n".encode()
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(handle).st_size
@@ -159,20 +151,13 @@ def append(file: str, name: str, key: Key, *, hashed: bool) -> None:
         os.close(handle)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    # brackets stand for themselves here, only * and ? are wild
-    return fnmatch.fnmatchcase(name, re.sub(r"\[", "[[]", pattern))
-
-
-def _hash(name: str, salt: bytes | None = None) -> str:
-    salt = salt or secrets.token_bytes(20)
-    digest = hmac.digest(salt, name.encode(), "sha1")
-    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+def _matches(pattern: str, name: str) -> bool:
+    # only * and ? are wildcards, unlike fnmatch's [
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def _hash_matches(hashed: str, name: str) -> bool:
     try:
-        salt = base64.b64decode(hashed.split("|")[2])
-    except (ValueError, IndexError):
+        return HostKeys.hash_host(name, hashed) == hashed
+    except (ValueError, AssertionError):  # not base64, or a salt of another length
         return False
-    return bool(salt) and hmac.compare_digest(_hash(name, salt), hashed)

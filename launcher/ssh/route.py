@@ -1,9 +1,8 @@
-"""What the words of `ssh -G` come to: one Route, with every path and number in it settled."""
+"""Route: how to reach one host, parsed from `ssh -G`, with all paths and numbers resolved."""
 
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,23 +11,25 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.hosts import Host
+from launcher.ssh.account import account_name
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
 Options = Mapping[str, tuple[str, ...]]
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
 @dataclass(frozen=True)
 class Route:
-    """How to reach one machine. Paths are absolute; times are in seconds."""
+    """How to reach one host. Paths are absolute, times in seconds."""
 
-    name: str  # as written
+    name: str  # as in the hosts file
     hostname: str
     user: str
     port: int
     identity_files: tuple[str, ...]
     certificate_files: tuple[str, ...]
     identities_only: bool
-    identity_agent: str | None  # socket
+    identity_agent: str | None  # a socket
     known_hosts: tuple[str, ...]  # the user's; accept-new writes to the first
     global_known_hosts: tuple[str, ...]
     host_key_alias: str | None
@@ -41,13 +42,13 @@ class Route:
     proxy_jump: str | None
     address_family: socket.AddressFamily
     bind_address: str | None
-
-    own_identity: str | None  # the hosts file's, absolute
-    depth: int = 0  # how many connections run through this one
+    own_identity: str | None  # from the hosts file
+    asked_host_keys: Literal["ask", "accept-new"]  # from the hosts file, for jump hosts
+    depth: int = 0  # how many jumps lie beyond this host
 
 
 def parse(output: str) -> dict[str, tuple[str, ...]]:
-    """The lines of `ssh -G`: keyword -> its values, in order. PURE."""
+    """The output of `ssh -G`: keyword -> its values, in order. PURE."""
     options: dict[str, tuple[str, ...]] = {}
     for line in output.splitlines():
         keyword, _, value = line.partition(" ")
@@ -56,7 +57,7 @@ def parse(output: str) -> dict[str, tuple[str, ...]]:
 
 
 def from_options(host: Host, options: Options, *, home: str) -> Route:
-    """The route that `options`, in the words of `ssh -G`, stand for."""
+    """The route that the parsed `ssh -G` output describes."""
 
     def one(keyword: str, default: str = "") -> str:
         return options.get(keyword, (default,))[0]
@@ -92,12 +93,10 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         alive_count=int(one("serveralivecountmax", "3")),
         proxy_command=_expand_tokens(unless_none("proxycommand") or "", tokens) or None,
         proxy_jump=unless_none("proxyjump"),
-        address_family={
-            "inet": socket.AF_INET,
-            "inet6": socket.AF_INET6,
-        }.get(one("addressfamily"), socket.AF_UNSPEC),
+        address_family=_FAMILIES.get(one("addressfamily"), socket.AF_UNSPEC),
         bind_address=unless_none("bindaddress"),
         own_identity=_expand(host.identity_file, {}, home) if host.identity_file else None,
+        asked_host_keys=host.host_keys,
     )
 
 
@@ -144,25 +143,22 @@ def _agent(value: str, tokens: Mapping[str, str], home: str) -> str | None:
 
 
 def _files(value: str) -> list[str]:
-    """`ssh -G` prints several paths with nothing but a space between them."""
+    """`ssh -G` separates paths by a space, and paths may contain spaces."""
     return [path for path in re.split(r" (?=[/~])", value) if path]
 
 
 def _host_keys(host: Host, configured: str) -> HostKeys:
-    """The hosts file can only ask for accept-new where `ssh` would ask the user."""
-    policy: HostKeys = {  # type: ignore[assignment]
-        "true": "yes",
-        "yes": "yes",
-        "false": "no",
-        "off": "no",
-        "no": "no",
+    """The hosts file's accept-new applies only where `ssh` would ask the user."""
+    policies: Mapping[str, HostKeys] = {
+        **dict.fromkeys(("yes", "true"), "yes"),
+        **dict.fromkeys(("no", "false", "off"), "no"),
         "accept-new": "accept-new",
-    }.get(configured, "ask")
-    return "accept-new" if policy == "ask" and host.host_keys == "accept-new" else policy
+    }
+    return policies.get(configured, host.host_keys)
 
 
 def jump_parts(text: str) -> tuple[str | None, str, int | None]:
-    """user, host, port of `[user@]host[:port]`, the host perhaps in brackets. PURE."""
+    """user, host and port of `[user@]host[:port]`; the host may be in brackets. PURE."""
     text = text.removeprefix("ssh://")
     user, _, rest = text.rpartition("@")
     match = re.fullmatch(r"\[(?P<v6>[^\]]+)\](?::(?P<port6>\d+))?", rest)
@@ -172,10 +168,3 @@ def jump_parts(text: str) -> tuple[str | None, str, int | None]:
     if colon and port.isdigit() and ":" not in host:
         return user or None, host, int(port)
     return user or None, rest, None
-
-
-def account_name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return os.environ.get("USER", "root")

@@ -1,4 +1,4 @@
-"""Words to a command line that every login shell reads alike. PURE."""
+"""Turn argument lists into command lines that every login shell reads the same way. PURE."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 
-# fish reads a backslash inside single quotes, csh a newline and an exclamation mark.
+# fish interprets backslashes in single quotes, csh newlines and exclamation marks.
 _DIFFERS = re.compile(rb"[\\\n!]")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")
 
-# Ends the command when the reader goes away: without a terminal sshd sends no signal.
+# Stops the command when its reader goes away: without a terminal, sshd sends it no signal.
 _WATCHED = """exec 3<&0
 "$@" </dev/null 3<&- &
 command=$!
@@ -27,9 +27,9 @@ exit "$code"
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """`argv` as one line for sshd, which hands it to the user's login shell, whichever it is.
+    """`argv` as one line for sshd, which passes it to the user's login shell.
 
-    Arguments may hold any byte but NUL (ValueError).
+    Arguments may hold any byte except NUL (ValueError).
     """
     words = [os.fsencode(word) for word in argv]
     if any(b"\0" in word for word in words):
@@ -41,30 +41,35 @@ def command_line(argv: Sequence[str]) -> bytes:
     return b"""exec sh -c 'eval "exec $(printf %b "$0")"' '""" + escaped + b"'"
 
 
-def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
-    """`argv` that reads its environment from the start of standard input, and that start.
-
-    So no value is ever in a process list.
-    """
-    script = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
-    preamble = os.fsencode(script)
-    read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'
-    return ["sh", "-c", read, "sh", *argv], preamble
+def script(text: str, args: Sequence[str]) -> list[str]:
+    """The command that runs a POSIX `sh` script with `args` as $1, $2, and so on."""
+    return ["sh", "-c", text, "sh", *args]
 
 
 def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
-    """`argv` that first prints a random line, and that line.
+    """`argv` preceded by a random line of output, and that line.
 
-    What a login shell's .bashrc prints comes before the line, so the reader can tell it from the
-    command's own output. A shell that echoes its commands does not print the line alone.
+    What a login shell's .bashrc prints comes before the line, so the reader can drop it. A shell
+    that echoes the command it runs does not print the token on a line of its own.
     """
     token = secrets.token_hex(8)
     return ["sh", "-c", 'echo; echo "$0"; exec "$@"', token, *argv], f"\n{token}\n".encode()
 
 
+def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
+    """`argv` that first reads its environment from standard input, and the bytes to send it.
+
+    This keeps the values out of every process list.
+    """
+    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
+    preamble = os.fsencode(exports)
+    read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'
+    return script(read, argv), preamble
+
+
 def watched(argv: Sequence[str]) -> list[str]:
-    """`argv` with an empty standard input, ended as soon as the stream that reads it is closed."""
-    return ["sh", "-c", _WATCHED, "sh", *argv]
+    """`argv` with an empty standard input, stopped as soon as the stream that reads it closes."""
+    return script(_WATCHED, argv)
 
 
 def _quote(word: bytes) -> bytes:

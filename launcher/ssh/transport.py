@@ -1,4 +1,7 @@
-"""paramiko's transport, with what a launcher needs of it and does not get."""
+"""paramiko's transport with four changes: signals, stderr, order of closing, time of the last packet.
+
+All of them rely on paramiko's internals; nothing outside this file does.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 from paramiko.packet import Packetizer
 
+from launcher.ssh.stream import Stderr
+
 _SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
 _HANDLERS: dict[int, Any] = dict(getattr(paramiko.Transport, "_channel_handler_table", {}))
 
 
 def _note_signal(channel: Any, message: Any) -> None:
-    """exit-signal (RFC 4254, 6.10) becomes an exit status as a shell has it, 128 + N."""
+    """Turn exit-signal (RFC 4254, 6.10), which paramiko drops, into a shell's status, 128 + N."""
     request = paramiko.Message(message.get_remainder())
     if request.get_text() == "exit-signal":
         request.get_boolean()
@@ -26,25 +31,48 @@ def _note_signal(channel: Any, message: Any) -> None:
 
 
 class Transport(paramiko.Transport):
-    """Keeps the signal that ended a command, which paramiko throws away, and closes channels in order."""
-
     _channel_handler_table: ClassVar[dict[int, Any]] = {
         **_HANDLERS,
         **({MSG_CHANNEL_REQUEST: _note_signal} if _HANDLERS else {}),
     }
 
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock, packetizer_class=_Packets)
+
     def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
         channel: paramiko.Channel = super().open_channel(*args, **kwargs)
-        channel._set_transport(_Way(self))  # type: ignore[attr-defined]
+        channel._set_transport(_Outgoing(self))  # type: ignore[attr-defined]
         return channel
 
+    def seconds_silent(self) -> float:
+        """Time since the last packet arrived."""
+        packets: Any = self.packetizer
+        return time.monotonic() - float(packets.last_packet)
 
-class _Way:
-    """One channel's way to the transport: nothing follows its CLOSE.
+    def ask_when_silent(self, interval: float) -> None:
+        """Request a reply from the server after each `interval` seconds without traffic.
 
-    A channel makes a message under its lock and sends it when it has let go of that. So the answer to
-    a CLOSE of the other side may overtake the end of input that another thread is about to send, and
-    sshd hangs up, with all channels, on who speaks of one that is closed.
+        Unlike `set_keepalive`, which asks for none.
+        """
+        message = paramiko.Message()
+        message.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+
+        def ask() -> None:  # in the transport's thread, which must not wait for a key exchange
+            if self.clear_to_send.is_set():
+                self._send_user_message(message)  # type: ignore[attr-defined]
+
+        packets: Any = self.packetizer
+        packets.set_keepalive(interval, ask)
+
+
+class _Outgoing:
+    """What one channel sends: nothing after its CLOSE.
+
+    A channel makes a message under its lock and sends it after releasing that. So the answer to the
+    server's CLOSE may overtake an end-of-file that another thread is about to send, and sshd drops a
+    connection that refers to a closed channel.
     """
 
     def __init__(self, transport: Any) -> None:
@@ -62,14 +90,34 @@ class _Way:
                 self._transport._send_user_message(message)
 
 
-class Packets(Packetizer):
-    """Notes when the last packet came."""
+class _Packets(Packetizer):
+    """Notes when the last packet arrived."""
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
-        self.heard = time.monotonic()
+        self.last_packet = time.monotonic()
 
     def read_message(self) -> Any:
         message = super().read_message()
-        self.heard = time.monotonic()
+        self.last_packet = time.monotonic()
         return message
+
+
+class ChannelStderr(Stderr):
+    """Takes standard error off a channel as it arrives, without a thread, and reopens the window."""
+
+    def __init__(self, channel: Any, limit: int | None) -> None:
+        super().__init__(limit)
+        self._channel = channel
+        channel.in_stderr_buffer = self
+
+    def feed(self, data: bytes) -> None:  # in the transport's thread
+        super().feed(data)
+        if not self._channel.transport.clear_to_send.is_set():  # during a key exchange: ack later
+            self._channel.in_window_sofar += len(data)
+        elif size := self._channel._check_add_window(len(data)):
+            message = paramiko.Message()
+            message.add_byte(paramiko.common.cMSG_CHANNEL_WINDOW_ADJUST)
+            message.add_int(self._channel.remote_chanid)
+            message.add_int(size)
+            self._channel.transport._send_user_message(message)

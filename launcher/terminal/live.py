@@ -1,8 +1,9 @@
-"""A few lines at the bottom of the terminal that are drawn anew while everything else scrolls above.
+"""A few lines at the bottom of the terminal, redrawn while everything else scrolls above them.
 
-What scrolls is written by others, byte for byte: before they write, the lines are taken away; some
-time after, they are drawn again. Nothing of the terminal is taken over, so whatever ends this
-process leaves a terminal that works.
+Others write the scrolling text themselves, byte for byte: `hide` removes the lines before they
+write, `draw` puts them back some time later. The terminal's modes stay as they are, so it works as
+before whatever ends this process. (rich.live keeps neither promise: it renders all text again and
+wraps it, and hides the cursor until its own end.)
 """
 
 from __future__ import annotations
@@ -15,59 +16,73 @@ import threading
 import time
 from collections.abc import Callable
 
+from rich.cells import cell_len
+from rich.text import Text
+
+from launcher.terminal.sanitize import coloured
+
 EVERY = 0.5  # seconds between two drawings
 
 
 def wanted(*, plain: bool, quiet: bool) -> bool:
-    """Only where somebody looks at a terminal that can move its cursor."""
+    """Whether stdout and stderr are a terminal that can move its cursor, and a panel is welcome."""
     if plain or quiet or os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 class Live:
-    """Draws what `render` gives, lines without newlines, on stderr. Any thread may call."""
+    """Draws on stderr what `render` returns: lines without newlines. Any thread may call it."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """share: of the terminal's height, what may be used."""
+        """render: (columns, rows) -> lines. share: how much of the terminal's height to use."""
         self._share = share
-        self._render = render  # (columns, rows that may be used) -> lines
+        self._render = render
         self._lock = threading.RLock()
-        self._shown = 0  # lines on the terminal now
+        self._shown: list[str] = []  # the lines on the terminal now
         self._drawn_at = 0.0  # time.monotonic()
-        self._over = False
+        self._closed = False
 
     def hide(self) -> None:
-        """Before anything else is written: the cursor is back where the drawing began."""
+        """Call it before anything else is written. The cursor returns to where the drawing began."""
         with self._lock:
             if self._shown:
-                self._write("\r" + "\x1b[1A" * self._shown + "\x1b[J")
-                self._shown = 0
+                columns = shutil.get_terminal_size().columns
+                rows = sum(_rows(line, columns) for line in self._shown)
+                self._write("\r" + "\x1b[1A" * rows + "\x1b[J")
+                self._shown = []
 
     def due(self) -> bool:
-        return not self._over and time.monotonic() - self._drawn_at >= EVERY
+        return not self._closed and time.monotonic() - self._drawn_at >= EVERY
 
     def draw(self) -> None:
-        """Everything else must have been flushed before."""
+        """Flush everything else before."""
         with self._lock:
-            if self._over:
+            if self._closed:
                 return
             columns, rows = shutil.get_terminal_size()
-            lines = self._render(columns, max(3, int(rows * self._share)))
+            lines = [
+                coloured(line) for line in self._render(columns, max(3, int(rows * self._share)))
+            ]
             self.hide()
             self._write("".join(f"{line}\x1b[0m\n" for line in lines))
-            self._shown, self._drawn_at = len(lines), time.monotonic()
+            self._shown, self._drawn_at = lines, time.monotonic()
 
     def close(self) -> None:
-        """What scrolled stays; the panel goes."""
+        """Remove the lines for good; what scrolled stays."""
         with self._lock:
             self.hide()
-            self._over = True
+            self._closed = True
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone away
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+def _rows(line: str, columns: int) -> int:
+    """Rows that a drawn line takes now: terminals wrap longer lines anew when they get narrower."""
+    return max(1, -(-cell_len(Text.from_ansi(line).plain) // columns))
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:

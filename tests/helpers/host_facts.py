@@ -1,10 +1,11 @@
-"""What a healthy host says about itself, for tests that need such a value."""
+"""Facts of a healthy host."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from launcher.facts.script import Address, Facts, Gpu
+from launcher.facts.network import Address
+from launcher.facts.script import Facts, Gpu
 
 
 def facts(**changes: object) -> Facts:

@@ -109,7 +109,7 @@ def play(
         launcher.send_signal(blow)
     with contextlib.suppress(subprocess.TimeoutExpired):
         launcher.communicate(timeout=0.1 if blow is signal.SIGKILL else 30)
-    launcher.stop.kill()
+    launcher.kill()
     launcher.communicate()
     for words in (["--all", "-y"], ["--strays", "-y"]):
         this.kills.append(home.ddpctl("kill", file, *words).returncode)

@@ -59,7 +59,7 @@ def test_containers_that_may_not_write_and_a_folder_that_is_missing(
 ) -> None:
     document = check(user="12345:12345", mounts=["/no/such:/scratch"])
     assert {f[1:] for f in told(document)} == {
-        (node, "disk", "/no/such, which job.mounts names, does not exist") for node in cluster.nodes
+        (node, "disk", "/no/such, listed in job.mounts, does not exist") for node in cluster.nodes
     }
     recipe = f"FROM {TRAINER_IMAGE}\nENTRYPOINT []\nRUN mv /opt/venv/bin /gone\n"
     build = ["env", "DOCKER_BUILDKIT=0", "docker", "build", "-q", "-t", "bare:1", "-"]
@@ -118,8 +118,8 @@ def test_a_key_that_is_refused(cluster: Cluster, check: Check) -> None:
 def test_a_port_that_is_held(cluster: Cluster, check: Check) -> None:
     cluster.exec("node0", "sh", "-c", "setsid nc -l -k -p 29500 >/dev/null 2>&1 </dev/null &")
     try:
-        severity, host, name, what = only(check())
-        assert told(check(master_port="auto")) == []
+        severity, host, name, what = only(check(master_port=29500))
+        assert told(check()) == []
     finally:
         cluster.exec("node0", "sh", "-c", "pkill -x nc; true")
     assert (severity, host, name) == ("failure", "node0", "ports")
@@ -131,11 +131,12 @@ def test_a_firewall_before_one_port(cluster: Cluster, check: Check) -> None:
     rule = ["INPUT", "-p", "tcp", "--dport", "29500", "-s", cluster.addresses["node2"]]
     cluster.exec("node0", "iptables", "-A", *rule, "-j", "DROP")
     try:
-        severity, host, name, what = only(check())
+        severity, host, name, what = only(check(master_port=29500))
     finally:
         cluster.exec("node0", "iptables", "-F", "INPUT")
     assert (severity, host, name) == ("failure", "node0", "ports")
-    assert what == f"port 29500 on {cluster.addresses['node0']} timed out from node2"
+    where = f"port 29500 on {cluster.addresses['node0']}"
+    assert what == f"{where} timed out from 1 of 2 hosts (node2)"
 
 
 def test_a_firewall_before_the_data(cluster: Cluster, check: Check) -> None:
@@ -148,7 +149,8 @@ def test_a_firewall_before_the_data(cluster: Cluster, check: Check) -> None:
         cluster.exec("node1", "iptables", "-F", "INPUT")
     severity, host, name, what = only(document)
     assert (severity, host, name) == ("failure", "node1", "network")
-    assert what == f"a connection to {cluster.addresses['node1']} timed out from node2"
+    where = f"a connection to {cluster.addresses['node1']}"
+    assert what == f"{where} timed out from 1 of 2 hosts (node2)"
     [finding] = document["findings"]
     assert "allow all TCP between the hosts in its firewall" in finding["remedy"]
 
@@ -160,7 +162,7 @@ def test_another_mtu(cluster: Cluster, check: Check) -> None:
     finally:
         cluster.exec("node2", "ip", "link", "set", "eth0", "mtu", "1500")
     assert (severity, host, name) == ("warning", "node2", "network")
-    assert what == "MTU 1400 on eth0, and other hosts have 1500"
+    assert what == "MTU 1400 on eth0, while other hosts have 1500"
 
 
 def test_a_full_disk(cluster: Cluster, check: Check) -> None:
@@ -183,7 +185,7 @@ def test_another_image_under_the_same_name(cluster: Cluster, check: Check) -> No
     finally:
         cluster.exec("node1", "docker", "tag", was["Id"], TRAINER_IMAGE)
     assert (severity, host, name) == ("warning", "node1", "image")
-    assert f"another image has the name {TRAINER_IMAGE}" in what
+    assert f"a different image is named {TRAINER_IMAGE}" in what
 
 
 def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
@@ -199,7 +201,7 @@ def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
         "failure",
         "node1",
         "gpus",
-        "GPU 5 does not exist; the host has 0, 1",
+        "GPU 5 does not exist; the host has GPU 0-1",
     )
     assert toolkit[:3] == ("failure", "node1", "gpus")
     assert "toolkit is not installed" in toolkit[3]
@@ -228,7 +230,7 @@ def test_a_gpu_in_use_is_told_with_its_process_user_and_run(cluster: Cluster, ch
     assert (severity, host, name) == ("failure", "node1", "gpus")
     assert what == f"GPU 1 is in use: sleep (pid {pid}, user ddp, run night) holds 30000 MiB"
     [finding] = document["findings"]
-    assert finding["remedy"] == "`ddpctl kill night`, wait for it, or choose other GPUs"
+    assert finding["remedy"] == "run `ddpctl kill night`, wait for it, or choose other GPUs"
 
 
 def test_a_clock_that_is_off(cluster: Cluster, check: Check) -> None:
@@ -291,7 +293,7 @@ def test_decoys_are_named_and_never_chosen(cluster: Cluster, check: Check, decoy
     assert [finding[:3] for finding in told(document)] == [
         ("warning", node, "network") for node in cluster.nodes
     ]
-    assert all("stands for 127.0.1.1" in finding[3] for finding in told(document))
+    assert all("resolves to 127.0.1.1" in finding[3] for finding in told(document))
     assert [h["internal_ip"] for h in document["hosts"]] == list(cluster.addresses.values())
 
 

@@ -1,4 +1,4 @@
-"""The check script on this machine's shell, and its output as values."""
+"""What only `check` asks a host for: the script in any shell, and how its output is read."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts import hardware
-from launcher.facts.hardware import Details, Disk, Holder, Interface
+from launcher.engines.engine_info import EngineInfo
+from launcher.facts.hardware import Details, Disk, Holder
+from launcher.facts.network import Interface, Route
 from launcher.facts.nvidia import GpuProcess, GpuState, parse_nvidia
+from launcher.facts.script import SCRIPT
+from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
 from launcher.preflight import collect
-from launcher.preflight.machine import Docker
+from launcher.preflight.machine import Machine
 from launcher.ssh.node import Node
 
 SAMPLE = """
+@@user
+uid=7(ann) gid=8(staff) groups=8(staff)
+
 @@writable
 yes
 
 @@disk
-room
 path /home/u/.ddpctl
-path /var/lib/docker
-blocks
 Filesystem     1024-blocks      Used Available Capacity Mounted on
 /dev/sda1   1000000 400000 600000      40% /home
-/dev/sdb with space  2000000 400000 1600000      20% /var/lib/docker data
-inodes
 Filesystem        Inodes    IUsed    IFree IUse% Mounted on
 /dev/sda1   65536 1000 64536    2% /home
+path /var/lib/docker
+Filesystem     1024-blocks      Used Available Capacity Mounted on
+/dev/sdb with space  2000000 400000 1600000      20% /var/lib/docker data
+Filesystem        Inodes    IUsed    IFree IUse% Mounted on
 -   0 0 0    - /var/lib/docker data
+path /gone
 
 @@memory
 MemTotal:       24684084 kB
@@ -50,11 +56,13 @@ eth0 1500 up 25000 plain
 docker0 1500 down -1 bridge
 wlan0 1500 up  plain
 
-@@network
+@@boot
 boot
+
+@@network
 net:[1]
 
-@@routes
+@@net
 Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	FE00000A	0003	0	0	0	00000000	0	0	0
 eth0	0000000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
@@ -98,6 +106,7 @@ NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Buil
 @@gpuowners
 
 @@end
+1.5
 """
 
 NVIDIA = """<?xml version="1.0" ?>
@@ -119,8 +128,14 @@ NVIDIA = """<?xml version="1.0" ?>
 """
 
 
+def read(text: str) -> Details:
+    found = parse_script(text).details
+    assert found is not None
+    return found
+
+
 def test_the_output_as_values() -> None:
-    assert hardware.parse(SAMPLE) == Details(
+    assert read(SAMPLE) == Details(
         disks=(
             Disk("/home/u/.ddpctl", "/home", 1000000, 600000, 64536),
             Disk("/var/lib/docker", "/var/lib/docker data", 2000000, 1600000, None),
@@ -133,10 +148,10 @@ def test_the_output_as_values() -> None:
             Interface("wlan0", 1500, "up", 0, False),
         ),
         network="boot net:[1]",
-        gateways=(
-            (IPv4Network("0.0.0.0/0"), "10.0.0.254"),
-            (IPv4Network("10.0.0.0/24"), ""),
-            (IPv4Network("10.0.0.3/32"), "10.0.0.1"),
+        routes=(
+            Route(IPv4Network("10.0.0.3/32"), "10.0.0.1", "eth0"),
+            Route(IPv4Network("10.0.0.0/24"), "", "eth0"),
+            Route(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
         ),
         infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),),
         infiniband_devices=("uverbs0",),
@@ -150,25 +165,17 @@ def test_the_output_as_values() -> None:
     )
 
 
-def test_the_most_special_route_counts() -> None:
-    found = hardware.parse(SAMPLE)
+def test_the_most_specific_route_counts() -> None:
+    found = read(SAMPLE)
     assert found.gateway_to("10.0.0.3") == "10.0.0.1"
     assert found.gateway_to("10.0.0.2") is None
     assert found.gateway_to("10.9.9.9") == "10.0.0.254"
     assert found.gateway_to("fe80::1") is None
 
 
-def test_a_disk_that_df_cannot_ask_hides_no_other() -> None:
-    one = "blocks\nheading\n/dev/sda1 100 40 60 40% /home\ninodes"
-    head = SAMPLE.partition("@@memory")[2]
-    lines = f"room\npath /home\npath /gone\nroom\npath /home\n{one}\nroom\npath /gone\n"
-    found = hardware.parse(f"@@disk\n{lines}@@memory{head}")
-    assert found.disks == (Disk("/home", "/home", 100, 60, None),)
-
-
-def test_half_an_output_is_refused() -> None:
+def test_a_truncated_output_is_refused() -> None:
     with pytest.raises(ValueError, match="did not run to its end"):
-        hardware.parse(SAMPLE[: SAMPLE.index("@@holder")])
+        read(SAMPLE[: SAMPLE.index("@@holder")])
 
 
 def test_nvidia_smi() -> None:
@@ -181,6 +188,52 @@ def test_nvidia_smi() -> None:
     assert parse_nvidia(NVIDIA[:300]).gpus == ()
 
 
+HEALTH = """<nvidia_smi_log>
+  <gpu>
+    <pci><pci_gpu_link_info><link_widths>
+      <max_link_width>16x</max_link_width><current_link_width>8x</current_link_width>
+    </link_widths></pci_gpu_link_info></pci>
+    <clocks_event_reasons>
+      <clocks_event_reason_sw_power_cap>Active</clocks_event_reason_sw_power_cap>
+      <clocks_event_reason_hw_thermal_slowdown>Active</clocks_event_reason_hw_thermal_slowdown>
+    </clocks_event_reasons>
+    <ecc_errors>
+      <volatile><sram_correctable>9</sram_correctable>
+        <sram_uncorrectable_parity>1</sram_uncorrectable_parity>
+        <dram_uncorrectable>2</dram_uncorrectable></volatile>
+      <aggregate><dram_uncorrectable>50</dram_uncorrectable></aggregate>
+    </ecc_errors>
+    <remapped_rows><remapped_row_pending>Yes</remapped_row_pending>
+      <remapped_row_failure>Yes</remapped_row_failure></remapped_rows>
+  </gpu>
+  <gpu>
+    <clocks_throttle_reasons>
+      <clocks_throttle_reason_hw_power_brake_slowdown>Active</clocks_throttle_reason_hw_power_brake_slowdown>
+    </clocks_throttle_reasons>
+    <ecc_errors><volatile><double_bit><total>4</total></double_bit></volatile></ecc_errors>
+    <retired_pages><pending_retirement>Yes</pending_retirement></retired_pages>
+  </gpu>
+  <gpu>
+    <pci><pci_gpu_link_info><link_widths>
+      <max_link_width>16x</max_link_width><current_link_width>N/A</current_link_width>
+    </link_widths></pci_gpu_link_info></pci>
+    <clocks_event_reasons>
+      <clocks_event_reason_hw_thermal_slowdown>Not Active</clocks_event_reason_hw_thermal_slowdown>
+    </clocks_event_reasons>
+    <ecc_errors><volatile><dram_uncorrectable>N/A</dram_uncorrectable></volatile></ecc_errors>
+    <remapped_rows><remapped_row_pending>No</remapped_row_pending></remapped_rows>
+  </gpu>
+</nvidia_smi_log>"""
+
+
+def test_the_health_of_gpus_of_new_and_old_drivers() -> None:
+    new, old, well = parse_nvidia(HEALTH).gpus
+    assert (new.uncorrectable, new.repair_pending, new.repair_failed) == (3, True, True)
+    assert (new.slowed, new.lanes) == (True, (8, 16))
+    assert (old.uncorrectable, old.repair_pending, old.slowed) == (4, True, True)
+    assert well == GpuState(2, "", "", 0)
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "busybox"])
 def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
@@ -189,14 +242,14 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         done = subprocess.run(
-            [*argv, "-c", hardware.SCRIPT, "sh", "/", str(port), "gpus", "/gone/a b", "/"],
+            [*argv, "-c", SCRIPT, "sh", "gpus", "check", "/", str(port), "/gone/a b", "/"],
             env={**os.environ, "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=60,
             check=True,
         )
-    found = hardware.parse(done.stdout)
+    found = read(done.stdout)
     assert found.home_error == ""
     assert found.missing == ("/gone/a b",)
     assert re.fullmatch(r"[0-9a-f-]{36} net:\[\d+\]", found.network)
@@ -213,26 +266,28 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / ".ddpctl").write_text("a file where the folder should be")
     done = subprocess.run(
-        ["sh", "-c", hardware.SCRIPT, "sh", "", "", ""],
+        ["sh", "-c", SCRIPT, "sh", "check", "", ""],
         env={**os.environ, "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "exists" in hardware.parse(done.stdout).home_error
+    assert "exists" in read(done.stdout).home_error
 
 
-def test_an_unusual_docker_root_is_seen_beside_all_else(
+def test_an_unusual_docker_root_is_asked_for_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = tmp_path / "docker root"
     root.mkdir()
-    docker = Docker(version="", storage="", cgroup_driver="", root=str(root))
-    monkeypatch.setattr(collect, "_docker", lambda *_: (docker, None))
+    engine = EngineInfo(version="", storage="", cgroup_driver="", root=str(root))
+    monkeypatch.setattr(collect, "_engine", lambda *_: (engine, None))
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
-    found = collect.look("here", [Node(cluster.hosts[0])], [0], cluster, None).details
-    assert found is not None
+    node = Node(cluster.hosts[0])
+    machine = collect.examine("here", [0], [node], cluster.job, lambda _: None)
+    assert isinstance(machine, Machine)
+    found = machine.details
     assert found.disk(str(root)) is not None
     assert found.missing == ("/no/such",)

@@ -1,17 +1,26 @@
-"""The facts script: what real machines print, and what is made of it."""
+"""The facts script: what real machines print, and how it is read."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import platform
+import re
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from launcher.facts.script import SCRIPT, Address, parse
+from launcher.facts.gather import gather_one
+from launcher.facts.network import Address
+from launcher.facts.script import SCRIPT, parse
+from launcher.hosts import Host
+from launcher.ssh.node import Node
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 eth0\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
@@ -37,14 +46,14 @@ FIB = """Main:
 """
 
 
-def output(**sections: str) -> str:
-    said = {
+def output(**changed: str) -> str:
+    sections = {
         "clock": "1.5",
         "user": "uid=7(ann) gid=8(staff) groups=8(staff)",
         "home": "/home/ann",
         "cores": "4",
-    } | sections
-    return "".join(f"\n@@{name}\n{text}" for name, text in said.items()) + "\n@@end\n"
+    } | changed
+    return "".join(f"\n@@{name}\n{text}" for name, text in sections.items()) + "\n@@end\n1.5\n"
 
 
 def test_this_machine_answers_with_everything() -> None:
@@ -56,6 +65,7 @@ def test_this_machine_answers_with_everything() -> None:
     assert found.home
     assert (found.uid, found.gid, found.hostname) == (os.getuid(), os.getgid(), platform.node())
     assert found.kernel == " ".join(os.uname()[i] for i in (0, 2, 4))
+    assert found.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (found.user or str(found.uid)) in (getpass.getuser(), str(os.getuid()))
 
 
@@ -79,13 +89,13 @@ def test_ipv6_addresses_without_link_local_ones() -> None:
     assert parse(output(net=ROUTES + FIB + lines)).addresses[4:] == (Address("fd00::2", "eth0"),)
 
 
-def test_who_one_is_there() -> None:
+def test_user_and_system() -> None:
     found = parse(output(system="Linux node1 6.1.0 x86_64"))
     assert (found.uid, found.user, found.gid) == (7, "ann", 8)
     assert (found.hostname, found.kernel) == ("node1", "Linux 6.1.0 x86_64")
     nameless = parse(output(user="uid=4711 gid=0(root) groups=0(root)"))
     assert (nameless.uid, nameless.user, nameless.gid) == (4711, "", 0)
-    with pytest.raises(ValueError, match="`id` said ''"):  # and not taken for root
+    with pytest.raises(ValueError, match="`id` printed ''"):  # and not taken for root
         parse(output(user=""))
 
 
@@ -97,7 +107,7 @@ def test_listening_ports() -> None:
     assert parse(output(listening=lines)).listening == {29500, 22}
 
 
-def test_ports_are_told_to_who_asks_for_them() -> None:
+def test_ports_are_listed_where_asked_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         for asked, listening in ((["ports"], True), ([], False), (["ports", "gpus"], True)):
@@ -107,7 +117,7 @@ def test_ports_are_told_to_who_asks_for_them() -> None:
             assert (port in parse(done.stdout).listening) is listening, asked
 
 
-def test_gpus_and_what_nvidia_smi_says_instead() -> None:
+def test_gpus_or_the_error_of_nvidia_smi() -> None:
     good = parse(output(gpus="0, GPU-a, NVIDIA H100, 81559\n1, GPU-b, NVIDIA H100, 81559\n"))
     assert [(g.index, g.uuid, g.memory_mib) for g in good.gpus] == [
         (0, "GPU-a", 81559),
@@ -119,7 +129,8 @@ def test_gpus_and_what_nvidia_smi_says_instead() -> None:
 
 
 def test_a_clock_without_nanoseconds() -> None:
-    assert parse(output(clock="1795236370.%N")).clock == 1795236370.0
+    found = parse(output(clock="1795236370.%N").replace("@@end\n1.5", "@@end\n1795236371.%N"))
+    assert (found.clock, found.seconds) == (1795236370.5, 1.0)
 
 
 def test_the_addresses_of_the_ssh_connection() -> None:
@@ -130,3 +141,44 @@ def test_the_addresses_of_the_ssh_connection() -> None:
 def test_a_shell_that_did_not_run_the_script() -> None:
     with pytest.raises(ValueError, match="to its end"):
         parse("This account is currently not available.\n")
+
+
+def test_a_slow_script_does_not_pass_for_a_wrong_clock() -> None:
+    with contextlib.closing(Node(Host("local", gpus=0))) as node:
+        found = gather_one(node, ports=False, check=["", ""])
+    assert abs(found.clock_skew) <= found.clock_error + 0.05
+    assert found.clock_error < 0.5
+
+
+def test_control_characters_of_a_host_are_not_passed_on() -> None:
+    found = parse(output(gpus="0, GPU-a, H100\x1b[2J\u202e, 81559\n", home="/home/a\x07"))
+    assert (found.gpus[0].name, found.home) == ("H100?[2J?", "/home/a?")
+
+
+NAMES = re.findall(r"(?:^|[ ;&])s (\w+)", SCRIPT, re.MULTILINE)
+LINES = st.one_of(
+    st.text(max_size=30),
+    st.text("0123456789abcdefABCDEF.:|-/, \t%()=@\xb2", max_size=60),
+    st.sampled_from([*ROUTES.splitlines(), *FIB.splitlines(), "|-- 999.1.1.1", "/32 host LOCAL"]),
+    st.sampled_from(["path /x", "/d 1 1 1 1% /m", "eth0 ² up 9 plain", "9" * 5000, "0, 1, 2, 3"]),
+    st.sampled_from(["<nvidia_smi_log><gpu>", "<nvidia_smi_log><gpu/></nvidia_smi_log>", "@@end"]),
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.lists(LINES, max_size=4).map("\n".join)))
+@example({"cores": "9" * 5000})
+@example({"net": "|-- 1.2.3.999\n/32 host LOCAL\neth0 FF FF 0 0 0 0 0"})
+@example({"net": "eth0\t00000000\t00000000\t1\t0\t0\t0\tF0F0F0F0"})
+def test_any_output_is_read_or_refused_in_one_line(sections: dict[str, str]) -> None:
+    for text in (output(**sections), output(**({"disk": ""} | sections))):
+        try:
+            parse(text)
+        except ValueError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_row_that_makes_no_sense_hides_no_other() -> None:
+    bad = "eth0 00000000 00000000 1 0 0 0 F0F0F0F0\n|-- 1.2.3.999\n/32 host LOCAL\n"
+    assert (
+        parse(output(net=bad + ROUTES + FIB)).addresses == parse(output(net=ROUTES + FIB)).addresses
+    )

@@ -93,3 +93,20 @@ def test_a_wrong_flag(value: str, expected: str) -> None:
         load(HostList(value))
     assert any(expected in line for line in caught.value.problems), caught.value.problems
     assert caught.value.problems[0].startswith("-H: ")
+
+
+def test_a_list_of_hosts_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    many = [f"gpu{i}.lab.example.org" for i in range(300)]
+    assert [host.host for host in load(HostList(",".join(many))).hosts] == many
+    counted = ",".join(f"{name}:8" for name in many)
+    assert load(HostList(counted)).hosts == load(counted).hosts
+
+
+def test_hosts_without_a_number_use_all_their_gpus() -> None:
+    assert load(HostList("a,b")).hosts == (Host("a"), Host("b"))
+
+
+def test_a_file_name_that_is_too_long_is_one_line() -> None:
+    with pytest.raises(HostsFileError, match="cannot be read: file name too long"):
+        load("x" * 300)

@@ -1,4 +1,4 @@
-"""A hosts file that is right: what each way of writing it means."""
+"""A correct hosts file: what each way of writing it means."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_shortest_file_gives_the_documented_defaults() -> None:
         engine="docker",
         image="ddpctl-trainer:latest",
         command=("-m", "trainer"),
-        master_port=29500,
+        master_port="auto",
         shm_size=17179869184,
         user="host",
         max_restarts=0,
@@ -133,6 +133,10 @@ def test_ways_to_write_a_host(written: str, host: Host) -> None:
         ("user: 12:34", "user", "12:34"),
         ("master_port: auto", "master_port", "auto"),
         ("shm_size: 512m", "shm_size", 512 * 2**20),
+        ("tmpfs: {/fast: 64g, /b: 1m}", "tmpfs", {"/fast": 64 * 2**30, "/b": 2**20}),
+        ("devices: [/dev/fuse, '/dev/a:/dev/b:r']", "devices", ("/dev/fuse", "/dev/a:/dev/b:r")),
+        ("cap_add: [sys_ptrace, CAP_SYS_NICE]", "cap_add", ("SYS_PTRACE", "SYS_NICE")),
+        ("ulimits: {memlock: -1, nofile: 65536}", "ulimits", {"memlock": -1, "nofile": 65536}),
         ("shm_size: 2GiB", "shm_size", 2 * 2**30),
         ("shm_size: 1073741824", "shm_size", 2**30),
         ("workdir: ../code", "workdir", "/etc/code"),
@@ -150,7 +154,7 @@ def test_the_home_folder_is_that_of_this_machine() -> None:
     assert job("workdir: ~/code").workdir == str(Path.home() / "code")
 
 
-def test_one_machine_may_be_two_nodes_with_gpus_of_their_own() -> None:
+def test_one_machine_may_be_two_nodes_with_different_gpus() -> None:
     made = cluster("hosts: [{host: a, gpus: [0, 1]}, {host: a, gpus: [2]}, {host: a, gpus: 0}]")
     assert [host.gpus for host in made.hosts] == [(0, 1), (2,), 0]
 
@@ -160,7 +164,7 @@ def test_spares_are_hosts_with_the_same_defaults() -> None:
     assert made.spares == (Host("b", user="u"), Host("c", user="u", gpus=2))
 
 
-def test_anchors_and_merges_and_empty_sections_are_ordinary_yaml() -> None:
+def test_anchors_merges_and_empty_sections() -> None:
     made = cluster(
         "defaults:\nhosts:\n  - &one {host: a, gpus: [0], user: u}\n"
         "  - {<<: *one, host: b}\n  - {<<: [{gpus: 1}, *one], host: c}\njob:\n"
@@ -192,7 +196,7 @@ def test_load_reads_relative_to_the_file_not_to_the_working_directory(
     assert made.source == "conf/hosts.yaml"
 
 
-def test_load_minds_files_only_where_they_are_used(tmp_path: Path) -> None:
+def test_load_needs_files_only_where_they_are_used(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yaml"
     file.write_text("hosts: [a]\njob: {dataset: gone, workdir: gone too}\n")
     with pytest.raises(HostsFileError) as caught:
@@ -224,6 +228,11 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path)
     assert (made.image, made.nproc_per_node, made.max_restarts) == ("other:1", 2, 1)
     assert made.command == ("train.py", "--name", "two words")
     assert override_job(base, {}) == base
+    uneven = cluster("hosts: [{host: a, nproc_per_node: 2}, {host: b, nproc_per_node: 1}]")
+    assert [h.nproc_per_node for h in override_job(uneven, {"nproc_per_node": 3}).hosts] == [
+        None,
+        None,
+    ]
 
     with pytest.raises(HostsFileError) as caught:
         flags = {
@@ -241,7 +250,7 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path)
     assert len(caught.value.problems) == 6
 
 
-def test_importing_the_launcher_hosts_loads_nothing_heavy() -> None:
+def test_importing_hosts_loads_nothing_heavy() -> None:
     code = (
         "import sys, launcher.hosts;"
         "print(sorted({'paramiko', 'docker', 'torch', 'rich'} & set(sys.modules)))"

@@ -1,7 +1,8 @@
-"""A hosts file that is wrong: every problem at once, each one line with its place and remedy."""
+"""A wrong hosts file: every problem at once, one line each, with its place and remedy."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import load, parse
+from launcher.hosts import load, parse, read_env_file
 
 
 def problems(text: str) -> list[str]:
@@ -49,8 +50,8 @@ job:
 def test_the_form_of_a_problem() -> None:
     assert problems("hosts:\n  - host: a\n    prot: 2222\n") == [
         "hosts.yaml:3: hosts[0].prot: found an unknown key; allowed: gpus, host, host_keys, "
-        "identity_file, interface, internal_ip, port, proxy_jump, user; correct or remove it; "
-        "did you mean 'port'?"
+        "identity_file, interface, internal_ip, nproc_per_node, port, proxy_jump, user; correct or "
+        "remove it; did you mean 'port'?"
     ]
     assert problems("hosts: [a]\njob:\n  master_port: 70000\n") == [
         "hosts.yaml:3: job.master_port: found 70000; allowed: a number from 1 to 65535, or auto; "
@@ -180,6 +181,20 @@ JOB_PROBLEMS = [
     ("mounts: ['/a:/c', '/b:/c/']", "two mounts at /c"),
     ("{dataset: d, mounts: ['/a:/data']}", "where dataset is mounted"),
     ("{workdir: d, mounts: ['/a:/workspace/x']}", "where workdir is mounted"),
+    ("devices: /dev/fuse", "write a list: [/dev/fuse]"),
+    ("devices: [fuse]", "job.devices[0]: found fuse"),
+    ("devices: [/dev/../etc]", "write for example /dev/fuse"),
+    ("devices: ['/dev/a:/dev/b:x']", "write for example /dev/fuse"),
+    ("cap_add: [sys-ptrace]", "write a name of `man 7 capabilities`"),
+    ("ulimits: {nofiles: 1}", "found the name nofiles"),
+    ("ulimits: {nofiles: 1}", "write nofile"),
+    ("ulimits: {nofile: many}", "job.ulimits.nofile: found many"),
+    ("ulimits: {nofile: -2}", "found -2"),
+    ("tmpfs: {scratch: 1g}", "write an absolute path"),
+    ("tmpfs: {/checkpoints/x: 1g}", "ddpctl itself uses /checkpoints/x"),
+    ("tmpfs: {/fast: 16q}", "job.tmpfs./fast: found 16q"),
+    ("{dataset: d, tmpfs: {/data/x: 1g}}", "where dataset is mounted"),
+    ("{mounts: ['/a:/b'], tmpfs: {/b: 1g}}", "found /b, which job.mounts has too"),
     ("shm_size: 16q", "write for example 16g"),
     ("shm_size: 16", "less than 1 MiB"),
     ("shm_size: -16g", "write for example 16g"),
@@ -204,9 +219,25 @@ def test_a_wrong_job(line: str, expected: str) -> None:
     assert any(expected in text for text in found), found
 
 
-def test_process_engine_has_no_container_to_mount_into() -> None:
-    (found,) = problems("hosts: [local]\njob:\n  engine: process\n  mounts: ['/a:/b']\n")
-    assert found.startswith("hosts.yaml:4: job.mounts: ")
+@pytest.mark.parametrize(
+    "line",
+    ["mounts: ['/a:/b']", "tmpfs: {/a: 1g}", "devices: [/dev/a]", "cap_add: [ALL]"]
+    + ["ulimits: {nofile: 1}"],
+)
+def test_the_process_engine_has_no_container(line: str) -> None:
+    (found,) = problems(f"hosts: [local]\njob:\n  engine: process\n  {line}\n")
+    key = line.partition(":")[0]
+    assert found.startswith(f"hosts.yaml:4: job.{key}: found {key} with engine: process")
+
+
+def test_a_node_has_a_gpu_for_each_of_its_processes() -> None:
+    (found,) = problems(
+        "hosts:\n  - {host: a, gpus: 4}\n  - {host: b, gpus: 2, nproc_per_node: 3}\n"
+        "job: {nproc_per_node: 4}\n"
+    )
+    assert found.startswith(
+        "hosts.yaml:3: hosts[1].gpus: found 2 GPUs for hosts[1].nproc_per_node 3; "
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +307,7 @@ def test_a_document_that_is_not_a_hosts_file(text: str, expected: str) -> None:
     assert any(expected in line for line in found), found
 
 
-def test_a_billion_laughs_are_refused_at_once() -> None:
+def test_a_billion_laughs_are_refused_immediately() -> None:
     levels = "\n".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 12)}]" for i in range(1, 12))
     start = time.monotonic()
     found = problems("l0: &l0 [ha]\n" + levels + "\nhosts: *l11\n")
@@ -294,18 +325,20 @@ def file_problems(path: Path) -> list[str]:
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    def said(name: str, data: bytes) -> str:
+    def problem_of(name: str, data: bytes) -> str:
         path = tmp_path / name
         path.write_bytes(data)
         (line,) = file_problems(path)
         assert line.startswith(str(path))
         return line
 
-    assert "found an empty file" in said("empty", b"")
-    assert "more than 1 MB" in said("large", b"# x\n" * 2_500_000)
-    assert "a binary file" in said("binary", bytes(range(256)))
-    assert ":2: found byte 0xe9, which is not UTF-8" in said("latin1", b"hosts:\n  - caf\xe9\n")
-    assert "not UTF-8" in said("utf16", "hosts: [a]".encode("utf-16"))
+    assert "found an empty file" in problem_of("empty", b"")
+    assert "more than 1 MB" in problem_of("large", b"# x\n" * 2_500_000)
+    assert "a binary file" in problem_of("binary", bytes(range(256)))
+    assert ":2: found byte 0xe9, which is not UTF-8" in problem_of(
+        "latin1", b"hosts:\n  - caf\xe9\n"
+    )
+    assert "not UTF-8" in problem_of("utf16", "hosts: [a]".encode("utf-16"))
     (line,) = file_problems(tmp_path)
     assert line.startswith(f"{tmp_path}: cannot be read: is a directory; ")
     (line,) = file_problems(tmp_path / "none.yaml")
@@ -361,3 +394,47 @@ def test_an_env_file_is_checked_without_showing_its_secrets(tmp_path: Path) -> N
     found = file_problems(path)
     assert [line.split(" line ")[1][0] for line in found] == ["4", "5", "6", "7"]
     assert "hunter" not in "".join(found)
+
+
+def env_file_problem(folder: Path, env_file: Path | str) -> str:
+    path = folder / "hosts.yaml"
+    path.write_text(f"hosts: [a]\njob:\n  env_file: {env_file}\n")
+    (line,) = file_problems(path)
+    with pytest.raises(HostsFileError) as caught:
+        read_env_file(str(env_file))
+    assert len(caught.value.problems) == 1
+    return line
+
+
+@pytest.mark.timeout(20)
+def test_an_env_file_that_is_not_a_small_file_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_text("A=1\n" * 300_000)
+    assert "which is not a file" in env_file_problem(tmp_path, tmp_path / "fifo")
+    assert "which is not a file" in env_file_problem(tmp_path, tmp_path)
+    assert "which is not a file" in env_file_problem(tmp_path, "/dev/zero")
+    assert "which is larger than 1 MB" in env_file_problem(tmp_path, tmp_path / "large")
+    assert "which cannot be read (" in env_file_problem(tmp_path, "/proc/self/mem")
+
+
+def test_a_value_of_an_env_file_ends_with_its_line_and_nowhere_else(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.env"
+    path.write_bytes("A=1\x0c2\n B =x\u2028y=\x85 \r\n\n#C=3\nD=\nE=a\rb\n".encode())
+    assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": "", "E": "a\rb"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"  - gpu{i}.lab" for i in range(20_000)],
+        [f"  - {{host: a, gpus: [{i % 250}]}}" for i in range(10_000)],
+        ["  - {host: a, gpus: [" + "0, " * 100_000 + "0]}"],
+        ["  - a", "job:", "  mounts: [" + ", ".join(f"/a:/b{i}" for i in range(50_000)) + "]"],
+    ],
+    ids=["hosts", "nodes of one machine", "GPU ids", "mounts"],
+)
+def test_the_largest_files_are_read_in_seconds(lines: list[str]) -> None:
+    start = time.process_time()
+    with contextlib.suppress(HostsFileError):
+        parse("\n".join(["hosts:", *lines]), "x")
+    assert time.process_time() - start < 5

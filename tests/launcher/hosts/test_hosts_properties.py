@@ -1,4 +1,4 @@
-"""Whatever is given as a hosts file: a Cluster or a HostsFileError, and a Cluster reads back."""
+"""Any hosts file gives a Cluster or a HostsFileError, and a dumped Cluster reads back equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import HostsFileError
@@ -43,13 +43,15 @@ def accepts_or_explains(read: Any) -> None:
         made = read()
     except HostsFileError as error:
         assert error.problems
-        assert all("\n" not in line and line for line in error.problems)
+        assert all(line and line.isprintable() for line in error.problems), error.problems
     else:
         assert isinstance(made, Cluster) and made.hosts
         assert parse(dump(made), made.source) == made
 
 
 @given(st.text())
+@example('hosts: ["\\e[31m:8"]')
+@example("\x1b[31m")
 def test_any_text(text: str) -> None:
     accepts_or_explains(lambda: parse(text, "x"))
     accepts_or_explains(lambda: parse("gpu1 slots=2\n" + text, "x"))
@@ -96,6 +98,7 @@ hosts = st.builds(
     identity_file=st.none() | path,
     proxy_jump=st.none() | st.sampled_from(["none", "j", "u@j:22", "a,b"]),
     gpus=gpus,
+    nproc_per_node=st.none() | st.just(1),
     internal_ip=st.none() | st.ip_addresses(v=4, network="10.0.0.0/8").map(str),
     interface=st.none() | st.sampled_from(["ib0", "eth0", "enp1s0f0", "on"]),
     host_keys=st.sampled_from(["ask", "accept-new"]),
@@ -115,7 +118,11 @@ jobs = st.builds(
     env=st.dictionaries(env_names, argument, max_size=4),
     env_file=st.none() | path,
     mounts=st.lists(st.sampled_from(["/a:/b", "/c d:/e:ro", "/f:/g:rw"]), unique=True).map(tuple),
+    tmpfs=st.dictionaries(st.sampled_from(["/t", "/v/w"]), st.integers(2**20, 2**40)),
     shm_size=st.integers(2**20, 2**40),
+    devices=st.lists(st.sampled_from(["/dev/a", "/dev/b:/dev/c:rw"])).map(tuple),
+    cap_add=st.lists(st.sampled_from(["SYS_PTRACE", "ALL"])).map(tuple),
+    ulimits=st.dictionaries(st.sampled_from(["nofile", "memlock"]), st.integers(-1, 2**40)),
     user=st.sampled_from(["host", "root", "0:0", "12:34", "1000:1000"]),
     max_restarts=st.integers(0, 1000),
     stop_timeout=st.integers(0, 86400),

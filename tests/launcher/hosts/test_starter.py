@@ -1,4 +1,4 @@
-"""`ddpctl init`: whatever it is told, it writes a hosts file that reads back to just that."""
+"""`ddpctl init`: the hosts file that it writes reads back to what it was given."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_pat
     assert cluster.job.command == ("train.py", "--name", "two words")
     assert cluster.job.workdir == str(tmp_path)
     before = (tmp_path / "hosts.yaml").read_text()
-    assert "is there already; give --force" in run(tmp_path, "--host", "b", code=2)
+    assert "already exists; give --force" in run(tmp_path, "--host", "b", code=2)
     assert (tmp_path / "hosts.yaml").read_text() == before
     run(tmp_path, "--host", "b", "--force")
     assert [host.host for host in load(tmp_path / "hosts.yaml").hosts] == ["b"]
@@ -79,20 +79,22 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
     assert ssh_aliases(config) == ["gpu1", "gpu2", "gpu3", "bastion"]
     run(tmp_path, "--ssh-config", "gpu*")
     assert sorted(h.host for h in load(tmp_path / "hosts.yaml").hosts) == ["gpu1", "gpu2", "gpu3"]
-    assert "no Host of" in run(tmp_path, "b.yaml", "--ssh-config", "tpu*", code=2)
+    assert "matches no Host of" in run(tmp_path, "b.yaml", "--ssh-config", "tpu*", code=2)
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "no hosts: give --host"),
-        (["--host", "a", "--command", "'"], "mend the quotes"),
+        (["--host", "a", "--command", "'"], "fix the quotes"),
         (["--host", "a b"], "hosts"),
         (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(tmp_path: Path, argv: list[str], said: str) -> None:
-    assert said in run(tmp_path, *argv, code=2)
+def test_wrong_answers_are_reported_in_one_line(
+    tmp_path: Path, argv: list[str], message: str
+) -> None:
+    assert message in run(tmp_path, *argv, code=2)
     assert not (tmp_path / "hosts.yaml").exists()
 
 
@@ -109,14 +111,14 @@ def test_three_questions_on_a_terminal(tmp_path: Path) -> None:
     )
     os.close(follower)
     os.write(leader, b"gpu1, gpu2\nmine:2\ntrain.py\n")
-    said = b""
+    output = b""
     try:
         while data := os.read(leader, 4096):
-            said += data
+            output += data
     except OSError:  # the other side has gone
         pass
-    assert process.wait(timeout=60) == 0, said
-    assert said.count(b"]:") == 3
+    assert process.wait(timeout=60) == 0, output
+    assert output.count(b"]:") == 3
     cluster = load(tmp_path / "hosts.yaml")
     assert [host.host for host in cluster.hosts] == ["gpu1", "gpu2"]
     assert (cluster.job.image, cluster.job.command) == ("mine:2", ("train.py",))

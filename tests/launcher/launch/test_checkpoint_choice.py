@@ -10,13 +10,13 @@ import pytest
 
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
-from launcher.launch.checkpoint_choice import File, Held, Step, choose
-from launcher.launch.checkpoint_transfer import Keeper, give, look
+from launcher.launch.checkpoint_choice import File, HostCheckpoints, Step, choose
+from launcher.launch.checkpoint_transfer import CheckpointFolder, list_checkpoints, send
 from launcher.ssh.node import Node
 
 
-def host(name: str, rank: int | None, **has: object) -> Held:
-    return Held(name, rank, **{"same_place": True, **has})  # type: ignore[arg-type]
+def host(name: str, rank: int | None, **has: object) -> HostCheckpoints:
+    return HostCheckpoints(name, rank, **{"same_rank": True, **has})  # type: ignore[arg-type]
 
 
 def step(number: int, identity: str = "a") -> Step:
@@ -24,21 +24,21 @@ def step(number: int, identity: str = "a") -> Step:
 
 
 def test_the_newest_whole_one_counts_and_ranks_of_its_attempt_hand_it_on_themselves() -> None:
-    choice = choose([host("a", 0, whole=step(10)), host("b", 1, whole=step(20)), host("c", 2)])
+    choice = choose([host("a", 0, newest=step(10)), host("b", 1, newest=step(20)), host("c", 2)])
     assert choice.source is not None
-    assert (choice.source.host, choice.what, choice.gifts) == ("b", "step-00000020", ())
+    assert (choice.source.host, choice.what, choice.transfers) == ("b", "step-00000020", ())
 
 
 def test_one_that_only_a_host_outside_has_is_given_to_the_first_node() -> None:
-    hosts = [host("new", 0), host("b", 1, whole=step(10)), host("left", None, whole=step(20))]
-    [gift] = choose(hosts).gifts
-    assert (gift.source.host, gift.target.host) == ("left", "new")
-    assert gift.paths == ("ckpt/step-00000020",)
+    hosts = [host("new", 0), host("b", 1, newest=step(10)), host("left", None, newest=step(20))]
+    [transfer] = choose(hosts).transfers
+    assert (transfer.source.host, transfer.target.host) == ("left", "new")
+    assert transfer.paths == ("ckpt/step-00000020",)
 
 
 def test_a_long_run_has_more_than_eight_digits() -> None:
     far = Step("ckpt/step-100000000", "a")
-    choice = choose([host("a", 0, whole=step(99999999)), host("b", 1, whole=far)])
+    choice = choose([host("a", 0, newest=step(99999999)), host("b", 1, newest=far)])
     assert choice.what == "step-100000000"
 
 
@@ -47,7 +47,7 @@ OLD, NEW = File(100, 5), File(200, 5)
 
 def test_a_foreign_scripts_files_go_to_the_nodes_that_lack_them() -> None:
     choice = choose([host("a", 0, files={"last.pt": NEW}), host("b", 1), host("c", 2)])
-    assert [(g.source.host, g.target.host, g.paths) for g in choice.gifts] == [
+    assert [(g.source.host, g.target.host, g.paths) for g in choice.transfers] == [
         ("a", "b", ("last.pt",)),
         ("a", "c", ("last.pt",)),
     ]
@@ -55,14 +55,15 @@ def test_a_foreign_scripts_files_go_to_the_nodes_that_lack_them() -> None:
 
 def test_a_node_in_its_own_place_keeps_the_shard_that_it_wrote() -> None:
     assert (
-        choose([host("a", 0, files={"shard": NEW}), host("b", 1, files={"shard": OLD})]).gifts == ()
+        choose([host("a", 0, files={"shard": NEW}), host("b", 1, files={"shard": OLD})]).transfers
+        == ()
     )
 
 
 def test_what_a_host_kept_from_another_place_gives_way_to_the_newest() -> None:
-    stale = host("back", 0, files={"last.pt": OLD, "other": OLD}, same_place=False)
-    [gift] = choose([stale, host("b", 1, files={"last.pt": NEW})]).gifts
-    assert (gift.target.host, gift.paths) == ("back", ("last.pt",))
+    stale = host("back", 0, files={"last.pt": OLD, "other": OLD}, same_rank=False)
+    [transfer] = choose([stale, host("b", 1, files={"last.pt": NEW})]).transfers
+    assert (transfer.target.host, transfer.paths) == ("back", ("last.pt",))
 
 
 def test_without_any_checkpoint_there_is_nothing_to_give() -> None:
@@ -72,8 +73,8 @@ def test_without_any_checkpoint_there_is_nothing_to_give() -> None:
 # --- real folders ---------------------------------------------------------------------------------
 
 
-def keeper(folder: Path, rank: int | None) -> Keeper:
-    return Keeper(Node(Host("local")), str(folder), rank, same_place=True)
+def keeper(folder: Path, rank: int | None) -> CheckpointFolder:
+    return CheckpointFolder(Node(Host("local")), str(folder), rank, same_rank=True)
 
 
 def write_step(folder: Path, number: int, content: bytes) -> Path:
@@ -88,13 +89,13 @@ def test_a_damaged_one_is_passed_over_for_the_whole_one_before_it(tmp_path: Path
     write_step(tmp_path, 1, b"oldest")
     write_step(tmp_path, 2, b"older")
     (write_step(tmp_path, 3, b"newest") / "state.pt").write_bytes(b"newesT")
-    held = look(keeper(tmp_path, 0))
-    assert held.whole is not None and held.whole.path == "ckpt/step-00000002"
+    held = list_checkpoints(keeper(tmp_path, 0))
+    assert held.newest is not None and held.newest.path == "ckpt/step-00000002"
     assert held.damaged == ("ckpt/step-00000003",)
 
 
 def test_a_host_that_never_had_the_run_holds_nothing(tmp_path: Path) -> None:
-    assert look(keeper(tmp_path / "none", 0)).files == {}
+    assert list_checkpoints(keeper(tmp_path / "none", 0)).files == {}
 
 
 def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept(
@@ -112,24 +113,29 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     theirs.mkdir(parents=True)
     (theirs / "last.pt").write_bytes(b"stale")
     os.utime(theirs / "last.pt", (900_000_000, 900_000_000))
-    target = Held("local b", 1, same_place=False, files=look(b).files)
-    source = Held("local a", 0, same_place=True, files=look(a).files)
-    [gift] = choose([source, target]).gifts
-    assert sorted(gift.paths) == sorted(names)
-    give({"local a": a, "local b": b}, gift, ".before-attempt-2", "")
+    target = HostCheckpoints("local b", 1, same_rank=False, files=list_checkpoints(b).files)
+    source = HostCheckpoints("local a", 0, same_rank=True, files=list_checkpoints(a).files)
+    [transfer] = choose([source, target]).transfers
+    assert sorted(transfer.paths) == sorted(names)
+    send(a, b, transfer, ".before-attempt-2")
     for name in names:
         assert (theirs / name).read_bytes() == (mine / name).read_bytes()
         assert (theirs / name).stat().st_mtime == 1_000_000_000
     assert (theirs / ".before-attempt-2" / "last.pt").read_bytes() == b"stale"
     assert sorted(path.name for path in theirs.glob(".*")) == [".before-attempt-2"]
-    assert look(b).files == look(a).files
+    assert list_checkpoints(b).files == list_checkpoints(a).files
 
 
 def test_one_that_cannot_be_taken_whole_changes_nothing_there(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
-    choice = choose([Held("b", 0, True), Held("a", None, False, whole=look(a).whole)])
+    choice = choose(
+        [
+            HostCheckpoints("b", 0, True),
+            HostCheckpoints("a", None, False, newest=list_checkpoints(a).newest),
+        ]
+    )
     (tmp_path / "b").write_text("a file where the folder should be")
     with pytest.raises(CommandFailed, match=r"^local: "):
-        give({"a": a, "b": b}, choice.gifts[0], ".before", "")
+        send(a, b, choice.transfers[0], ".before")
     assert (tmp_path / "b").read_text() == "a file where the folder should be"

@@ -37,8 +37,8 @@ def test_a_run_that_succeeds_and_its_resume_each_tell_once(machine: Machine) -> 
     run_id = machine.record()["run_id"]
     assert note(machine) == [f"{run_id} SUCCEEDED 0 1 []"]
     assert "seen" in done.stderr and "seen" not in done.stdout
-    machine.ddpctl("resume", "--on-exit", NOTE)
-    machine.ddpctl("resume")
+    machine.ddpctl("resume", "--force", "--on-exit", NOTE)
+    machine.ddpctl("resume", "--force")
     assert note(machine)[1:] == [f"{run_id} SUCCEEDED 0 2 []"]
 
 
@@ -49,7 +49,7 @@ def test_a_failure_is_told_with_its_cause_and_a_failing_command_is_a_warning(
     done = machine.ddpctl("launch", "hosts.yaml", *flags, code=1)
     [line] = note(machine)
     assert " FAILED 1 1 [" in line and "boom on purpose" in line
-    assert "warning: the --on-exit command ended with 9" in done.stderr
+    assert "warning: the --on-exit command exited with 9" in done.stderr
 
 
 def test_detached_the_recorder_tells_and_attach_has_its_own(machine: Machine) -> None:

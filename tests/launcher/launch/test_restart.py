@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.diagnosis.first_failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.launch.restart import BACKOFF, decide, with_spares
 from launcher.launch.resume import on_other_hosts
@@ -20,7 +21,7 @@ def attempt(kind: str, progress: bool | None = True, by: str = "restart") -> Att
         world_size=2,
         master_addr="a",
         master_port=1,
-        first_failure={"kind": kind},
+        first_failure=FirstFailure("a", 0, None, None, 1, None, kind, "", "", "", ""),
         progress=progress,
         by=by,
     )
@@ -32,36 +33,36 @@ FIRST = attempt("killed", by="launch")
 @pytest.mark.parametrize("kind", ["host-lost", "killed", "hung", "collective-timeout"])
 def test_what_chance_did_is_tried_again(kind: str) -> None:
     verdict = decide([attempt(kind, by="launch")], max_restarts=3)
-    assert verdict.again
+    assert verdict.restart
     assert verdict.wait == BACKOFF[0]
 
 
 @pytest.mark.parametrize("kind", ["usage", "file-missing", "exception", "cuda-oom", "unknown"])
 def test_what_would_fail_again_is_not(kind: str) -> None:
     verdict = decide([attempt(kind)], max_restarts=3)
-    assert not verdict.again
+    assert not verdict.restart
     assert kind in verdict.why
 
 
 def test_restarts_are_counted_and_wait_longer_each_time() -> None:
     assert decide([FIRST, attempt("killed")], max_restarts=3).wait == BACKOFF[1]
     used_up = decide([FIRST, *[attempt("killed")] * 3], max_restarts=3)
-    assert not used_up.again
+    assert not used_up.restart
     assert "3 of 3" in used_up.why
 
 
 def test_three_attempts_without_progress_are_enough() -> None:
     stuck = [attempt("killed"), *[attempt("killed", progress=False)] * 3]
     verdict = decide(stuck, max_restarts=10)
-    assert not verdict.again
+    assert not verdict.restart
     assert "3 attempts" in verdict.why
-    assert decide([*stuck, attempt("killed")], max_restarts=10).again
+    assert decide([*stuck, attempt("killed")], max_restarts=10).restart
 
 
 def test_a_resume_by_hand_begins_the_count_anew() -> None:
     resumed = [FIRST, *[attempt("killed")] * 3, attempt("killed", by="resume")]
     verdict = decide(resumed, max_restarts=3)
-    assert verdict.again and verdict.wait == BACKOFF[0]
+    assert verdict.restart and verdict.wait == BACKOFF[0]
 
 
 NOWHERE = Host("127.0.0.1", port=1)  # nothing listens there
@@ -70,15 +71,15 @@ HERE = Host("local", gpus=0)
 
 def test_a_spare_takes_the_rank_of_a_lost_host_and_is_used_once() -> None:
     cluster = Cluster((HERE, NOWHERE), Job(engine="process"), spares=(HERE,))
-    standing = with_spares(cluster, Console())
-    assert standing.cluster.hosts == (HERE, HERE)
-    assert (standing.cluster.spares, standing.missing, standing.left) == ((), (), ())
+    available = with_spares(cluster, Console())
+    assert available.cluster.hosts == (HERE, HERE)
+    assert (available.cluster.spares, available.missing, available.former) == ((), (), ())
 
 
 def test_a_lost_host_without_a_spare_is_missing() -> None:
-    standing = with_spares(Cluster((NOWHERE, HERE), Job(engine="process")), Console())
-    assert standing.cluster.hosts == (NOWHERE, HERE)
-    [why] = standing.missing
+    available = with_spares(Cluster((NOWHERE, HERE), Job(engine="process")), Console())
+    assert available.cluster.hosts == (NOWHERE, HERE)
+    [why] = available.missing
     assert "127.0.0.1" in why
 
 
@@ -87,7 +88,7 @@ def test_a_host_that_its_peers_lost_gives_way_only_to_a_spare() -> None:
     spare = Host("spare.lab")
     job = Job(engine="process")
     replaced = with_spares(Cluster((HERE,), job, spares=(spare,)), Console(), "local")
-    assert (replaced.cluster.hosts, replaced.left, replaced.missing) == ((spare,), (HERE,), ())
+    assert (replaced.cluster.hosts, replaced.former, replaced.missing) == ((spare,), (HERE,), ())
     kept = with_spares(Cluster((HERE,), job), Console(), "local")
     assert (kept.cluster.hosts, kept.missing) == ((HERE,), ())
 

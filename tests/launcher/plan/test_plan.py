@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
+from typing import Any
+
 import pytest
 from host_facts import facts, gpus
 
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, parse
-from launcher.plan.plan import ASKED, Found, Plan, make_plan
+from launcher.plan.build import Found, make_plan
+from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions
+from launcher.plan.plan import ASKED, EngineTraits, Plan
+from launcher.plan.render import plan_document, plan_text
+from launcher.plan.supervisor_spec import supervisor_spec
 from launcher.plan.topology import free_port
+from launcher.supervisor.spec import Spec
+from launcher.supervisor.spec import spec_of as supervisor_reads
+
+DOCKER = EngineTraits("docker", in_container=True)
+
+
+def planned(text: str | Cluster, options: LaunchOptions | None = None, **how: Any) -> Plan:
+    cluster = parse(text, "hosts.yaml") if isinstance(text, str) else text
+    given = {"run_id": "r", "owner": "me@here", **how}
+    return make_plan(cluster, DOCKER, options or LaunchOptions(), **given)
+
 
 TWO = """
 hosts:
@@ -18,14 +36,28 @@ job:
   command: [-m, trainer, --epochs, "10"]
   dataset: /srv/data
   env: {NCCL_DEBUG: WARN, OMP_NUM_THREADS: "3"}
+  master_port: 29500
 """
+
+
+def spec_of(plan: Plan, node_rank: int) -> dict[str, Any]:
+    return supervisor_spec(plan, plan.nodes[node_rank], "token")
 
 
 def two_nodes(found: bool = True) -> Plan:
     cluster = parse(TWO, "hosts.yaml")
     second = facts(ssh_server_ip="192.168.1.2", home="/root", uid=0, gid=0, user="root")
     asked = Found((facts(), second), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
-    return make_plan(cluster, run_id="r1", owner="me@here", found=asked if found else None)
+    names = tuple(cluster.job.env)
+    return planned(cluster, run_id="r1", found=asked if found else None, env_names=names)
+
+
+def test_the_supervisor_reads_what_the_plan_writes() -> None:
+    document = spec_of(two_nodes(), 1)
+    required = {f.name for f in fields(Spec) if f.default is MISSING}
+    assert required <= document.keys() <= {f.name for f in fields(Spec)}
+    spec = supervisor_reads(document)
+    assert (spec.node_rank, spec.first_rank, spec.hosts) == (1, 2, ["gpu1", "gpu2"])
 
 
 def test_the_torchrun_line_is_the_contracts() -> None:
@@ -71,8 +103,10 @@ def test_mounts_lie_under_the_hosts_own_home() -> None:
 
 
 def test_the_users_environment_wins_and_ours_fills_the_rest() -> None:
-    env = two_nodes().nodes[0].container.env
-    assert env["OMP_NUM_THREADS"] == "3"
+    container = two_nodes().nodes[0].container
+    env = container.env
+    assert container.env_names == ("NCCL_DEBUG", "OMP_NUM_THREADS")
+    assert not set(env) & set(container.env_names)
     assert env["PYTHONUNBUFFERED"] == "1"
     assert env["DDPCTL_RESUME"] == "0"
     assert env["USER"] == env["LOGNAME"] == "ann"
@@ -89,27 +123,77 @@ def test_a_dry_run_asks_nobody_and_says_what_is_asked() -> None:
 def test_one_process_a_gpu_and_one_on_a_cpu_host() -> None:
     cluster = parse("hosts: [a, b]", "hosts.yaml")
 
-    def nproc(*counts: int) -> int | None:
+    def nproc(*counts: int) -> list[int | None]:
         found = Found(tuple(facts(gpus=gpus(n)) for n in counts), ("i", "i"))
-        return make_plan(cluster, run_id="r", owner="o", found=found).nproc_per_node
+        return [node.nproc_per_node for node in planned(cluster, found=found).nodes]
 
-    assert nproc(8, 8) == 8
-    assert nproc(0, 0) == 1
-    with pytest.raises(UsageError, match=r"a \(node 0\): 8, b \(node 1\): 4.*nproc_per_node"):
-        nproc(8, 4)
+    assert nproc(8, 8) == [8, 8]
+    assert nproc(0, 0) == [1, 1]
+    assert nproc(8, 4) == [8, 4]
+
+
+UNEVEN = """
+hosts: [{host: a, nproc_per_node: 3}, {host: b, gpus: 2}, {host: a, gpus: 0, nproc_per_node: 1}, c]
+"""
+
+
+def test_nodes_may_have_different_numbers_of_processes() -> None:
+    cluster = parse(UNEVEN.replace("host: a, nproc", "host: a, gpus: 3, nproc"), "hosts.yaml")
+    found = Found(tuple(facts(gpus=gpus(4)) for _ in range(4)), ("i",) * 4)
+    plan = planned(cluster, found=found)
+    assert plan.world_size == 3 + 2 + 1 + 4
+    assert [node.first_rank for node in plan.nodes] == [0, 3, 5, 6]
+    assert [spec_of(plan, n)["nproc_per_node"] for n in range(4)] == [3, 2, 1, 4]
+    assert [spec_of(plan, n)["first_rank"] for n in range(4)] == [0, 3, 5, 6]
+    flags = [node.torchrun[node.torchrun.index("--nproc-per-node") + 1] for node in plan.nodes]
+    assert flags == ["3", "2", "1", "4"]
+    # node 0 and node 2 share the 16 cores of a
+    threads = [node.container.env["OMP_NUM_THREADS"] for node in plan.nodes]
+    assert threads == ["4", "8", "4", "4"]
+
+
+def test_a_dry_run_knows_the_processes_that_the_file_sets() -> None:
+    plan = planned(parse(UNEVEN, "hosts.yaml"))
+    assert [node.nproc_per_node for node in plan.nodes] == [3, 2, 1, None]
+    assert [node.first_rank for node in plan.nodes] == [0, 3, 5, 6]
+    assert plan.world_size is None
+
+
+def test_what_the_job_adds_to_its_containers() -> None:
+    job = (
+        "{devices: [/dev/fuse], cap_add: [SYS_PTRACE], ulimits: {memlock: 5, nofile: 9}, "
+        "tmpfs: {/fast: 1g}}"
+    )
+    cluster = parse(f"hosts: [a]\njob: {job}\n", "hosts.yaml")
+    plan = planned(cluster, found=Found((facts(infiniband=True),), ("i",)))
+    container = plan.nodes[0].container
+    assert container.devices == ("/dev/infiniband", "/dev/fuse")
+    assert container.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+    assert container.ulimits == {"memlock": 5, "stack": 67108864, "nofile": 9}
+    assert container.tmpfs == {"/fast": 2**30}
+    shown = plan_text(plan)
+    for line in ("tmpfs       /fast=1073741824", "device      /dev/fuse", "ulimit      nofile=9"):
+        assert line in shown
 
 
 def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
     cluster = parse(
         "hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]\njob: {nproc_per_node: 2}", "h"
     )
-    plan = make_plan(cluster, run_id="r", owner="o", found=Found((facts(), facts()), ("i", "i")))
+    plan = planned(cluster, found=Found((facts(), facts()), ("i", "i")))
     assert plan.nodes[0].container.env["OMP_NUM_THREADS"] == "4"
+
+
+def test_two_names_of_one_machine_share_its_cores() -> None:
+    cluster = parse("hosts: [a, also-a, b]\njob: {nproc_per_node: 2}", "h")
+    found = Found(tuple(facts(boot_id=boot) for boot in ("1", "1", "")), ("i",) * 3)
+    threads = [n.container.env["OMP_NUM_THREADS"] for n in planned(cluster, found=found).nodes]
+    assert threads == ["4", "4", "8"]
 
 
 def test_resume_is_the_next_attempt_with_its_arguments() -> None:
     cluster = parse("hosts: [local]\njob: {command: [t.py], resume_args: [--resume]}", "h")
-    plan = make_plan(cluster, run_id="r", owner="o", attempt=2, resume=True)
+    plan = planned(cluster, attempt=2)
     assert plan.nodes[0].torchrun[-2:] == ("t.py", "--resume")
     assert plan.nodes[0].container.env["DDPCTL_RESUME"] == "1"
     assert plan.nodes[0].place.control_dir.endswith("/nodes/0/attempt-2")
@@ -117,7 +201,7 @@ def test_resume_is_the_next_attempt_with_its_arguments() -> None:
 
 def test_no_python_is_torchruns_own_flag() -> None:
     cluster = parse("hosts: [local]\njob: {command: [--no-python, ./run.sh, -x]}", "h")
-    line = make_plan(cluster, run_id="r", owner="o").nodes[0].torchrun
+    line = planned(cluster).nodes[0].torchrun
     assert line[-4:] == ("--no-python", "--", "./run.sh", "-x")
 
 
@@ -126,7 +210,7 @@ def test_auto_finds_ports_that_are_free() -> None:
 
     def ports(taken: frozenset[int]) -> tuple[int | str, int | str]:
         found = Found((facts(),), ("i",), used_ports=taken)
-        plan = make_plan(cluster, run_id="r", owner="o", found=found)
+        plan = planned(cluster, found=found)
         return plan.master_port, plan.control_port
 
     master, control = ports(frozenset())
@@ -143,10 +227,75 @@ def test_a_loopback_address_among_others_is_refused() -> None:
     cluster = parse("hosts: [a, b]", "hosts.yaml")
     found = Found((facts(ssh_server_ip="127.0.0.1"), facts(ssh_server_ip="10.0.0.2")), ("i", "i"))
     with pytest.raises(UsageError, match=r"a \(node 0\).*127\.0\.0\.1.*internal_ip"):
-        make_plan(cluster, run_id="r", owner="o", found=found)
+        planned(cluster, found=found)
 
 
 def test_this_machine_among_others_is_known_by_the_address_they_see() -> None:
     cluster: Cluster = parse("hosts: [local, b]", "hosts.yaml")
     found = Found((facts(ssh_server_ip=None, ssh_client_ip=None), facts()), ("i", "i"))
-    assert make_plan(cluster, run_id="r", owner="o", found=found).master_addr == "10.0.0.9"
+    assert planned(cluster, found=found).master_addr == "10.0.0.9"
+
+
+def test_the_plan_prints_all_that_a_launch_will_do() -> None:
+    options = LaunchOptions(name="n", hang_timeout=90.0, on_exit="mail me", detach=True)
+    cluster = parse(TWO, "hosts.yaml")
+    host = facts(infiniband=True)
+    found = Found((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
+    plan = planned(cluster, options, found=found, env_names=("NCCL_DEBUG",))
+    rows = [line.strip().split(maxsplit=1) for line in plan_text(plan).splitlines() if line]
+    for row in (
+        ["hang-timeout", "90 s"],
+        ["on-exit", "mail me"],
+        ["detach", "yes"],
+        ["max-restarts", "0"],
+        ["entrypoint", "python3 -I -S /ddpctl/supervisor.pyz /ddpctl/spec.json"],
+        ["init", "yes"],
+        ["network", "host"],
+        ["ulimit", "memlock=-1"],
+        ["cap-add", "IPC_LOCK"],
+        ["device", "/dev/infiniband"],
+        ["env", "NCCL_DEBUG (value not shown)"],
+    ):
+        assert row in rows
+    document = plan_document(plan)
+    assert document["engine"] == "docker"
+    assert document["options"]["hang_timeout"] == 90.0
+    assert document["nodes"][0]["container"]["cap_add"] == ("IPC_LOCK",)
+    assert "WARN" not in str(document)
+
+
+def test_a_dry_run_does_not_know_the_hosts_infiniband() -> None:
+    container = planned("hosts: [a, b]").nodes[0].container
+    assert (container.devices, container.cap_add) == ((ASKED,), (ASKED,))
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "settled"),
+    [
+        (("-m", "trainer", "--epochs", "3"), None, TRAINER_HANG_TIMEOUT),
+        (("-m", "trainer"), 30.0, 30.0),
+        (("-m", "trainer"), 0.0, 0.0),
+        (("-m", "trainers"), None, 0.0),
+        (("train.py", "-m", "trainer"), None, 0.0),
+        (("train.py",), 20.0, 20.0),
+    ],
+)
+def test_by_default_only_our_trainer_has_a_hang_timeout(
+    command: tuple[str, ...], given: float | None, settled: float
+) -> None:
+    assert LaunchOptions(hang_timeout=given).settled(command).hang_timeout == settled
+
+
+def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
+    def host_ids(text: str) -> list[str | None]:
+        nodes = planned(text, LaunchOptions(network_only=True)).nodes
+        return [node.container.env.get("NCCL_HOSTID") for node in nodes]
+
+    assert host_ids("hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]") == ["ddpctl-0", "ddpctl-1"]
+    assert host_ids("hosts: [a, b]") == [None, None]
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "-1"])
+def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
+    with pytest.raises(UsageError, match=r"^--hang-timeout \S+: give seconds, or 0 for never$"):
+        LaunchOptions(hang_timeout=float(odd))

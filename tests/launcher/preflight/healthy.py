@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.facts.hardware import Details, Disk, Interface
+from launcher.engines.engine_info import EngineInfo, ImageInfo
+from launcher.facts.hardware import Details, Disk
+from launcher.facts.network import Address, Interface
 from launcher.facts.nvidia import GpuState, Nvidia
-from launcher.facts.script import Address, Facts, Gpu
+from launcher.facts.script import Facts, Gpu
 from launcher.hosts import Cluster, Host, Job
-from launcher.preflight.machine import Docker, Image, Machine
+from launcher.preflight.machine import Machine
 
 GIB = 2**20  # KiB
-IMAGE = Image(
-    "sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", 4 * 2**30, {"CUDA_VERSION": "12.4.1"}
-)
+IMAGE = ImageInfo("sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", {"CUDA_VERSION": "12.4.1"})
 
 
 def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
@@ -43,31 +43,31 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
             infiniband=False,
             gpus=tuple(Gpu(i, f"GPU-{rank}-{i}", "NVIDIA H100", 81559) for i in range(4)),
             gpu_error=None,
+            details=Details(
+                disks=(
+                    Disk("/home/ubuntu/.ddpctl", "/home", 900 * GIB, 500 * GIB, 10**8),
+                    Disk("/home/ubuntu", "/home", 900 * GIB, 500 * GIB, 10**8),
+                    Disk("/var/lib/docker", "/", 900 * GIB, 500 * GIB, None),
+                    Disk("/dev/shm", "/dev/shm", 500 * GIB, 500 * GIB, 10**8),
+                ),
+                memory_kib=1000 * GIB,
+                memory_available_kib=900 * GIB,
+                interfaces=(
+                    Interface("lo", 65536, "unknown", 0, False),
+                    Interface("eth0", 1500, "up", 25000, False),
+                    Interface("docker0", 1500, "down", 0, True),
+                ),
+                resolved=f"10.0.0.{rank + 1}",
+                kernel_driver="550.54.15",
+                toolkit=("nvidia-ctk",),
+                nvidia=Nvidia(
+                    driver="550.54.15",
+                    cuda=(12, 4),
+                    gpus=tuple(GpuState(i, "Enabled", "Disabled", 4) for i in range(4)),
+                ),
+            ),
         ),
-        details=Details(
-            disks=(
-                Disk("/home/ubuntu/.ddpctl", "/home", 900 * GIB, 500 * GIB, 10**8),
-                Disk("/home/ubuntu", "/home", 900 * GIB, 500 * GIB, 10**8),
-                Disk("/var/lib/docker", "/", 900 * GIB, 500 * GIB, None),
-                Disk("/dev/shm", "/dev/shm", 500 * GIB, 500 * GIB, 10**8),
-            ),
-            memory_kib=1000 * GIB,
-            memory_available_kib=900 * GIB,
-            interfaces=(
-                Interface("lo", 65536, "unknown", 0, False),
-                Interface("eth0", 1500, "up", 25000, False),
-                Interface("docker0", 1500, "down", 0, True),
-            ),
-            resolved=f"10.0.0.{rank + 1}",
-            kernel_driver="550.54.15",
-            toolkit=("nvidia-ctk",),
-            nvidia=Nvidia(
-                driver="550.54.15",
-                cuda=(12, 4),
-                gpus=tuple(GpuState(i, "Enabled", "Disabled", 4) for i in range(4)),
-            ),
-        ),
-        docker=Docker(
+        engine=EngineInfo(
             version="27.3.1",
             storage="overlay2",
             cgroup_driver="systemd",
@@ -80,24 +80,23 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
 
 
 def with_facts(made: Machine, **changes: Any) -> Machine:
-    assert made.facts is not None
     return replace(made, facts=replace(made.facts, **changes))
 
 
 def with_details(made: Machine, **changes: Any) -> Machine:
-    assert made.details is not None
-    return replace(made, details=replace(made.details, **changes))
+    return with_facts(made, details=replace(made.details, **changes))
 
 
-def with_docker(made: Machine, **changes: Any) -> Machine:
-    assert made.docker is not None
-    return replace(made, docker=replace(made.docker, **changes))
+def with_engine(made: Machine, **changes: Any) -> Machine:
+    assert made.engine is not None
+    return replace(made, engine=replace(made.engine, **changes))
 
 
 def with_nvidia(made: Machine, **changes: Any) -> Machine:
-    assert made.details is not None
     return with_details(made, nvidia=replace(made.details.nvidia, **changes))
 
 
 def cluster(*hosts: Host, **job: Any) -> Cluster:
-    return Cluster(hosts=hosts or (Host("gpu1"), Host("gpu2")), job=Job(**job))
+    return Cluster(
+        hosts=hosts or (Host("gpu1"), Host("gpu2")), job=Job(**{"master_port": 29500, **job})
+    )

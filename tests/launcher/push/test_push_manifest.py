@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import tarfile
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import PushFailed
-from launcher.push.files import manifest, tarstream
+from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.scan import scan
+from launcher.state import cache_home
 
 
 def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:
@@ -54,7 +56,9 @@ def test_an_unchanged_old_file_is_not_read_again(
     (tmp_path / "a").write_text("one")
     monkeypatch.setattr("launcher.push.files.scan.RACY", -(10**12))
     first = scan(str(tmp_path), ignore=False).manifest.digest
-    monkeypatch.setattr("launcher.push.files.scan._sha256", lambda path: pytest.fail("was read"))
+    monkeypatch.setattr(
+        "launcher.push.files.scan._sha256", lambda path, size: pytest.fail("was read")
+    )
     assert scan(str(tmp_path), ignore=False).manifest.digest == first
 
 
@@ -99,7 +103,9 @@ def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) 
     }
 
 
-_names = st.binary(min_size=1, max_size=8).filter(lambda b: not {0, 47} & set(b))
+_names = st.binary(min_size=1, max_size=8).filter(
+    lambda b: not {0, 47} & set(b) and b not in (b".", b"..")
+)
 _files = st.dictionaries(_names, st.sampled_from([b"0", b"1", b"2"]), max_size=8)
 
 
@@ -119,13 +125,13 @@ def test_the_delta_turns_one_tree_into_the_other(
     assert kept == {path for path in old if new.get(path) == old[path]}
 
 
-def test_a_folder_that_becomes_a_file_is_taken_away_whole() -> None:
+def test_a_folder_that_becomes_a_file_is_removed_whole() -> None:
     old = manifest.make([Entry(b"a", "d"), Entry(b"a/b", "f", 1, b"x")])
     delta = manifest.make([Entry(b"a", "f", 1, b"x")]).after(old)
     assert delta.remove == (b"a",)
 
 
-def test_the_stream_is_a_tar_that_others_read(tmp_path: Path) -> None:
+def test_tarfile_reads_the_stream(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 90) / ("e" * 90)
     deep.mkdir(parents=True)
     (deep / "long").write_bytes(b"x" * 700)
@@ -135,20 +141,23 @@ def test_the_stream_is_a_tar_that_others_read(tmp_path: Path) -> None:
     raw = os.fsencode(tmp_path) + b"/\xff\n"
     Path(os.fsdecode(raw)).write_text("odd")
     tree = scan(str(tmp_path), ignore=False)
-    data = b"".join(tarstream.stream(tree, tree.manifest.entries, prefix=b"t/", extra={b"m": b"1"}))
-    assert len(data) == tarstream.size(tree.manifest.entries, prefix=b"t/", extra={b"m": b"1"})
-    with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
-        members = {member.name: member for member in tar}
-        assert tar.extractfile("t/" + "d" * 90 + "/" + "e" * 90 + "/long").read() == b"x" * 700
-        assert tar.extractfile("m").read() == b"1"
+    data = b"".join(tar.stream(tree, tree.manifest.entries, folder="t", extra={"m": b"1"}))
+    with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as archive:
+        members = {member.name: member for member in archive}
+        deep_name = "t/" + "d" * 90 + "/" + "e" * 90 + "/long"
+        assert archive.extractfile(deep_name).read() == b"x" * 700
+        assert archive.extractfile("m").read() == b"1"
     assert members["t/run.sh"].mode == 0o755
     assert members["t/link"].linkname == "d" * 90 + "/" + "e" * 90
     assert members["t/\udcff\n"].mode == 0o644
 
 
-def test_sizes_beyond_octal_are_written_in_base_256() -> None:
-    block = tarstream.header(Entry(b"huge", "f", 9 << 30), 0)
-    assert tarfile.TarInfo.frombuf(block, "utf-8", "strict").size == 9 << 30
+def test_the_size_of_an_archive_is_known_before_it_is_made(tmp_path: Path) -> None:
+    for size in (0, 1, 512, 513):
+        (tmp_path / str(size)).write_bytes(bytes(size))
+    tree = scan(str(tmp_path), ignore=False)
+    data = b"".join(tar.stream(tree, tree.manifest.entries, folder="t", extra={"m": b"1"}))
+    assert len(data) == tar.size_of([1, *(entry.size for entry in tree.manifest.entries)])
 
 
 def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> None:
@@ -157,11 +166,11 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
     tree = scan(str(tmp_path), ignore=False)
     for text in ("two", "on", "onee"):
         file.write_text(text)
-        with pytest.raises(PushFailed, match="changed while it was pushed"):
-            list(tarstream.stream(tree, tree.manifest.entries))
+        with pytest.raises(PushFailed, match="changed during the push"):
+            list(tar.stream(tree, tree.manifest.entries, folder="t", extra={}))
 
 
-def test_folders_of_ddpctls_own_are_never_pushed(
+def test_ddpctls_own_folders_are_never_pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A home folder as workdir: its records and caches change while the push runs."""
@@ -174,3 +183,29 @@ def test_folders_of_ddpctls_own_are_never_pushed(
     files = {entry.path for entry in scan(str(tmp_path), ignore=True).manifest.entries}
     assert b".cache/other/file" in files
     assert not {path for path in files if b"ddpctl" in path}
+
+
+@pytest.mark.parametrize("path", [b"/etc/passwd", b"../up", b"a/../../b", b"", b"a//b", b"./a"])
+def test_a_manifest_with_a_path_out_of_the_tree_is_no_manifest(path: bytes) -> None:
+    made = manifest.make([Entry(path, "f", 1, b"x")])
+    assert manifest.parse(made.text, made.digest) is None
+
+
+@pytest.mark.parametrize("text", [b"f 1 x\0a", b"f one x\0a\0", b"q 1 x\0a\0", b"f\0a\0", b"x"])
+def test_text_that_is_no_manifest_is_not_parsed(text: bytes) -> None:
+    parsed = manifest.parse(text, hashlib.sha256(text).hexdigest())
+    assert parsed is None or parsed.entries == ()
+
+
+@pytest.mark.parametrize("damage", ["[]", "null", "5", '{"a": 5}', '{"a": []}', '{"a": [1, 2]}'])
+def test_a_damaged_cache_of_hashes_is_ignored(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a").write_text("one")
+    os.utime(folder / "a", (1, 1))
+    first = scan(str(folder), ignore=False).manifest.digest
+    caches = cache_home() / "trees"
+    caches.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
+    (caches / f"{name}.json").write_text(damage)
+    assert scan(str(folder), ignore=False).manifest.digest == first

@@ -6,19 +6,20 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from push_machines import Machines
 
 from launcher import push
-from launcher.errors import PushFailed
-from launcher.push.files import tarstream
+from launcher.errors import DdpctlError, PushFailed
+from launcher.push.files import tar
 from launcher.push.files.scan import scan
-from launcher.push.files.tree import BEGIN, RECEIVE
+from launcher.push.files.tree import BEGIN, RECEIVE, TreePush
+from launcher.ssh.node import Node
 
-Pushes = Callable[..., push.Pushed]
+Pushes = Callable[..., push.PushResult]
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def same(one: Path, other: Path) -> bool:
     )
 
 
-def test_a_tree_arrives_whole_and_is_not_sent_twice(
+def test_a_tree_arrives_complete_and_is_not_sent_twice(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     hosts = machines(2)
@@ -57,7 +58,7 @@ def test_a_tree_arrives_whole_and_is_not_sent_twice(
         assert not machine.drafts("datasets")
     assert first.report.hosts[0].files_sent == 44
     again = pushes(hosts, dataset=str(data))
-    assert again.report.sent == 0
+    assert again.report.sent_bytes == 0
     assert again.report.hosts[1].dataset == "present"
     assert again.dataset_digest == first.dataset_digest
 
@@ -84,7 +85,7 @@ def test_only_what_changed_travels_and_the_old_version_stays_as_it_was(
     assert (new / untouched).stat().st_ino == (old / untouched).stat().st_ino
 
 
-def test_another_machine_learns_from_the_host_what_is_there(
+def test_another_machine_learns_from_the_host_what_it_has(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine,) = machines(1)
@@ -94,7 +95,7 @@ def test_another_machine_learns_from_the_host_what_is_there(
     assert pushes([machine], dataset=str(data)).report.hosts[0].files_sent == 1
 
 
-def test_a_workdir_goes_beside_the_dataset_and_without_ignored_files(
+def test_a_workdir_is_pushed_beside_the_dataset_without_ignored_files(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
@@ -106,7 +107,7 @@ def test_a_workdir_goes_beside_the_dataset_and_without_ignored_files(
     assert (code / "run.sh").exists()
 
 
-def test_a_host_that_cannot_take_it_is_named_and_the_others_have_it(
+def test_a_host_that_fails_is_named_and_the_others_have_the_tree(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     good, bad = machines(2)
@@ -119,7 +120,7 @@ def test_a_host_that_cannot_take_it_is_named_and_the_others_have_it(
     assert [host.error is None for host in caught.value.report.hosts] == [True, False]
 
 
-def test_a_full_disk_is_said_in_one_line_and_nothing_is_published(
+def test_a_full_disk_is_one_line_and_publishes_nothing(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
 ) -> None:
     (machine,) = machines(1)
@@ -143,34 +144,34 @@ def test_a_full_disk_is_said_in_one_line_and_nothing_is_published(
         subprocess.run(["umount", small], check=True)
 
 
-def test_a_file_that_changes_while_it_is_sent_leaves_nothing_behind(
+def test_a_file_that_changes_during_the_push_leaves_nothing_behind(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = machines(2)
-    whole = tarstream.stream
+    whole = tar.stream
 
     def late(*args, **kwargs):  # type: ignore[no-untyped-def]
         (data / "class 1" / "7.bin").write_bytes(os.urandom(3000))
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(tarstream, "stream", late)
-    with pytest.raises(PushFailed, match=r"7\.bin: changed while it was pushed") as caught:
+    monkeypatch.setattr(tar, "stream", late)
+    with pytest.raises(PushFailed, match=r"7\.bin: changed during the push") as caught:
         pushes(hosts, dataset=str(data))
     assert "\n" not in str(caught.value)
     assert not any(machine.trees("datasets") + machine.drafts("datasets") for machine in hosts)
 
 
-def test_a_push_that_was_cut_is_gone_on_with(
+def test_an_interrupted_push_is_continued(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher dies half-way: here, the stream stops and nothing tidies up."""
+    """The launcher dies half-way: the stream stops and no one cleans up."""
     (machine,) = machines(1)
     tree = scan(str(data), ignore=False)
     names = ["datasets", tree.manifest.digest, "cut"]
     draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
     (draft / "tree").mkdir(parents=True)
     stream = machine.node.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
-    whole = b"".join(tarstream.stream(tree, tree.manifest.entries, prefix=b"tree/"))
+    whole = b"".join(tar.stream(tree, tree.manifest.entries, folder="tree", extra={}))
     stream.write(whole[: len(whole) // 2])
     stream.close_stdin()
     assert stream.wait(10) != 0
@@ -178,10 +179,10 @@ def test_a_push_that_was_cut_is_gone_on_with(
     assert same(machine.trees("datasets")[0], data)
     assert not machine.drafts("datasets")
     assert 15 <= done.report.hosts[0].files_sent <= 30
-    assert done.report.sent < 0.7 * len(whole)
+    assert done.report.sent_bytes < 0.7 * len(whole)
 
 
-def test_a_draft_that_somebody_works_on_is_left_alone(
+def test_a_draft_that_a_process_writes_to_is_left_alone(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
@@ -200,7 +201,7 @@ def test_two_pushes_at_once_end_with_one_tree(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
-    results: list[push.Pushed] = []
+    results: list[push.PushResult] = []
     threads = [
         threading.Thread(target=lambda: results.append(pushes([machine], dataset=str(data))))
         for _ in range(4)
@@ -235,7 +236,7 @@ def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_host_that_cannot_be_reached_does_not_keep_it_from_the_others(
+def test_an_unreachable_host_does_not_stop_the_others(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     good, gone = machines(2)
@@ -245,3 +246,62 @@ def test_a_host_that_cannot_be_reached_does_not_keep_it_from_the_others(
     assert caught.value.exit_code == 4
     assert list(caught.value.failures) == [gone.node.name]
     assert same(good.trees("datasets")[0], data)
+
+
+def test_other_users_of_a_host_cannot_enter_the_pushed_trees(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    (machine,) = machines(1)
+    (data / "secret").write_text("x")
+    (data / "secret").chmod(0o600)
+    (machine.home / ".ddpctl").mkdir(mode=0o755)  # from an earlier version
+    pushes([machine], workdir=str(data))
+    assert (machine.home / ".ddpctl").stat().st_mode & 0o777 == 0o700
+
+
+def test_hosts_that_share_a_home_get_the_tree_once(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
+) -> None:
+    hosts = machines(3, share=tmp_path / "nfs") + machines(1)
+    done = pushes(hosts, dataset=str(data))
+    for machine in hosts:
+        (tree,) = machine.trees("datasets")
+        assert same(tree, data)
+        assert not machine.drafts("datasets")
+        assert not list((machine.home / ".ddpctl").glob(".shared.*"))
+    assert [host.files_sent for host in done.report.hosts] == [44, 0, 0, 44]
+    assert [host.dataset for host in done.report.hosts] == ["sent"] * 4
+    received = [host.received_bytes for host in done.report.hosts]
+    assert received[0] == received[3] > 0
+    assert received[1] == received[2] == 0
+
+
+def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = machines(2, share=tmp_path / "nfs")
+    send = TreePush._push
+
+    def die(self: TreePush, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+        if hosts[0].node in nodes:
+            hosts[0].server.stop()
+        return send(self, nodes)
+
+    monkeypatch.setattr(TreePush, "_push", die)
+    with pytest.raises(push.HostsNotReady) as caught:
+        pushes(hosts, dataset=str(data))
+    assert list(caught.value.failures) == [hosts[0].node.name]
+    assert same(hosts[1].trees("datasets")[0], data)
+
+
+def test_a_broken_pipe_on_this_machine_is_a_failed_push(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not a reader of stdout that has gone, which would end the command with success."""
+
+    def broken(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("launcher.push.run.TreePush", broken)
+    with pytest.raises(PushFailed, match="the push broke"):
+        pushes(machines(1), dataset=str(data))

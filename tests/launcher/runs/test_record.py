@@ -11,7 +11,9 @@ from host_facts import facts
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
-from launcher.plan.plan import Found, make_plan
+from launcher.plan.build import Found, make_plan
+from launcher.plan.options import LaunchOptions
+from launcher.plan.plan import EngineTraits
 from launcher.runs.record import RunFolder, find_run, new_attempt, new_record, timestamp
 from launcher.state import state_home
 
@@ -24,7 +26,15 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def remember(run_id: str, *, age: float = 0.0) -> RunFolder:
     cluster = parse("hosts: [{host: a, gpus: 0}]\njob: {env: {SECRET: no}}", "h")
-    plan = make_plan(cluster, run_id=run_id, owner="o", found=Found((facts(),), ("i",)))
+    plan = make_plan(
+        cluster,
+        EngineTraits("docker", in_container=True),
+        LaunchOptions(),
+        run_id=run_id,
+        owner="o",
+        found=Found((facts(),), ("i",)),
+        env_names=["SECRET"],
+    )
     folder = RunFolder(state_home() / "runs" / run_id)
     record = new_record(plan)
     record.attempts.append(new_attempt(plan))
@@ -57,9 +67,9 @@ def test_a_run_is_found_by_its_beginning_and_the_newest_without_a_name() -> None
 def test_a_beginning_of_several_and_of_none_are_said() -> None:
     remember("aa-1")
     remember("aa-2")
-    with pytest.raises(UsageError, match="beginning of several runs"):
+    with pytest.raises(UsageError, match="matches several runs"):
         find_run("aa")
-    with pytest.raises(UsageError, match="no run of this machine"):
+    with pytest.raises(UsageError, match="this machine has no run"):
         find_run("zz")
     assert find_run("aa-1").run_id == "aa-1"
 

@@ -32,7 +32,8 @@ from launcher.errors import (
     NodesFailed,
 )
 from launcher.hosts import Host
-from launcher.ssh.node import Node, each_node
+from launcher.ssh.many import each_node
+from launcher.ssh.node import Node
 
 NodeMaker = Callable[..., Node]
 Server = Callable[..., Sshd]
@@ -103,7 +104,7 @@ def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], N
         ("echo \"docker: 'dial-stdio' is not a docker command.\" >&2; exit 1", "too old", "18.09"),
         ("printf '\\nUsage:\\tdocker system COMMAND\\n'; cat >/dev/null", "too old", "18.09"),
         ("echo boom >&2; exit 3", "Docker does not answer: boom", ""),
-        ("exit 3", "Docker does not answer: `docker system dial-stdio` ended with 3", ""),
+        ("exit 3", "Docker does not answer: `docker system dial-stdio` exited with 3", ""),
     ],
 )
 def test_an_engine_that_is_not_there_is_one_line(

@@ -1,0 +1,137 @@
+"""Reading what a host reports of a node: labels and inspect answers, as a typed NodeStatus.
+
+Hosts are outside the trust boundary. Anything with odd labels is skipped with one warning.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+from launcher.engines.base import NodeStatus
+from launcher.plan.plan import LABEL, Place
+from launcher.run_id import is_run_id
+
+LIMIT = 1_000_000  # of attempts and of nodes
+TEXT_LIMIT = 300  # characters of a text that a host reports
+STATES = frozenset(("created", "running", "paused", "restarting", "removing", "exited", "dead"))
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+log = logging.getLogger("ddpctl")
+
+
+class Seen(TypedDict):
+    """The fields of a NodeStatus that the engine observes; the labels say the others."""
+
+    state: str
+    exit_code: int | None
+    oom_killed: NotRequired[bool]
+    started: NotRequired[float | None]
+    ended: NotRequired[float | None]
+    error: NotRequired[str]
+    image: NotRequired[str]
+
+
+def read_status(
+    host: str, handle: str, labels: Mapping[str, object] | None, seen: Seen
+) -> NodeStatus | None:
+    """The node that the labels describe, or None after one warning. Keys may have LABEL's prefix."""
+    bare = {key.removeprefix(f"{LABEL}."): value for key, value in (labels or {}).items()}
+    try:
+        nnodes = _number(bare, "nnodes", 1, LIMIT)
+        return NodeStatus(
+            run_id=_run_id(bare),
+            name=plain(bare.get("name")),
+            attempt=_number(bare, "attempt", 1, LIMIT),
+            node_rank=_number(bare, "node-rank", 0, nnodes - 1),
+            nnodes=nnodes,
+            owner=plain(bare.get("owner")),
+            host=host,
+            handle=handle,
+            master_port=_port(bare),
+            **seen,
+        )
+    except ValueError as error:
+        _warn_once(
+            f"ddpctl: warning: {host}: skipped {plain(handle)}, whose labels ddpctl would not "
+            f"write: {error}; remove it there if it is not in use"
+        )
+        return None
+
+
+def status_at(place: Place, host: str, handle: str, seen: Seen) -> NodeStatus:
+    """What is seen of a node that has no labels any more, such as one that `kill` removed."""
+    return NodeStatus(
+        run_id="",
+        name="",
+        attempt=place.attempt,
+        node_rank=place.node_rank,
+        nnodes=0,
+        owner="",
+        host=host,
+        handle=handle,
+        **seen,
+    )
+
+
+def inspected(answer: Mapping[str, Any]) -> Seen:
+    """What the Engine API's answer to `inspect` says of a container, whatever its types are."""
+    state = answer.get("State") or {}
+    status = state.get("Status")
+    ended = status in ("exited", "dead")
+    code = state.get("ExitCode")
+    return {
+        "state": status if status in STATES else "unknown",
+        "exit_code": code if ended and isinstance(code, int) else None,
+        "oom_killed": state.get("OOMKilled") is True,
+        "started": _unix(state.get("StartedAt")),
+        "ended": _unix(state.get("FinishedAt")) if ended else None,
+        "error": plain(state.get("Error")),
+        "image": plain((answer.get("Config") or {}).get("Image")),
+    }
+
+
+def plain(text: object) -> str:
+    """A host's text without control characters, and not too long."""
+    return CONTROL.sub("", text)[:TEXT_LIMIT] if isinstance(text, str) else ""
+
+
+def _run_id(labels: Mapping[str, object]) -> str:
+    run_id = labels.get("run-id")
+    if not is_run_id(run_id):
+        raise ValueError(f"run-id {plain(run_id)!r} is no run id")
+    return str(run_id)
+
+
+def _number(labels: Mapping[str, object], key: str, least: int, most: int) -> int:
+    text = labels.get(key)
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,7}", text):
+        raise ValueError(f"{key} {plain(text)!r} is no number")
+    if not least <= int(text) <= most:
+        raise ValueError(f"{key} {text} is not between {least} and {most}")
+    return int(text)
+
+
+def _port(labels: Mapping[str, object]) -> str:
+    text = labels.get("master-port")
+    valid = isinstance(text, str) and re.fullmatch(r"[0-9]{1,5}", text)
+    return str(text) if valid else ""
+
+
+def _unix(text: object) -> float | None:
+    """Docker's RFC 3339 with nanoseconds, as unix seconds; year 1 stands for never."""
+    if not isinstance(text, str) or text.startswith("0001"):
+        return None
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning(message)

@@ -1,0 +1,103 @@
+"""A host's addresses, routes and interfaces, from /proc/net and /sys/class/net."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+
+_HEX = re.compile(r"[0-9A-F]{8}")
+
+
+@dataclass(frozen=True)
+class Address:
+    ip: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Route:
+    """gateway is empty for a network that the host is attached to."""
+
+    network: IPv4Network
+    gateway: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Interface:
+    """speed: in Mbit/s, 0 where the interface does not report it."""
+
+    name: str
+    mtu: int
+    state: str
+    speed: int
+    is_bridge: bool
+
+
+def routes(lines: Sequence[str]) -> tuple[Route, ...]:
+    """The rows of /proc/net/route, most specific network first."""
+    found = []
+    for words in map(str.split, lines):
+        if len(words) < 8 or not all(_HEX.fullmatch(words[i]) for i in (1, 2, 7)):
+            continue
+        # Hex in the byte order of the processor: little-endian on all that run Docker but s390.
+        to, via, mask = (IPv4Address(bytes.fromhex(words[i])[::-1]) for i in (1, 2, 7))
+        try:
+            network = IPv4Network(f"{to}/{mask}", strict=False)
+        except ValueError:
+            continue
+        found.append(Route(network, str(via) if int(via) else "", words[0]))
+    return tuple(sorted(found, key=lambda route: -route.network.prefixlen))
+
+
+def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
+    """The host's own addresses, each with its interface. lines: route, fib_trie and if_inet6."""
+    attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
+    found = []
+    for ip in dict.fromkeys(_local_ipv4(lines)):
+        carriers = (route.interface for route in attached if ip in route.network)
+        if interface := "lo" if ip.is_loopback else next(carriers, ""):
+            found.append(Address(str(ip), interface))
+    return (*found, *_own_ipv6(lines))
+
+
+def _local_ipv4(lines: Sequence[str]) -> Iterator[IPv4Address]:
+    """In /proc/net/fib_trie an own address is `|-- IP` followed by `/32 host LOCAL`."""
+    ip = ""
+    for line in lines:
+        if match := re.search(r"\|-- ([0-9.]+)", line):
+            ip = match[1]
+        elif "/32 host LOCAL" in line:
+            try:
+                yield IPv4Address(ip)
+            except ValueError:
+                continue
+
+
+def _own_ipv6(lines: Sequence[str]) -> Iterator[Address]:
+    """A row of /proc/net/if_inet6: "fd00...02 02 40 00 80 eth0"."""
+    for line in lines:
+        if match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
+            address = IPv6Address(int(match[1], 16))
+            if not address.is_link_local:
+                yield Address(str(address), match[3])
+
+
+def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
+    """Rows of name, MTU, state, speed and `bridge` or `plain`."""
+    found = []
+    for line in lines:
+        name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
+        if mtu.isdecimal():
+            mbits = int(speed) if speed.isdecimal() and int(speed) < 2**31 - 1 else 0
+            found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
+    return tuple(found)
+
+
+def gateway_to(ip: str, table: Sequence[Route]) -> str | None:
+    """The gateway through which a host sends to `ip`; None where there is none, or no route."""
+    there = ip_address(ip)
+    route = next((route for route in table if there in route.network), None)
+    return route.gateway or None if route else None

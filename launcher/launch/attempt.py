@@ -1,0 +1,225 @@
+"""One attempt of a run, from the first question to the hosts to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher import push
+from launcher.engines.choose import engine_of, engine_traits
+from launcher.errors import HostUnreachable, PreflightError
+from launcher.facts.gather import gather
+from launcher.facts.script import Facts
+from launcher.follow.session import Session
+from launcher.follow.signals import Interrupts
+from launcher.hosts import Cluster, Host
+from launcher.launch import exit_hook
+from launcher.launch.checkpoint_transfer import distribute_checkpoint
+from launcher.launch.detach import start_recorder
+from launcher.launch.environment import keep_cluster, user_environment
+from launcher.launch.run_folders import claim
+from launcher.launch.start import attempt_of, start
+from launcher.plan.build import Found, make_plan, writes_as_another_user
+from launcher.plan.options import LaunchOptions
+from launcher.plan.plan import Plan
+from launcher.preflight.findings import lines
+from launcher.preflight.run import Survey, survey_hosts
+from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from launcher.ssh.account import account_name
+from launcher.ssh.node import Node, connected
+from launcher.state import make_folder, state_home
+from launcher.stop.unconfirmed import finish_pending
+from launcher.terminal.console import Console
+
+
+@dataclass(frozen=True)
+class NextAttempt:
+    """The attempt to start: a run's first, or the one after `earlier`."""
+
+    cluster: Cluster
+    options: LaunchOptions
+    run_id: str
+    earlier: RunRecord | None = None
+    former: tuple[Host, ...] = ()  # take no part any more, and may have the run's checkpoints
+
+    @property
+    def number(self) -> int:
+        return len(self.earlier.attempts) + 1 if self.earlier else 1
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(state_home() / "runs" / self.run_id)
+
+    def plan(self, found: Found | None = None) -> Plan:
+        """What this attempt will do, as far as `found` tells."""
+        return make_plan(
+            self.cluster,
+            engine_traits(self.cluster.job.engine),
+            self.options,
+            run_id=self.run_id,
+            owner=f"{account_name()}@{socket.gethostname()}",
+            attempt=self.number,
+            found=found,
+            env_names=list(user_environment(self.cluster.job)),
+        )
+
+
+def run_attempt(wanted: NextAttempt, console: Console) -> int:
+    """Checks, pushes, starts on every node and follows to the end, or detaches."""
+    options = wanted.options
+    environment = user_environment(wanted.cluster.job)
+    with (
+        connected(wanted.cluster.hosts) as nodes,
+        connected(wanted.former) as former,
+        Interrupts() as interrupts,
+    ):
+        facts, plan = prepare_plan(wanted, nodes, console)
+        claim(nodes[0], plan.nodes[0].place)
+        folder, record = remember(wanted, plan)
+        with failing_start_recorded(folder, record):
+            if wanted.earlier:
+                for change in changes(wanted.earlier, plan):
+                    console.say(change)
+                shared = any(
+                    writes_as_another_user(plan, node, f.uid)
+                    for node, f in zip(plan.nodes, facts, strict=True)
+                )
+                distribute_checkpoint(nodes, former, wanted.earlier, console, open_to_all=shared)
+        with interrupts.held():
+            attempt = attempt_of(plan, nodes)
+            with failing_start_recorded(folder, record):
+                uids = [f.uid for f in facts]
+                start(attempt, plan, uids, environment, dataclasses.asdict(record))
+            record.attempt.state, record.attempt.started = "RUNNING", timestamp()
+            folder.save(record)
+            number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
+            console.say(
+                f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+                f"master {plan.master_addr}:{plan.master_port}"
+            )
+            if options.detach:
+                return detach(folder, console)
+            skews = [f.clock_skew for f in facts]
+            session = Session(
+                attempt,
+                folder,
+                record,
+                console,
+                interrupts,
+                start_recorder,
+                clock_skews=skews,
+            )
+            return session.follow()
+
+
+def prepare_plan(
+    wanted: NextAttempt, nodes: Sequence[Node], console: Console
+) -> tuple[tuple[Facts, ...], Plan]:
+    """Asks the hosts, checks and pushes. Nothing is started, so Ctrl-C may come at any time."""
+    cluster, options = wanted.cluster, wanted.options
+    in_container = engine_traits(cluster.job.engine).in_container
+    finish_pending(nodes, cluster, console)
+    inspected = None
+    if options.check:
+        survey = preflight(cluster, nodes, console)
+        facts, cluster = survey.facts, survey.cluster
+        inspected = images_in(survey, nodes) if in_container else None
+    else:
+        with console.step(f"asking {len(nodes)} hosts"):
+            facts = gather(nodes)
+    parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
+    progress = push.progress_for(console)
+    pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+    found = Found(
+        facts=facts,
+        images=pushed.images,
+        dataset_digest=pushed.dataset_digest,
+        workdir_digest=pushed.workdir_digest,
+        image_digest=pushed.image_digest,
+        used_ports=used_ports(nodes[0], cluster),
+    )
+    return facts, dataclasses.replace(wanted, cluster=cluster).plan(found)
+
+
+def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Survey:
+    """Checks the hosts; the survey has the addresses by which they reach each other.
+
+    Raises with a line for each failure: HostUnreachable if a host was not seen, else PreflightError.
+    """
+    with console.step(f"checking {len(nodes)} hosts"):
+        survey = survey_hosts(nodes, cluster)
+    warnings = [finding for finding in survey.findings if finding.severity != "failure"]
+    for line in lines(warnings):
+        console.detail(line)
+    if warnings and not survey.failures:
+        console.say(f"{len(warnings)} warnings; `ddpctl check {cluster.source}` shows them")
+    if survey.failures:
+        kind = HostUnreachable if survey.unseen else PreflightError
+        raise kind("\n".join(lines(survey.failures)))
+    return survey
+
+
+def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
+    """The image as the check found it, so that the push need not ask again."""
+
+    there = {
+        nodes[rank]: machine.engine.image if machine.engine else None
+        for machine in survey.seen.machines
+        for rank in machine.ranks
+    }
+    return push.Inspected(survey.seen.here, there)
+
+
+def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
+    """Master ports promised to runs on node 0, which may not be listening yet."""
+    statuses = engine_of(node, cluster.job.engine).list()
+    return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port)
+
+
+def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
+    """The run's folder on this machine, with a PENDING attempt."""
+    folder, earlier = wanted.folder, wanted.earlier
+    make_folder(folder.logs)
+    keep_cluster(folder, wanted.cluster)
+    record = new_record(plan)
+    record.attempts = [new_attempt(plan)]
+    if earlier:
+        record.attempts = [*earlier.attempts, *record.attempts]
+        # a lost host that takes no part any more may still have to be seen to have stopped
+        record.pending_stop = [h for h in earlier.pending_stop if h not in record.hosts]
+    folder.save(record)
+    if wanted.options.on_exit is not None:
+        exit_hook.keep(folder, wanted.options.on_exit)
+    return folder, record
+
+
+def changes(earlier: RunRecord, plan: Plan) -> Iterator[str]:
+    """What is not as it was in the attempt before, by its digests."""
+    for what, before, now in (
+        ("image", earlier.image_digest, plan.image_digest),
+        ("dataset", earlier.dataset_digest, plan.dataset_digest),
+        ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
+    ):
+        if before != now:
+            yield f"attempt {plan.attempt}: the {what} differs from attempt {plan.attempt - 1}"
+
+
+@contextlib.contextmanager
+def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        record.attempt.state, record.attempt.ended = "FAILED", timestamp()
+        folder.save(record)
+        raise
+
+
+def detach(folder: RunFolder, console: Console) -> int:
+    """Leaves the run running, with a recorder on this machine that keeps its logs."""
+    console.print(folder.run_id)
+    start_recorder(folder)
+    console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
+    return 0

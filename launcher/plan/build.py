@@ -1,0 +1,293 @@
+"""Building the plan. Pure: no clock, environment variables, disk or network.
+
+A dry run builds it without asking the hosts: what only they know is then ASKED or None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.facts.script import Facts
+from launcher.hosts import Cluster, Host, Job
+from launcher.plan.options import LaunchOptions
+from launcher.plan.plan import (
+    ASKED,
+    CONTROL_DIR,
+    HOME,
+    LABEL,
+    Container,
+    EngineTraits,
+    JobPaths,
+    Mount,
+    NodePlan,
+    Place,
+    Plan,
+    place_of,
+)
+from launcher.plan.supervisor_spec import SUPERVISOR
+from launcher.plan.topology import first_ranks, free_port, node_addresses, nproc_per_node
+
+INFINIBAND = "/dev/infiniband"
+STACK_BYTES = 67108864  # as NVIDIA's own images ask for
+UNKNOWN_DIGEST = "<digest>"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What only the hosts can tell, after the push. Tuples have one entry per node, by rank."""
+
+    facts: tuple[Facts, ...]
+    images: tuple[str, ...]  # by digest or id, as that host's engine names it
+    dataset_digest: str | None = None
+    workdir_digest: str | None = None
+    image_digest: str | None = None
+    used_ports: frozenset[int] = frozenset()  # on node 0, listening or promised to another run
+
+
+def make_plan(
+    cluster: Cluster,
+    engine: EngineTraits,
+    options: LaunchOptions,
+    *,
+    run_id: str,
+    owner: str,
+    attempt: int = 1,
+    found: Found | None = None,
+    env_names: Sequence[str] = (),
+) -> Plan:
+    """The plan of one attempt; every attempt after the first resumes.
+
+    env_names: variables that the user sets, which win over ddpctl's own.
+    Raises UsageError where the hosts cannot run the job together.
+    """
+    job = cluster.job
+    facts = found.facts if found else None
+    addresses = node_addresses(cluster, facts)
+    master_port, control_port = _ports(job, run_id, attempt, found)
+    plan = Plan(
+        run_id=run_id,
+        name=options.name,
+        attempt=attempt,
+        owner=owner,
+        engine=engine,
+        options=options.settled(job.command),
+        master_addr=addresses[0],
+        master_port=master_port,
+        control_port=control_port,
+        command=(*job.command, *job.resume_args) if attempt > 1 else job.command,
+        image=job.image,
+        image_digest=found.image_digest if found else None,
+        dataset=job.dataset,
+        dataset_digest=found.dataset_digest if found else None,
+        workdir=job.workdir,
+        workdir_digest=found.workdir_digest if found else None,
+        stop_timeout=job.stop_timeout,
+        max_restarts=job.max_restarts,
+    )
+    nodes = [
+        _NodeBuilder(plan, cluster, rank, addresses[rank], found).build(tuple(env_names))
+        for rank in range(cluster.nnodes)
+    ]
+    return dataclasses.replace(plan, nodes=tuple(nodes))
+
+
+def _ports(job: Job, run_id: str, attempt: int, found: Found | None) -> tuple[int | str, int | str]:
+    """The master port and the supervisors' control port, both on node 0."""
+    if found is None:
+        return ASKED if job.master_port == "auto" else job.master_port, ASKED
+    taken = found.used_ports | found.facts[0].listening
+    master = job.master_port
+    if master == "auto":
+        master = free_port(f"{run_id}/{attempt}/master", taken)
+    return master, free_port(f"{run_id}/{attempt}/control", taken | {int(master)})
+
+
+class _NodeBuilder:
+    """Builds the plan of one node. `plan` has everything but the nodes."""
+
+    def __init__(
+        self, plan: Plan, cluster: Cluster, rank: int, address: str, found: Found | None
+    ) -> None:
+        self.plan, self.cluster, self.rank, self.address = plan, cluster, rank, address
+        self.host, self.job = cluster.hosts[rank], cluster.job
+        self.facts = found.facts[rank] if found else None
+        self.image = found.images[rank] if found and found.images else cluster.job.image
+        self.home = f"{self.facts.home}/.ddpctl" if self.facts and self.facts.home else HOME
+        self.place = place_of(plan.run_id, rank, plan.attempt, self.home)
+        self.data = f"{self.home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}"
+        self.paths = _job_paths(plan.engine, self.place, self.data, self.job.env)
+        found_interface = self.facts.interface_of(address) if self.facts else None
+        self.interface = self.host.interface or found_interface
+        self.gpus = _container_gpus(self.host, self.facts)
+        self.boot_ids = [each.boot_id for each in found.facts] if found else []
+        self.nproc = nproc_per_node(cluster, found.facts if found else None)
+
+    def build(self, env_names: tuple[str, ...]) -> NodePlan:
+        return NodePlan(
+            node_rank=self.rank,
+            host=self.host,
+            nproc_per_node=self.nproc[self.rank],
+            first_rank=first_ranks(self.nproc)[self.rank],
+            torchrun=self._torchrun_command(),
+            container=self._container(env_names),
+            internal_ip=self.address,
+            interface=self.interface,
+            place=self.place,
+            paths=self.paths,
+        )
+
+    def _torchrun_command(self) -> tuple[str, ...]:
+        """torchrun's own --no-python goes before the `--`."""
+        plan, command = self.plan, self.plan.command
+        flags: tuple[str, ...] = ()
+        if command and command[0] in ("--no-python", "--no_python"):
+            flags, command = command[:1], command[1:]
+        return (
+            *("torchrun", "--nnodes", str(self.cluster.nnodes), "--node-rank", str(self.rank)),
+            *("--nproc-per-node", str(self.nproc[self.rank] or "gpu")),
+            *("--master-addr", plan.master_addr, "--master-port", str(plan.master_port)),
+            *("--max-restarts", "0", *flags, "--", *command),
+        )
+
+    def _container(self, env_names: tuple[str, ...]) -> Container:
+        env = self._environment()
+        infiniband = self.facts.infiniband if self.facts else None
+        return Container(
+            name=self.place.container,
+            image=self.image,
+            entrypoint=SUPERVISOR,
+            env={name: value for name, value in env.items() if name not in env_names},
+            env_names=env_names,
+            labels=self._labels(),
+            mounts=self._mounts(),
+            gpus=self.gpus,
+            user=container_user(self.job, self.facts),
+            shm_size=self.job.shm_size,
+            stop_timeout=self.job.stop_timeout,
+            working_dir=self.paths.workspace if self.job.workdir else None,
+            tmpfs=self.job.tmpfs,
+            **host_access(self.job, bool(self.gpus), infiniband),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        plan, in_container = self.plan, self.plan.engine.in_container
+        env = {
+            "DDPCTL_RUN_ID": plan.run_id,
+            "DDPCTL_ATTEMPT": str(plan.attempt),
+            "DDPCTL_NODE_RANK": str(self.rank),
+            "DDPCTL_NNODES": str(self.cluster.nnodes),
+            "DDPCTL_CHECKPOINT_DIR": self.paths.checkpoints,
+            "DDPCTL_OUTPUT_DIR": self.paths.output,
+            "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
+            "PYTHONUNBUFFERED": "1",
+        }
+        here = [self.nproc[rank] for rank in self._ranks_here()]
+        if self.job.dataset:
+            env["DDPCTL_DATA_DIR"] = self.paths.data
+        if self.interface:
+            env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = self.interface
+        if self.facts:
+            threads = self.facts.cores // sum(count or 1 for count in here)
+            env["OMP_NUM_THREADS"] = str(max(1, threads))
+        if plan.options.network_only and len(here) > 1:  # NCCL takes them for two machines
+            env["NCCL_HOSTID"] = f"ddpctl-{self.rank}"
+        if in_container and self.job.user == "host":
+            env |= {"HOME": "/tmp", "USER": self.facts.user if self.facts else "host"}
+            env["LOGNAME"] = env["USER"]
+        if not in_container and self.gpus != "all" and (self.gpus or self.host.gpus == 0):
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in self.gpus)
+        return env
+
+    def _ranks_here(self) -> list[int]:
+        """The node ranks on this node's machine, whatever it is called in each entry."""
+        hosts = self.cluster.hosts
+        return [
+            rank
+            for rank in range(len(hosts))
+            if hosts[rank].machine == self.host.machine
+            or (self.boot_ids and self.boot_ids[rank] == self.boot_ids[self.rank] != "")
+        ]
+
+    def _labels(self) -> dict[str, str]:
+        values = {
+            "run-id": self.plan.run_id,
+            "attempt": self.plan.attempt,
+            "node-rank": self.rank,
+            "nnodes": self.cluster.nnodes,
+            "owner": self.plan.owner,
+            "name": self.plan.name,
+            "master-port": self.plan.master_port,
+        }
+        return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
+
+    def _mounts(self) -> tuple[Mount, ...]:
+        run_dir = self.place.run_dir
+        mounts = [Mount(self.place.control_dir, CONTROL_DIR)]
+        if self.job.dataset:
+            mounts.append(Mount(self.data, "/data", read_only=True))
+        if self.job.workdir:
+            mounts.append(Mount(f"{run_dir}/workspace", "/workspace"))
+        mounts.append(Mount(f"{run_dir}/checkpoints", "/checkpoints"))
+        mounts.append(Mount(f"{run_dir}/output", "/output"))
+        for mount in self.job.mounts:
+            source, target, *mode = mount.split(":")
+            mounts.append(Mount(source, target, read_only="ro" in mode, from_job=True))
+        return tuple(mounts)
+
+
+def container_user(job: Job, facts: Facts | None) -> str:
+    if job.user == "host":
+        return f"{facts.uid}:{facts.gid}" if facts else "host"
+    return "0:0" if job.user == "root" else job.user
+
+
+def host_access(job: Job, has_gpus: bool, infiniband: bool | None) -> dict[str, Any]:
+    """The fields of a Container that give it more of its host: what NCCL needs to pin memory and
+    use InfiniBand, and what the job adds. The job's limits win.
+
+    infiniband: None when the host has not been asked.
+    """
+    limits = {"memlock": -1, "stack": STACK_BYTES} if has_gpus or infiniband else {}
+    asked = (ASKED,) if infiniband is None else ()
+    capabilities = asked or (("IPC_LOCK",) if infiniband else ())
+    devices = asked or ((INFINIBAND,) if infiniband else ())
+    return {
+        "ulimits": {**limits, **job.ulimits},
+        "cap_add": tuple(dict.fromkeys((*capabilities, *job.cap_add))),
+        "devices": tuple(dict.fromkeys((*devices, *job.devices))),
+    }
+
+
+def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
+    """Whether the container's user is neither root nor `uid`, who logs in to the host."""
+    user = node.container.user.split(":")[0]
+    return plan.engine.in_container and user not in (str(uid), "0")
+
+
+def _job_paths(engine: EngineTraits, place: Place, data: str, env: Mapping[str, str]) -> JobPaths:
+    """The user may point checkpoints and output elsewhere by the variables that name them."""
+    if engine.in_container:
+        paths = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
+    else:
+        run_dir = place.run_dir
+        paths = JobPaths(
+            place.control_dir,
+            f"{run_dir}/checkpoints",
+            f"{run_dir}/output",
+            f"{run_dir}/workspace",
+            data,
+        )
+    return dataclasses.replace(
+        paths,
+        checkpoints=env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
+        output=env.get("DDPCTL_OUTPUT_DIR", paths.output),
+    )
+
+
+def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
+    if host.gpus == "all":
+        return "all" if facts is None or facts.gpus else ()
+    return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)

@@ -1,0 +1,90 @@
+"""One function on many nodes at once. Each of these waits for all nodes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from launcher.errors import DdpctlError, NodesFailed
+from launcher.ssh.connect import AT_ONCE
+from launcher.ssh.node import Node
+
+T = TypeVar("T")
+
+
+def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
+    """Run `do` on all nodes concurrently; raise NodesFailed with every error if any fails."""
+    results, failures = try_each(nodes, do)
+    if failures:
+        raise NodesFailed(_by_name(nodes, failures))
+    return results
+
+
+def ask_each(
+    nodes: Sequence[Node], ask: Callable[[Node], T]
+) -> tuple[dict[str, T], dict[str, DdpctlError]]:
+    """Run `ask` on all nodes concurrently; return results and errors by host name.
+
+    If a name occurs twice in `nodes`, the second is `name (2)`.
+    """
+    answers, failures = try_each(nodes, ask)
+    return _by_name(nodes, answers), _by_name(nodes, failures)
+
+
+def try_each(
+    nodes: Sequence[Node], do: Callable[[Node], T]
+) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
+    """Run `do` on all nodes, AT_ONCE at a time; return results and errors by node."""
+    results: dict[Node, T] = {}
+    errors: dict[Node, BaseException] = {}
+    todo = list(reversed(nodes))
+
+    def work() -> None:
+        while True:
+            try:
+                node = todo.pop()
+            except IndexError:
+                return
+            try:
+                results[node] = do(node)
+            except BaseException as error:
+                errors[node] = error
+
+    threads = [
+        threading.Thread(target=work, daemon=True, name="node")
+        for _ in range(min(AT_ONCE, len(nodes)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = {node: _for_user(node, errors[node]) for node in nodes if node in errors}
+    return {node: results[node] for node in nodes if node in results}, failures
+
+
+def one_per_account(nodes: Iterable[Node]) -> list[Node]:
+    """The first node of each account: two nodes may be one user on one machine."""
+    found: dict[tuple[str | None, str, int], Node] = {}
+    for node in nodes:
+        found.setdefault(node.host.account, node)
+    return [*found.values()]
+
+
+def _for_user(node: Node, error: BaseException) -> DdpctlError:
+    """The error in one line; raises it if it is a bug."""
+    if isinstance(error, DdpctlError):
+        return error
+    if explained := node.explain(error):
+        return explained
+    raise error
+
+
+def _by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:
+    seen: dict[str, int] = {}
+    named = {}
+    for node in nodes:
+        seen[node.name] = count = seen.get(node.name, 0) + 1
+        if node in found:
+            named[node.name if count == 1 else f"{node.name} ({count})"] = found[node]
+    return named

@@ -1,0 +1,140 @@
+"""What the ranks write: the files that torchrun redirects them to, copied to the journal in whole lines.
+
+Polled, without inotify: it may not work on a network file system. Only ranks of this host write them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import json
+import os
+import re
+
+from .journal import Journal
+from .spec import Spec
+
+READ_SIZE = 1 << 20  # bytes taken from one log at a time
+LONGEST_LINE = 16 << 20  # bytes; a longer line is cut, so that memory stays bounded
+FREE_SIZE = 16 << 20  # bytes that are given back to the disk at a time
+PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
+LAST_BYTES = 32768  # of a stream's end, kept to explain a failure
+TRACEBACK = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\)")
+
+
+class Tail:
+    """One growing file, copied in whole lines."""
+
+    def __init__(self, path: str, who: bytes, journal: Journal) -> None:
+        self._file = open_to_free(path)
+        self._taken = self._freed = 0  # bytes from the beginning
+        self._who, self._journal = who, journal
+        self._partial: list[bytes] = []
+        self.last = b""  # the end of what was written
+
+    def read(self) -> int:
+        """Copies what is there now, at most READ_SIZE. Returns the number of bytes."""
+        data = os.read(self._file, READ_SIZE)
+        self._taken += len(data)
+        if self._taken - self._freed >= FREE_SIZE:
+            free(self._file, self._freed, self._taken - self._freed)
+            self._freed = self._taken
+        head, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._copy(b"".join([*self._partial, head, newline]))
+            self._partial = []
+        if rest:
+            self._partial.append(rest)
+            if len(data) == READ_SIZE and sum(map(len, self._partial)) > LONGEST_LINE:
+                self.finish()
+        return len(data)
+
+    def finish(self) -> None:
+        """A last line without its newline is a line too."""
+        if self._partial:
+            self._copy(b"".join(self._partial) + b"\n")
+            self._partial = []
+
+    def _copy(self, whole: bytes) -> None:
+        self._journal.lines(self._who, whole)
+        self.last = (self.last + whole[-LAST_BYTES:])[-LAST_BYTES:]
+
+
+def open_to_free(path: str) -> int:
+    """For reading, and for writing where we may: freeing disk blocks needs that."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError:
+        return os.open(path, os.O_RDONLY)
+
+
+def free(file: int, start: int, size: int) -> None:
+    """Frees the blocks that were copied to the journal, where the file system can."""
+    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+    if fallocate:
+        fallocate(file, PUNCH_HOLE, ctypes.c_longlong(start), ctypes.c_longlong(size))
+
+
+class RankLogs:
+    """The files that torchrun redirects its ranks to: <folder>/*/attempt_0/<local_rank>/std*.log."""
+
+    def __init__(self, spec: Spec, journal: Journal) -> None:
+        self.folder = os.path.join(spec.dir, "ranks")
+        self._spec, self._journal = spec, journal
+        self._tails: dict[tuple[int, str], Tail] = {}
+        os.makedirs(self.folder, exist_ok=True)
+
+    def poll(self) -> int:
+        """Copies what is new. Returns the number of bytes."""
+        if len(self._tails) < 2 * self._spec.nproc_per_node:
+            self._find()
+        return sum(tail.read() for tail in self._tails.values())
+
+    def drain(self, local_rank: int) -> None:
+        """Copies all that one rank wrote, once it has exited."""
+        for (rank, _), tail in self._tails.items():
+            while rank == local_rank and tail.read():
+                pass
+
+    def finish(self) -> None:
+        while self.poll():
+            pass
+        for tail in self._tails.values():
+            tail.finish()
+
+    def last_lines(self, local_rank: int) -> list[str]:
+        """The end of the rank's stderr, or of its stdout if stderr is empty: from the last traceback on,
+        if there is one, as a crash at exit may write a lot after it."""
+        for stream in ("stderr", "stdout"):
+            tail = self._tails.get((local_rank, stream))
+            if tail and tail.last:
+                lines = tail.last.decode(errors="replace").rstrip("\n").split("\n")
+                starts = [n for n, line in enumerate(lines) if TRACEBACK.match(line)]
+                return lines[starts[-1] :][:80] if starts else lines[-40:]
+        return []
+
+    def error(self, local_rank: int) -> tuple[str | None, str | None]:
+        """(message, traceback) of the rank's exception, as torch's @record wrote them."""
+        for path in self._paths(local_rank, "error.json"):
+            try:
+                with open(path) as file:
+                    error = json.load(file)["message"]
+                if isinstance(error, str):
+                    return error, None
+                return error.get("message"), error.get("extraInfo", {}).get("py_callstack")
+            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+                continue
+        return None, None
+
+    def _find(self) -> None:
+        if not os.listdir(self.folder):
+            return
+        for local_rank in range(self._spec.nproc_per_node):
+            who = b"%d" % (self._spec.first_rank + local_rank)
+            for stream in ("stdout", "stderr"):
+                for path in self._paths(local_rank, stream + ".log"):
+                    if (local_rank, stream) not in self._tails:
+                        self._tails[local_rank, stream] = Tail(path, who, self._journal)
+
+    def _paths(self, local_rank: int, name: str) -> list[str]:
+        return glob.glob(os.path.join(self.folder, "*/attempt_*/%d" % local_rank, name))

@@ -1,0 +1,235 @@
+"""Supervisors on this machine: their inputs, and real ones with real torchruns, each a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.first_failure import FirstFailure, first_failure
+from launcher.launch.supervisor_bundle import supervisor_file
+from launcher.logs.journal import Reader, Record
+from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.supervisor.channel import Status
+from launcher.supervisor.events import End, Event, RankPids, Reason
+from launcher.supervisor.spec import Spec, spec_of
+
+E = TypeVar("E", bound=Event)
+
+NPROC = 2
+SCRIPT = Path(__file__).with_name("ranks.py")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def spec(**given: Any) -> Spec:
+    known = dict.fromkeys(Spec.__annotations__) | vars(Spec)
+    fields = {name: known[name] for name in Spec.__annotations__}
+    nodes = {"nnodes": 2, "node_rank": 0, "nproc_per_node": 2, "first_rank": 0, "host": "gpu1"}
+    return spec_of({**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
+
+
+def status(node_rank: int, **given: Any) -> Status:
+    return replace(Status(node_rank, alive=2, first_rank=2 * node_rank), **given)
+
+
+def why(kind: str, node_rank: int, time: float) -> Reason:
+    return Reason(kind, "exited with code 7", node_rank, f"gpu{node_rank + 1}", time)
+
+
+@dataclass
+class Node:
+    """One supervisor."""
+
+    node_rank: int
+    folder: Path
+    spec: dict[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        (self.folder / "spec.json").write_text(json.dumps(self.spec))
+        (self.folder / BUNDLE).write_bytes(supervisor_file())
+        env = {**os.environ, "DDPCTL_RUN_ID": self.spec["run_id"], "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, *ISOLATED, str(self.folder / BUNDLE), str(self.folder / "spec.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=(self.folder / "stdout").open("wb"),
+            env=env,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def records(self) -> list[Record]:
+        """Each line as a record of its own."""
+        with contextlib.suppress(FileNotFoundError):
+            found = Reader().feed((self.folder / "journal").read_bytes())
+            alone = ([replace(r, lines=[line]) for line in r.lines] or [r] for r in found)
+            return [record for records in alone for record in records]
+        return []
+
+    def events(self, kind: type[E]) -> list[tuple[float, E]]:
+        found = ((record.time, record.event) for record in self.records())
+        return [(time, event) for time, event in found if isinstance(event, kind)]
+
+    def event(self, kind: type[E]) -> E:
+        """The only one of its kind."""
+        [(_, event)] = self.events(kind)
+        return event
+
+    @property
+    def end(self) -> End:
+        return self.event(End)
+
+    @property
+    def reason(self) -> Reason:
+        assert self.end.reason
+        return self.end.reason
+
+    def lines(self, rank: int | None) -> list[bytes]:
+        return [r.lines[0] for r in self.records() if r.event is None and r.rank == rank]
+
+    def wait(self, timeout: float = 60.0) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout)
+
+    def rank_pids(self) -> dict[int, int]:
+        events = self.events(RankPids)
+        return {int(rank): pid for rank, pid in events[-1][1].pids.items()} if events else {}
+
+
+@dataclass
+class Attempt:
+    """Starts its nodes, and kills whatever they leave behind."""
+
+    folder: Path
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, count: int, command: Sequence[str], **spec: Any) -> list[Node]:
+        """`count` nodes that will run ranks.py COMMAND, not started yet."""
+        port, control = free_port(), free_port()
+        for rank in range(count):
+            folder = self.folder / f"node-{rank}"
+            folder.mkdir(parents=True)
+            topology = ["--nnodes", str(count), "--node-rank", str(rank)]
+            master = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+            argv = ["torchrun", *topology, "--nproc-per-node", str(NPROC), *master]
+            argv += ["--max-restarts", "0", "--", str(SCRIPT), *command]
+            known = {
+                "run_id": f"test-{os.getpid()}-{control}",
+                "attempt": 1,
+                "node_rank": rank,
+                "nnodes": count,
+                "nproc_per_node": NPROC,
+                "first_rank": NPROC * rank,
+                "host": f"gpu{rank + 1}",
+                "hosts": [f"gpu{n + 1}" for n in range(count)],
+                "argv": argv,
+                "cwd": None,
+                "dir": str(folder),
+                "cancel_file": str(folder / "cancelled"),
+                "stop_timeout": 10,
+                "master_addr": "127.0.0.1",
+                "control_port": control,
+                "token": "a run's secret",
+                "hang_timeout": None,
+                "checkpoint_dir": str(folder),
+                "output_dir": str(folder / "output"),
+                "internal_ip": None,
+            }
+            self.nodes.append(Node(rank, folder, {**known, **spec}))
+        return self.nodes
+
+    def start(self) -> list[Node]:
+        for node in self.nodes:
+            node.start()
+        return self.nodes
+
+    def ranks_running(self) -> dict[int, int]:
+        """rank -> pid, once all ranks of all nodes have written that they are at work."""
+        expected = NPROC * len(self.nodes)
+
+        def working() -> bool:
+            return sum(b"working" in n.lines(r) for n in self.nodes for r in range(expected)) == (
+                expected
+            )
+
+        until(working, 60)
+        return {rank: pid for node in self.nodes for rank, pid in node.rank_pids().items()}
+
+    def wait(self) -> list[int]:
+        return [node.wait() for node in self.nodes]
+
+    def cause(self, **facts: Any) -> FirstFailure | None:
+        """facts: node-<K>_exit_code and so on are the engine's, by NodeEvidence's own names."""
+        return first_failure(
+            Evidence(NPROC * len(self.nodes), [evidence_of(n, facts) for n in self.nodes])
+        )
+
+    def survivors(self) -> list[int]:
+        """Processes of the run, wherever they are now."""
+        mark = f"DDPCTL_RUN_ID={self.nodes[0].spec['run_id']}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        for pid in self.survivors():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for node in self.nodes:
+            if node.process:
+                node.process.wait(10)
+
+
+def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
+    records = node.records()
+    return NodeEvidence(
+        node.node_rank,
+        node.spec["host"],
+        events=[(r.time, r.event) for r in records if r.event],
+        tail=[(r.time, r.rank, r.lines[0]) for r in records if r.event is None][-400:],
+        **facts.get(f"node_{node.node_rank}", {}),
+    )
+
+
+@contextlib.contextmanager
+def attempt(folder: Path, count: int, command: Sequence[str], **spec: Any) -> Iterator[Attempt]:
+    """A started attempt, of which nothing is left afterwards."""
+    made = Attempt(folder)
+    made.add(count, command, **spec)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def until(true: Callable[[], bool], timeout: float) -> float:
+    """Seconds that it took. Fails the test when it takes longer than `timeout`."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < timeout, "it did not come true in time"
+        time.sleep(0.02)
+    return time.monotonic() - began

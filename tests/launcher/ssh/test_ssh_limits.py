@@ -1,0 +1,102 @@
+"""Many hosts at once: bounded logins per server, one thread per connection."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from sshd_server import Sshd
+from test_ssh_connect import Config, NodeMaker, Server, listener
+
+from launcher.errors import DdpctlError
+from launcher.ssh import connect
+from launcher.ssh.node import Node
+
+
+def connect_all(nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    """Connect all nodes, each in a thread of its own; return the failures."""
+    failures: dict[Node, DdpctlError] = {}
+
+    def work(node: Node) -> None:
+        try:
+            node.connect()
+        except DdpctlError as error:
+            failures[node] = error
+
+    threads = [threading.Thread(target=work, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+LIMITS = {"nothing": 32, "one server": 8, "a jump host": 8, "a ProxyCommand": 8}
+
+
+@pytest.mark.parametrize("through", LIMITS)
+def test_logins_at_once_are_bounded(
+    sshd: Server,
+    node: NodeMaker,
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    through: str,
+) -> None:
+    monkeypatch.setattr(connect, "TRIES", 1)
+    log = tmp_path / "log"
+    seconds = 1.0 if through == "nothing" else 0.1  # of a login: long enough to exceed the limit
+
+    def login(_: object) -> None:
+        for word, pause in (("begin", seconds), ("end", 0.0)):
+            with log.open("a") as file:
+                file.write(f"{word}\n")
+            time.sleep(pause)
+
+    bastion = sshd(know=False)
+    bastion.know(f"[localhost]:{bastion.port}")
+    with listener(login, "0.0.0.0") as port:
+        settings = {
+            "nothing": "",
+            "one server": "HostName 127.0.0.2",
+            "a jump host": f"ProxyJump localhost:{bastion.port}",
+            "a ProxyCommand": f"ProxyCommand sh -c 'echo begin >> {log}; sleep 0.1; echo end >> {log}'",
+        }
+        config(f"Host 127.0.0.*\n  {settings[through]}\n")
+        hosts = [
+            bastion.host(host=f"127.0.0.{n + 10}", port=port) for n in range(LIMITS[through] + 12)
+        ]
+        assert len(connect_all([node(host) for host in hosts])) == len(hosts)
+    steps = [1 if word == "begin" else -1 for word in log.read_text().split()]
+    assert steps.count(1) == len(hosts)
+    assert 2 <= max(itertools.accumulate(steps)) <= LIMITS[through]
+
+
+def test_logins_that_a_bastion_drops_are_retried(
+    sshd: Server, node: NodeMaker, config: Config, home: Path
+) -> None:
+    bastion = sshd(address="127.0.0.2", MaxStartups="1")
+    target = sshd(address="127.0.0.3")
+    config(
+        f"Host 127.0.0.3\n  ProxyCommand ssh -F none -o BatchMode=yes -i {bastion.user_key} "
+        f"-o UserKnownHostsFile={home}/.ssh/known_hosts -p {bastion.port} -W %h:%p 127.0.0.2\n"
+    )
+    assert not connect_all([node(target.host(), connect_timeout=20) for _ in range(6)])
+    assert "MaxStartups" in bastion.log.read_text()  # it did drop some
+
+
+def test_a_connection_uses_one_thread_for_all_its_streams(
+    sshd: Callable[..., Sshd], node: NodeMaker
+) -> None:
+    server = sshd()
+    before = threading.active_count()
+    nodes = [node(server.host()) for _ in range(6)]
+    assert not connect_all(nodes)
+    streams = [each.open(["cat"]) for each in nodes for _ in range(4)]
+    assert threading.active_count() - before <= len(nodes) + 1
+    for stream in streams:
+        stream.close()

@@ -1,0 +1,80 @@
+"""The folders of this machine that ddpctl writes: who may read them, and what happens if it cannot."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import StateError, UsageError
+from launcher.state import make_folder, state_home, write_atomically
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "ddpctl"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_this_user_enters_the_state_folder(state: Path) -> None:
+    assert make_folder(state / "runs" / "x" / "logs").is_dir()
+    assert mode(state) == 0o700
+    state.chmod(0o755)  # as older versions left it
+    make_folder(state / "runs" / "y")
+    assert mode(state) == 0o700
+
+
+def test_other_folders_keep_their_mode(state: Path, tmp_path: Path) -> None:
+    make_folder(tmp_path / "out" / "sub")
+    assert not state.exists()
+
+
+def test_a_state_folder_that_cannot_be_made_is_one_line(state: Path) -> None:
+    state.parent.write_text("a file")
+    with pytest.raises(StateError, match=r"cannot be created: .*; .*XDG_STATE_HOME") as caught:
+        make_folder(state / "runs")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    path.with_name(f".run.json.{os.getpid()}").symlink_to("/dev/full")
+    with pytest.raises(StateError, match="no space left on device; free space there"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_an_unknown_home_folder_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(UsageError, match="set HOME"):
+        state_home()
+
+
+@pytest.mark.parametrize("argv", [["launch", "-H", "local", "--dry-run", "--workdir", "."], ["ps"]])
+def test_a_current_folder_that_was_removed(tmp_path: Path, argv: list[str]) -> None:
+    line = [sys.executable, "-m", "launcher", *argv]
+    done = subprocess.run(
+        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
+    )
+    assert "Traceback" not in done.stderr
+    if "launch" in argv:
+        assert done.returncode == 2
+        assert "the current folder no longer exists: cd to another one" in done.stderr

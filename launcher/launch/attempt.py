@@ -156,7 +156,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     for line in lines(warnings):
         console.detail(line)
     if warnings and not survey.failures:
-        console.say(f"{len(warnings)} warnings; `ddpctl check {cluster.source}` shows them")
+        count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+        console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         kind = HostUnreachable if survey.unseen else PreflightError
         raise kind("\n".join(lines(survey.failures)))

@@ -51,9 +51,9 @@ def logs(
     ddpctl logs 20261121 --rank 0-3,8 --tail 100
     ddpctl logs --fold --grep loss
     """
-    from launcher.follow.show_logs import LogFlags, show_logs
+    from launcher.follow.show_logs import LogFlags, pattern, show_logs, since_time
     from launcher.runs.find import find
 
-    flags = LogFlags(node, rank, tuple(host or ()), attempt, tail, since, grep)
+    flags = LogFlags(node, rank, tuple(host or ()), attempt, tail, since_time(since), pattern(grep))
     console = options.console(quiet, verbose, fold=fold)
     return show_logs(find(run, hosts, console), flags, console, follow=follow)

@@ -24,18 +24,18 @@ UNKNOWN_COUNT = 100_000  # nodes or ranks of a run without a readable record
 
 @dataclass(frozen=True)
 class LogFlags:
-    """Which lines the user wants, as typed."""
+    """Which lines the user wants; nodes and ranks as typed, until the run is known."""
 
     nodes: str | None = None
     ranks: str | None = None
     hosts: Sequence[str] = ()
     attempt: int | None = None
     tail: int | None = None
-    since: str | None = None
-    grep: str | None = None
+    since: float | None = None  # unix seconds
+    grep: re.Pattern[bytes] | None = None
 
     def wanted(self, record: RunRecord | None) -> Wanted:
-        """Raises UsageError for a flag that cannot be read or names what the run does not have."""
+        """Raises UsageError for a flag that names what the run does not have."""
         attempts = record.attempts if record else []
         known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
         if record and (strangers := set(self.hosts) - known_hosts):
@@ -51,8 +51,8 @@ class LogFlags:
             hosts=self.hosts or None,
             attempt=self.attempt,
             tail=self.tail,
-            since=_since(self.since),
-            grep=_pattern(self.grep),
+            since=self.since,
+            grep=self.grep,
         )
 
 
@@ -102,7 +102,7 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
         raise UsageError(f"{flag} {text!r}: {error}; give numbers such as 0-3,5") from None
 
 
-def _since(text: str | None) -> float | None:
+def since_time(text: str | None) -> float | None:
     try:
         return None if text is None else parse_since(text, time.time())
     except (ValueError, OverflowError):
@@ -111,7 +111,7 @@ def _since(text: str | None) -> float | None:
         ) from None
 
 
-def _pattern(text: str | None) -> re.Pattern[bytes] | None:
+def pattern(text: str | None) -> re.Pattern[bytes] | None:
     try:
         return None if text is None else re.compile(text.encode(errors="surrogateescape"))
     except re.error as error:

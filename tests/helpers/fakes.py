@@ -88,6 +88,18 @@ class FakeNode:
         self.event("end", state=state, exit_code=exit_code, reason=reason, left=[])
         self.exit(exit_code)
 
+    def stop(self) -> None:
+        """End as a supervisor does on SIGTERM; a kill marks the run as cancelled before."""
+        cancelled = self.journal.with_name("cancelled").exists()
+        if cancelled:
+            self.event("stopping", reason={"kind": "cancelled"})
+        self.end(STOPPED, "cancelled" if cancelled else "stopped")
+
+    def kill(self) -> None:
+        """End as after `ddpctl kill` on another machine."""
+        self.journal.with_name("cancelled").touch()
+        self.stop()
+
     def exit(self, exit_code: int) -> None:
         """The container exits without a last event."""
         self.state, self.exit_code = "exited", exit_code
@@ -106,7 +118,7 @@ class FakeHost:
         self.refuses: dict[str, str] = {}  # engine call -> the error it answers
         self.ignores_stop = False
         self.on_start: Callable[[FakeNode], object] = lambda node: None
-        self.on_stop: Callable[[FakeNode], object] = lambda node: node.end(STOPPED, "cancelled")
+        self.on_stop: Callable[[FakeNode], object] = FakeNode.stop
 
     def ask(self, *call: str) -> None:
         """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""

@@ -179,7 +179,7 @@ def ssh_was_cut(cluster: Cluster, folder: Path) -> Outcome:
     run.process.terminate()
     run.wait()
     wrong = "" if running and lines_are_whole(run) else "lines lost or doubled, or the run stopped"
-    if f"cannot see {VICTIM}" not in run.err.read_text():
+    if f"lost contact with {VICTIM}" not in run.err.read_text():
         wrong = wrong or "no notice"
     return Outcome("no effect", wrong, "a notice, no line lost or doubled")
 

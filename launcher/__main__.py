@@ -1,11 +1,6 @@
 """The console script `ddpctl`, and `python -m launcher`."""
 
-from launcher import cli
-
-
-def main() -> None:
-    cli.main()
-
+from launcher.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,18 +1,23 @@
-"""The `ddpctl` command: which commands there are, in the order of `--help`; errors and exit codes.
+"""The `ddpctl` command: its commands in the order of `--help`, errors and exit codes.
 
-Command modules import what is heavy (paramiko, docker) inside their functions, so that
-`ddpctl --help` answers at once.
+Each command module imports what it needs inside its function, so that `ddpctl --help` is fast.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from launcher import __version__
 from launcher.commands import (
@@ -31,7 +36,9 @@ from launcher.commands import (
     sanity,
     stacks,
 )
+from launcher.commands.options import WithCommandLine
 from launcher.errors import DdpctlError
+from launcher.state import make_folder, state_home, write_atomically
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,
@@ -49,43 +56,41 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "init": init.init,
     "clean": clean.clean,
 }
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130
 
 
-def exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """The command, with its return value as exit code and every error of ours as its lines."""
+class Shell(enum.StrEnum):
+    """A shell that Tab completion is made for."""
 
-    @functools.wraps(function)
-    def command(*args: object, **kwargs: object) -> None:
-        try:
-            code = function(*args, **kwargs)
-        except DdpctlError as error:
-            _say(str(error))
-            code = error.exit_code
-        except KeyboardInterrupt:
-            _say("interrupted")
-            code = 130
-        except BrokenPipeError:  # stdout went away: not worth a word, as in every filter
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
-        raise typer.Exit(code)
-
-    return command
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
 
 
-def application(names: Iterable[str]) -> typer.Typer:
-    """The program with these of its commands: typer takes a while for each."""
+def main() -> None:
+    """Runs the command line. Exit codes: CONTRACT section 6; usage errors exit 2 in typer itself."""
+    application()(prog_name="ddpctl")
+
+
+def application() -> typer.Typer:
     app = typer.Typer(
         name="ddpctl",
-        help="Launch PyTorch DistributedDataParallel training in containers on several hosts over SSH.",
+        help="Launch PyTorch DDP training in containers on several hosts over plain SSH.",
         no_args_is_help=True,
-        add_completion=True,
+        add_completion=False,  # its own options guess the shell, and guess wrong in scripts
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun spells flags
+        },
     )
-    for name in names:
-        app.command(name)(exiting(COMMANDS[name]))
     app.callback()(root)
+    for name, function in COMMANDS.items():
+        kind = WithCommandLine if function is launch.launch else None
+        app.command(name, cls=kind)(exiting(function))
+    completion_init()
     return app
 
 
@@ -97,37 +102,63 @@ def _version(wanted: bool) -> None:
 
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
+    install_completion: Annotated[
+        Shell | None,
+        typer.Option(callback=install_callback, help="Install completion for this shell."),
+    ] = None,
+    show_completion: Annotated[
+        Shell | None,
+        typer.Option(callback=show_callback, help="Print the completion script for this shell."),
+    ] = None,
 ) -> None:
     pass
 
 
-def main() -> None:
-    """The command line. Exit codes: CONTRACT section 6; typer itself exits 2 on usage."""
-    own, launch.after_dashes = split_command(sys.argv[1:])
-    application([own[0]] if own and own[0] in COMMANDS else COMMANDS)(args=own)
+def exiting(function: Callable[..., int]) -> Callable[..., None]:
+    """The command as typer runs it: its return value, or its error, becomes the exit code."""
+
+    @functools.wraps(function)
+    def command(*args: object, **kwargs: object) -> None:
+        try:
+            code = function(*args, **kwargs)
+        except DdpctlError as error:
+            _print_error(str(error))
+            code = error.exit_code
+        except KeyboardInterrupt:
+            _print_error("interrupted")
+            code = INTERRUPTED
+        except BrokenPipeError:  # the reader of stdout has left, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            _print_error(internal_error(error))
+            code = INTERNAL_ERROR
+        raise typer.Exit(code)
+
+    return command
 
 
-def split_command(argv: list[str]) -> tuple[list[str], list[str] | None]:
-    """What stands before the first `--` is ours, what stands after it is torchrun's to run.
-
-    Both spellings of a flag are understood: --nproc_per_node is --nproc-per-node.
-    """
-    own, command = argv, None
-    if "--" in argv:
-        at = argv.index("--")
-        own, command = argv[:at], argv[at + 1 :]
-    return [_dashes(argument) for argument in own], command
-
-
-def _dashes(argument: str) -> str:
-    if not argument.startswith("--"):
-        return argument
-    flag, equals, value = argument.partition("=")
-    return flag.replace("_", "-") + equals + value
+def internal_error(error: Exception) -> str:
+    """One line about a bug of ours; the traceback goes to the file that it names."""
+    details = "".join(traceback.format_exception(error))
+    name = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    where = f"{type(error).__name__}: {error}"
+    for home in (state_home, lambda: Path(tempfile.gettempdir())):
+        try:
+            path = make_folder(home()) / name
+            write_atomically(path, details, mode=0o600)
+        except (DdpctlError, OSError):
+            continue
+        where = f"details in {path}"
+        break
+    return "; ".join([f"internal error, {where}", *getattr(error, "__notes__", ())])
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     for line in text.splitlines():
         print(f"ddpctl: error: {line}", file=sys.stderr)

@@ -50,12 +50,12 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Replaces the file at `path`: readers see all of the old text or all of the new."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-            file.write(text)
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
@@ -63,6 +63,12 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise StateError(_cannot(error, "written", path)) from None
+
+
+def write_cache(path: Path, text: str | bytes) -> None:
+    """Replaces a file of the cache. Best effort: without it the next command takes longer."""
+    with contextlib.suppress(StateError):
+        write_atomically(make_folder(path.parent) / path.name, text)
 
 
 def _cannot(error: OSError, act: str, path: Path) -> str:

@@ -22,7 +22,7 @@ MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\
 
 def pages() -> dict[str, str]:
     """Every page, as file name -> text."""
-    group = typer.main.get_command(application(COMMANDS))
+    group = typer.main.get_command(application())
     commands: dict[str, Any] = vars(group)["commands"]
     made = {f"{name}.md": page(name, commands[name]) for name in COMMANDS}
     return {"README.md": index(commands), **made}

@@ -26,8 +26,8 @@ def attach(
     from launcher.launch import exit_hook
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
     console = options.console(quiet, verbose, plain, fold)
+    folder = find(run, hosts, console)
     code = attaching.attach(folder, console)
     if on_exit is not None and (record := folder.load()).state not in exit_hook.LIVE:
         exit_hook.call(on_exit, folder, record, code, console)

@@ -27,7 +27,7 @@ def check(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Check all hosts for anything that would make a launch fail or run slowly.
+    """Check all hosts for what would make a launch fail or run slowly.
 
     Each problem is printed with its remedy. Nothing is installed or left behind on a host.
 

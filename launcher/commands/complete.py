@@ -1,43 +1,40 @@
-"""What the shell offers when Tab is pressed: run ids, hosts files, names of hosts.
-
-From this machine's own files and nothing else: no host is asked, nothing heavy is imported.
-"""
+"""Tab completion of run ids, hosts files and host names, from this machine's own files only."""
 
 from __future__ import annotations
 
+import glob
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
+from launcher.errors import UsageError
+from launcher.state import state_home
+
 HOSTS_FILES = (".yaml", ".yml")
-LARGEST = 1_000_000  # bytes; no hosts file is larger
 
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
-    """Run ids that this machine remembers, the newest first, each with its state."""
-    import json
-
-    from launcher.errors import UsageError
-    from launcher.state import state_home
-
+    """Ids of the runs recorded on this machine, the newest first, each with its state."""
     found = []
+    prefix = glob.escape(incomplete.replace("/", ""))
     try:
         root = state_home() / "runs"
     except UsageError:
         return []
-    for path in root.glob(f"{_literal(incomplete)}*/run.json"):
+    for path in root.glob(f"{prefix}*/run.json"):
         try:
             state = str(json.loads(path.read_text()).get("state", ""))
             age = (path.parent / "hosts.yaml").stat().st_mtime
         except (OSError, ValueError, AttributeError):
-            continue  # half written, or going
+            continue  # damaged, or being removed
         found.append((age, path.parent.name, state))
     return [(name, state) for _, name, state in sorted(found, reverse=True)]
 
 
 def hosts_files(incomplete: str) -> list[str]:
-    """Hosts files, and folders on the way to one."""
+    """Hosts files, and folders that may hold one."""
     folder, _, name = incomplete.rpartition("/")
     shown = f"{folder}/" if "/" in incomplete else ""
     root = Path(shown).expanduser() if shown else Path()
@@ -60,10 +57,10 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The hosts of the hosts file that stands on the command line, else those that ssh knows."""
+    """The hosts of the hosts file on the command line, else those of ~/.ssh/config."""
     from launcher.hosts.starter import ssh_aliases
 
-    # while the last option lacks its value, an argument before it may not have been taken as one
+    # an argument before an option without a value may still be among the unparsed ones
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]
     files = [path for path in named if path.is_file()]
     if files:
@@ -81,10 +78,4 @@ def _hosts_of(path: Path) -> Iterator[str]:
         for host in load(path, job_files=False).hosts:
             yield host.host
     except DdpctlError:
-        return  # `check` says what is wrong with it
-
-
-def _literal(text: str) -> str:
-    import glob
-
-    return glob.escape(text.replace("/", ""))
+        return  # `ddpctl check` reports what is wrong

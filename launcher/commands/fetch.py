@@ -13,24 +13,26 @@ from launcher.commands import options
 def fetch(
     run: options.Run = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where to; default: ./RUN.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Destination folder (default: ./RUN)."),
     ] = None,
     hosts: options.LookOn = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Checkpoints, metrics and logs of a run to this machine, each file verified by its sha256.
+    """Copy a run's checkpoints, output and logs to this machine.
 
-    What is there already is not fetched again; a file that was cut off goes on where it was.
+    Each file is checked against its sha256 on the host. Files that are already here are skipped, and
+    an interrupted transfer continues where it was cut off.
 
     \b
     ddpctl fetch
     ddpctl fetch 20261121 --to results/
     """
-    from launcher.runs import fetch as fetching
+    from launcher.runs import fetch as fetch_run
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
     console = options.console(quiet, verbose)
-    return fetching.fetch(folder, to or Path(folder.run_id), console, as_json=as_json)
+    folder = find(run, hosts, console)
+    return fetch_run.fetch(folder, to or Path(folder.run_id), console, as_json=as_json)

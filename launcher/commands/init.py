@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from launcher.commands import complete, options
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Ask = Callable[[str, str], str]  # question, default -> answer
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="What to write.")] = Path(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = Path(
         "hosts.yaml"
     ),
     host: Annotated[
@@ -37,20 +37,20 @@ def init(
         ),
     ] = None,
     user: Annotated[str | None, typer.Option("--user", help="The SSH user of all hosts.")] = None,
-    image: Annotated[str | None, typer.Option("--image", help="job.image.")] = None,
-    workdir: Annotated[str | None, typer.Option("--workdir", help="job.workdir.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="job.dataset.")] = None,
+    image: Annotated[str | None, typer.Option("--image", help="Set job.image.")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", help="Set job.workdir.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Set job.dataset.")] = None,
     command: Annotated[
         str | None,
-        typer.Option("--command", metavar="LINE", help="job.command, as a shell splits it."),
+        typer.Option("--command", metavar="LINE", help="Set job.command, split as by a shell."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over a file that is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Write a commented hosts file. Asks for what the flags do not say, on a terminal only.
+    """Write a commented hosts file.
+
+    On a terminal it asks for what the flags leave open.
 
     \b
     ddpctl init
@@ -58,32 +58,25 @@ def init(
     ddpctl init lab.yaml --ssh-config 'gpu*'
     ddpctl init --hostfile hostfile
     """
-    import sys
-
     from launcher.errors import UsageError
-    from launcher.hosts import starter as making
+    from launcher.hosts import starter
 
     if file.exists() and not force:
-        raise UsageError(f"{file}: is there already; give --force or another name")
-    ask = prompt if sys.stdin.isatty() and sys.stderr.isatty() else None
+        raise UsageError(f"{file}: already exists; give --force or another name")
+    ask = _prompt if options.can_ask() else None
     hosts = _hosts(host, hostfile, ssh_config, ask)
-    asking = ask if not (host or hostfile or ssh_config) else None
+    if host or hostfile or ssh_config:
+        ask = None
+    default_command = " ".join(starter.DEFAULT_COMMAND)
     if image is None:
-        image = asking("Image", making.DEFAULT_IMAGE) if asking else making.DEFAULT_IMAGE
+        image = ask("Image", starter.DEFAULT_IMAGE) if ask else starter.DEFAULT_IMAGE
     if command is None:
-        default = " ".join(making.DEFAULT_COMMAND)
-        command = asking("What torchrun runs", default) if asking else default
-    words = split(command)
-    answers = making.Answers(
-        hosts=hosts,
-        user=user,
-        image=image,
-        # a script of one's own has to get there
-        workdir=workdir if workdir is not None else "." if words[0].endswith(".py") else None,
-        dataset=dataset,
-        command=words,
-    )
-    text = making.compose(answers, str(file))
+        command = ask("Command for torchrun", default_command) if ask else default_command
+    words = _split(command)
+    if workdir is None and words[0].endswith(".py"):
+        workdir = "."  # the script has to get to the hosts
+    answers = starter.Answers(hosts, user, image, workdir, dataset, words)
+    text = starter.compose(answers, str(file))
     try:
         with file.open("w" if force else "x") as out:
             out.write(text)
@@ -94,10 +87,7 @@ def init(
 
 
 def _hosts(
-    named: list[str] | None,
-    hostfile: str | None,
-    pattern: str | None,
-    ask: Callable[[str, str], str] | None,
+    named: list[str] | None, hostfile: str | None, pattern: str | None, ask: Ask | None
 ) -> tuple[tuple[str, int | None], ...]:
     import fnmatch
 
@@ -113,19 +103,19 @@ def _hosts(
     if pattern is not None:
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
-            raise UsageError(f"--ssh-config {pattern!r}: no Host of {config} is like that")
+            raise UsageError(f"--ssh-config {pattern!r}: matches no Host of {config}")
         found += [(name, None) for name in names]
     if found:
         return tuple(found)
     if ask is None:
         raise UsageError("no hosts: give --host, --hostfile or --ssh-config, or use a terminal")
-    known = ssh_aliases(config)
-    hint = f" (~/.ssh/config has {', '.join(known[:8])})" if known else ""
-    said = ask(f"Hosts, as ssh takes them, or local{hint}", " ".join(known[:8]) or "local")
-    return tuple((name, None) for name in said.replace(",", " ").split())
+    known = ssh_aliases(config)[:8]
+    hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
+    answer = ask(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
+    return tuple((name, None) for name in answer.replace(",", " ").split())
 
 
-def split(command: str) -> tuple[str, ...]:
+def _split(command: str) -> tuple[str, ...]:
     import shlex
 
     from launcher.errors import UsageError
@@ -133,11 +123,11 @@ def split(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise UsageError(f"--command {command!r}: {str(error).lower()}; mend the quotes") from None
+        raise UsageError(f"--command {command!r}: {str(error).lower()}; fix the quotes") from None
     if not words:
         raise UsageError("--command: empty; give a script, or -m and a module")
     return words
 
 
-def prompt(question: str, default: str) -> str:
+def _prompt(question: str, default: str) -> str:
     return str(typer.prompt(question, default=default, err=True))

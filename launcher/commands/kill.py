@@ -12,16 +12,18 @@ from launcher.commands import options
 def kill(
     target: options.RunOrHosts = None,
     hosts: options.LookOn = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run of yours there.")] = False,
-    strays: Annotated[
-        bool, typer.Option("--strays", help="Leftovers of dead runs: list them; with -y end them.")
+    everything: Annotated[
+        bool, typer.Option("--all", help="Stop all your live runs on these hosts.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    strays: Annotated[
+        bool, typer.Option("--strays", help="List leftovers of dead runs; end them with -y.")
+    ] = False,
+    yes: options.Yes = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Stop a run on all its hosts, then prove that nothing is left. Safe to repeat.
+    """Stop a run on all its hosts and prove that nothing is left. Safe to repeat.
 
     \b
     ddpctl kill
@@ -29,13 +31,12 @@ def kill(
     ddpctl kill hosts.yaml --all -y
     ddpctl kill hosts.yaml --strays
     """
-    from launcher.stop import kill as killing
+    from launcher.stop import kill as kill_runs
+    from launcher.stop.strays import kill_strays
 
     console = options.console(quiet, verbose)
     if strays:
-        from launcher.stop.strays import kill_strays
-
-        return kill_strays(killing.hosts_for(target, hosts), console, yes=yes, as_json=as_json)
-    if everything and not yes and not typer.confirm("Stop every run of yours there?"):
+        return kill_strays(kill_runs.hosts_for(target, hosts), console, yes=yes, as_json=as_json)
+    if everything and not yes and not typer.confirm("Stop all your runs there?", err=True):
         return 130
-    return killing.kill(target, hosts, console, everything=everything, as_json=as_json)
+    return kill_runs.kill(target, hosts, console, everything=everything, as_json=as_json)

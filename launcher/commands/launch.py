@@ -8,11 +8,9 @@ import typer
 
 from launcher.commands import options
 
-after_dashes: list[str] | None = None
-"""What follows `--`, put here by launcher.cli before it calls the command."""
-
 
 def launch(
+    context: typer.Context,
     hosts: options.Hosts = None,
     command: Annotated[
         list[str] | None,
@@ -76,8 +74,7 @@ def launch(
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
         given, hosts = [hosts, *given], None
-    if after_dashes is not None:
-        given += after_dashes
+    given += context.args  # what follows `--`
     flags = {
         "image": image,
         "dataset": dataset,

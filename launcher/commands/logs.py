@@ -13,15 +13,16 @@ def logs(
     run: options.Run = None,
     hosts: options.LookOn = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")
     ] = False,
-    node: Annotated[int | None, typer.Option("--node", help="Only this node's lines.")] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.")] = None,
+    node: Annotated[int | None, typer.Option("--node", help="Only lines of this node.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Only lines of this rank.")] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="The last N lines.")
+        int | None,
+        typer.Option("--tail", "-n", min=0, max=10**9, metavar="N", help="Only the last N lines."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="T", help="10m, 2h, or an RFC 3339 time.")
+        str | None, typer.Option("--since", metavar="T", help="Since 10m or 2h ago, or a time.")
     ] = None,
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
@@ -30,7 +31,7 @@ def logs(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Merged logs of all nodes, of a live or a finished run. Never stops a run.
+    """Print the logs of all nodes of a run, merged by time.
 
     \b
     ddpctl logs -f
@@ -41,7 +42,7 @@ def logs(
     import time
 
     from launcher.errors import UsageError
-    from launcher.follow.show_logs import read
+    from launcher.follow.show_logs import show_logs
     from launcher.logs.query import Wanted, parse_since
     from launcher.runs.find import find
 
@@ -55,8 +56,9 @@ def logs(
         )
     except re.error as error:
         raise UsageError(f"--grep {grep!r}: not a regular expression: {error}") from None
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UsageError(
             f"--since {since!r}: give 30s, 10m, 2h, 3d or a time such as 2026-11-21T15:30:00Z"
         ) from None
-    return read(find(run, hosts), wanted, options.console(quiet, verbose, fold=fold), follow=follow)
+    console = options.console(quiet, verbose, fold=fold)
+    return show_logs(find(run, hosts, console), wanted, console, follow=follow)

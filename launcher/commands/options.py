@@ -1,10 +1,13 @@
-"""Arguments and flags that several commands share, and what they turn into."""
+"""Arguments and flags that several commands share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from launcher.commands import complete
 from launcher.errors import UsageError
@@ -12,14 +15,28 @@ from launcher.errors import UsageError
 if TYPE_CHECKING:
     from launcher.terminal.console import Console
 
+
+class WithCommandLine(TyperCommand):
+    """A command that takes another command line after `--`; it is left in `context.args`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:at])
+        ctx.args = args[at + 1 :]
+        return rest
+
+
+DEFAULT_HOSTS = "hosts.yaml"
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each step on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Hosts = Annotated[
     str | None,
     typer.Argument(
-        metavar="HOSTS",
-        help="A hosts file or a DeepSpeed hostfile.",
+        metavar="[HOSTS]",
+        help="A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).",
         autocompletion=complete.hosts_files,
     ),
 ]
@@ -30,7 +47,7 @@ Run = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run id or its beginning (default: the newest run).",
+        help="A run id or a unique prefix (default: the newest run).",
         autocompletion=complete.runs,
     ),
 ]
@@ -38,7 +55,7 @@ RunOrHosts = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN or HOSTS]",
-        help="A run id or its beginning, or a hosts file.",
+        help="A run id, a unique prefix, or a hosts file.",
         autocompletion=complete.runs_or_hosts_files,
     ),
 ]
@@ -52,15 +69,15 @@ LookOn = Annotated[
     ),
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", help="Print lines, no live panel (default if not a TTY).")
+    bool, typer.Option("--plain", help="Print plain lines, no live panel (default when not a TTY).")
 ]
 Folded = Annotated[
     bool,
-    typer.Option("--fold", help="Fold identical lines of several ranks: `[0-5] text`."),
+    typer.Option("--fold", help="Print identical lines of many ranks as one: `[0-5] text`."),
 ]
 OnExit = Annotated[
     str | None,
-    typer.Option("--on-exit", metavar="CMD", help="Run CMD with `sh -c` when the run has ended."),
+    typer.Option("--on-exit", metavar="CMD", help="Run CMD with sh when the run has ended."),
 ]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Start the run, print its id and return.")
@@ -80,11 +97,20 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 
 
 def hosts_of(hosts: str | None, host_list: str | None) -> str:
-    """The hosts argument or -H; both or neither is an error."""
+    """HOSTS or -H, else ./hosts.yaml. Raises UsageError with both, or with none of the three."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
-    if not hosts and not host_list:
-        raise UsageError("no hosts: give a hosts file (see hosts.example.yaml) or -H gpu1:8,gpu2:8")
-    from launcher.hosts import HostList
+    if host_list:
+        from launcher.hosts import HostList
 
-    return hosts or HostList(host_list)
+        return HostList(host_list)
+    if not hosts and not Path(DEFAULT_HOSTS).is_file():
+        raise UsageError(
+            "no hosts: give a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
+        )
+    return hosts or DEFAULT_HOSTS
+
+
+def can_ask() -> bool:
+    """Whether there is a terminal to ask the user on."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

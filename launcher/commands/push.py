@@ -19,19 +19,20 @@ def push(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
     image: Annotated[
-        bool, typer.Option("--image", help="Only the image (and what else is named).")
+        bool, typer.Option("--image", help="Push only the image (and other parts you name).")
     ] = False,
-    dataset: Annotated[bool, typer.Option("--dataset", help="Only the dataset.")] = False,
-    workdir: Annotated[bool, typer.Option("--workdir", help="Only the code.")] = False,
+    dataset: Annotated[bool, typer.Option("--dataset", help="Push only the dataset.")] = False,
+    workdir: Annotated[bool, typer.Option("--workdir", help="Push only the code.")] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Send nothing; remove what no run uses from the hosts.")
+        bool,
+        typer.Option("--prune", help="Push nothing; delete data and code that no run uses."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Image, dataset and code to every host, only what is missing there.
+    """Send image, dataset and code to the hosts that lack them.
 
     \b
     ddpctl push hosts.yaml
@@ -40,50 +41,44 @@ def push(
     """
     from launcher import push as pushing
     from launcher.hosts import load
-    from launcher.ssh.node import Node
+    from launcher.ssh.node import connected
 
     console = options.console(quiet, verbose)
     cluster = load(options.hosts_of(hosts, host_list))
-    named: dict[pushing.What, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
-    what = {key for key, value in named.items() if value or not any(named.values())}
-    nodes = [Node(host) for host in cluster.hosts]
-    try:
+    named: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
+    parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
+    with connected(cluster.hosts) as nodes:
         if prune:
             return _prune(nodes, cluster, console, as_json, yes)
-        report = pushing.push(
-            nodes, cluster, what=what, progress=pushing.progress_for(console), only=True
-        ).report
-    except pushing.HostsNotReady as error:
-        if as_json:
-            console.json(error.report.document())
-        console.say(error.report.summary())
-        raise
-    finally:
-        for node in nodes:
-            node.close()
+        progress = pushing.progress_for(console)
+        try:
+            result = pushing.push(nodes, cluster, parts=parts, progress=progress, only=True)
+        except pushing.HostsNotReady as error:
+            if as_json:
+                console.json(error.report.document())
+            console.say(error.report.summary())
+            raise
     if as_json:
-        console.json(report.document())
-    console.say(report.summary())
+        console.json(result.report.document())
+    console.say(result.report.summary())
     return 0
 
 
 def _prune(nodes: list[Node], cluster: Cluster, console: Console, as_json: bool, yes: bool) -> int:
-    """Lists, asks where somebody can answer, removes."""
     from launcher import push as pushing
-    from launcher.push.report import in_words
+    from launcher.push.report import format_bytes
 
-    def sure(listed: str) -> bool:
+    def confirm(listed: str) -> bool:
         if not as_json:
             console.print(listed)
         asked = not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty()
-        return not asked or typer.confirm("remove these?", err=True)
+        return not asked or typer.confirm("delete these?", err=True)
 
-    done = pushing.prune(nodes, cluster, pushing.progress_for(console), sure=sure)
+    result = pushing.prune(nodes, cluster, confirm)
     if as_json:
-        console.json(done.document())
-    freed = in_words(sum(tree.size for _, tree in done.trees))
-    if not done.trees:
-        console.say("nothing to remove: a run, or this hosts file, uses all that the hosts have")
-    elif done.removed:
-        console.say(f"removed {len(done.trees)} folders, {freed}")
+        console.json(result.document())
+    if not result.trees:
+        console.say("nothing to delete: runs or this hosts file use all data and code on the hosts")
+    elif result.removed:
+        console.say(f"deleted {len(result.trees)} folders, {format_bytes(result.size)}")
     return 0

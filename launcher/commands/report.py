@@ -19,7 +19,9 @@ def report(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """One HTML page about a run: plan, hosts, timeline, first failure, curves, how to repeat it.
+    """Write one HTML page about a run.
+
+    It has hosts, timeline, first failure, curves and how to repeat the run.
 
     The page needs no network and holds no value of the run's environment. The curves come from
     metrics.jsonl under the run's output folder, where our trainer's rank 0 writes for all ranks.
@@ -31,5 +33,6 @@ def report(
     from launcher.report.making import make
     from launcher.runs.find import find
 
-    folder = find(run, hosts)
-    return make(folder, out or Path(f"{folder.run_id}.html"), options.console(quiet, verbose))
+    console = options.console(quiet, verbose)
+    folder = find(run, hosts, console)
+    return make(folder, out or Path(f"{folder.run_id}.html"), console)

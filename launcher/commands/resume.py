@@ -27,7 +27,7 @@ def resume(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Start a run's next attempt from its newest complete checkpoint.
+    """Start a run's next attempt from its newest checkpoint.
 
     \b
     ddpctl resume

@@ -1,36 +1,52 @@
-"""What is known of an attempt once it has ended: what each node said, and its engine. Pure."""
+"""What is known of an attempt that has ended, and the candidates for its first failure. Pure."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
+
+from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.logs.events import clean
+from launcher.supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
 
 FULL = 65536  # bytes free, or less: nothing more can be written
+
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """What is known of one node once its attempt has ended."""
-
     node_rank: int
     host: str
     clock_skew: float = 0.0  # seconds that its clock is ahead of the launching machine's
-    events: Sequence[tuple[float, dict[str, Any]]] = ()  # (journal's time, event)
+    events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
-    exit_code: int | None = None  # of its container, by the engine
-    oom_killed: bool = False  # as the engine says
-    unseen: str | None = None  # why the launching machine cannot see it, if so
+    exit_code: int | None = None  # of its container, as the engine reports it
+    oom_killed: bool = False  # as the engine reports it
+    unseen: str | None = None  # why the launching machine cannot reach it, if it cannot
 
-    def of(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
-        return [(time, event) for time, event in self.events if event.get("kind") == kind]
+    def of(self, kind: type[E]) -> list[tuple[float, E]]:
+        return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
     def lines(self, rank: int | None) -> list[str]:
-        return [text.decode(errors="replace") for _, who, text in self.tail if who == rank]
+        return [clean(text.decode(errors="replace")) for _, who, text in self.tail if who == rank]
 
     @property
-    def end(self) -> dict[str, Any] | None:
-        return next((event for _, event in self.of("end")), None)
+    def end(self) -> End | None:
+        return next((event for _, event in self.of(End)), None)
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """Why it stopped: one reason, or none."""
+        return [event.reason for _, event in self.of(Stopping)]
+
+    @property
+    def lost_peers(self) -> set[int]:
+        """The node ranks that it lost contact with."""
+        lost = {reason.node_rank for reason in self.reasons if reason.kind == "peer-lost"}
+        return lost - {self.node_rank}
 
     @property
     def last_seen(self) -> float:
@@ -38,33 +54,59 @@ class NodeEvidence:
         times = [time for time, _ in self.events] + [time for time, _, _ in self.tail]
         return max(times, default=0.0)
 
+    @property
+    def oom_kills(self) -> bool:
+        return self.oom_killed or any(event.oom_kills for _, event in self.of(ResourceUsage))
+
+    @property
+    def full_disks(self) -> list[str]:
+        """Names of the disks that were full at the time of the failure."""
+        free = [event.free for _, event in self.of(ResourceUsage)[:1]]
+        return [
+            name
+            for disks in free
+            for name, left in disks.items()
+            if left is not None and left < FULL
+        ]
+
 
 @dataclass(frozen=True)
 class Evidence:
-    nproc_per_node: int
+    world_size: int
     nodes: Sequence[NodeEvidence]
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """The supervisors measured their clocks against node 0's, and better than SSH can."""
+    """The supervisors measure their clocks against node 0's, more precisely than SSH can."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:
-        clocks = [event for _, event in node.of("clock")]
-        if clocks:
-            best = min(clocks, key=lambda clock: float(clock["error"]))
-            node = replace(node, clock_skew=base - float(best["offset"]))
-        nodes.append(node)
+        best = min((clock for _, clock in node.of(Clock)), key=lambda c: c.error, default=None)
+        nodes.append(replace(node, clock_skew=base - best.offset) if best else node)
     return replace(evidence, nodes=nodes)
 
 
-def oom_kills(node: NodeEvidence) -> int:
-    return max((int(event.get("oom_kills") or 0) for _, event in node.of("evidence")), default=0)
+class Weight(enum.IntEnum):
+    """How much an observation counts as the first failure; among equals the earliest wins."""
+
+    CAUSE = 0
+    WITNESS = 1  # reports another node's failure, or may be one
+    UNREACHABLE = 2  # a host that does not answer, while others lost a connection
+    EFFECT = 3
 
 
-def full_disks(node: NodeEvidence) -> list[str]:
-    """Names of the disks with no room at the time of the failure."""
-    free = [event.get("free") or {} for _, event in node.of("evidence")[:1]]
-    return [
-        name for disks in free for name, left in disks.items() if left is not None and left < FULL
-    ]
+@dataclass(frozen=True)
+class Candidate:
+    """One observation that may be the first failure."""
+
+    weight: Weight
+    time: float  # unix seconds on the launching machine's clock
+    node: NodeEvidence
+    kind: FailureKind
+    message: str
+    remedy: str = ""  # "": the kind's own
+    rank: int | None = None
+    local_rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    lines: Sequence[str] = ()

@@ -1,9 +1,8 @@
 """Which failure was first, and why: all nodes' evidence in, one FirstFailure out. Pure.
 
-Every node tells what it saw: ranks that ended, peers that went out of sight, torchrun's own words. Each
-such observation is a suspect. Causes go before bystanders, bystanders before effects, and among
-equals the earliest on a common clock is taken: a rank that ends because its peer has gone may well
-be seen to end first.
+Each node reports what it saw: ranks that exited, peers that it lost, torchrun's own output. Each such
+observation is a candidate. Causes come before witnesses, witnesses before effects, and among equals the
+earliest on a common clock wins: a rank that fails because its peer has gone may well be seen first.
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.diagnosis import log_patterns
-from launcher.diagnosis.evidence import Evidence, NodeEvidence, on_one_clock
-from launcher.diagnosis.rank_exit import oom, rank_exit, what_ended_it
-from launcher.diagnosis.stop_reason import reason_given
-from launcher.diagnosis.suspect import Suspect, Weight
-from launcher.diagnosis.torchrun_summary import root_cause
+from launcher.diagnosis.evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
+from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.diagnosis.rank_exit import how_it_ended, oom_message, rank_exit
+from launcher.diagnosis.stop_reason import stop_reason
+from launcher.supervisor.events import RankExit, Stopping
+
+LATEST = 253402300799.0  # the end of the year 9999
 
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """CONTRACT section 5. `time` is RFC 3339 on the launching machine's clock."""
+    """CONTRACT section 5. `kind` is a FailureKind, `time` RFC 3339 on the launching machine's clock."""
 
     host: str
     node_rank: int
@@ -38,12 +39,12 @@ class FirstFailure:
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
-    """None when nothing tells of a failure."""
+    """None if there is no sign of a failure."""
     evidence = on_one_clock(evidence)
-    found = [suspect for node in evidence.nodes for suspect in suspects(node, evidence)]
-    if all(suspect.exit_code == 0 and suspect.weight for suspect in found):
+    found = [candidate for node in evidence.nodes for candidate in candidates(node, evidence)]
+    if all(candidate.exit_code == 0 and candidate.weight for candidate in found):
         return None
-    first = min(found, key=lambda suspect: (suspect.weight, suspect.time))
+    first = min(found, key=lambda candidate: (candidate.weight, candidate.time))
     return FirstFailure(
         host=first.node.host,
         node_rank=first.node.node_rank,
@@ -55,103 +56,91 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         time=_rfc3339(first.time),
         message=first.message,
         excerpt="\n".join(log_patterns.excerpt(first.lines)),
-        remedy=first.remedy,
+        remedy=first.remedy or first.kind.remedy,
     )
 
 
 def headline(failure: FirstFailure) -> str:
-    """One sentence: who was first, and what happened to it."""
+    """One sentence: which rank or node failed first, and how."""
     if failure.rank is None:
         return f"{failure.host} (node {failure.node_rank}): {failure.message}"
     where = f"{failure.host}, local_rank {failure.local_rank}"
     return f"rank {failure.rank} ({where}) {failure.message}"
 
 
-def suspects(node: NodeEvidence, evidence: Evidence) -> Iterator[Suspect]:
-    for time, event in node.of("rank_exit"):
-        yield from rank_exit(node, event.get("time") or time, event)
-    for time, event in node.of("stopping"):
-        yield from reason_given(event.get("reason") or {}, time, node, evidence)
-    yield from _torchrun(node)
-    yield from _sudden_end(node, evidence)
+def candidates(node: NodeEvidence, evidence: Evidence) -> Iterator[Candidate]:
+    found = [
+        rank_exit(node, exit.time or time, exit)
+        for time, exit in node.of(RankExit)
+        if exit.rank in range(evidence.world_size)
+    ]
+    found += [stop_reason(stop.reason, time, node, evidence) for time, stop in node.of(Stopping)]
+    found += [_torchrun(node), _sudden_end(node, evidence)]
+    return (candidate for candidate in found if candidate)
 
 
-# --- torchrun itself, and nodes that ended without a word ------------------------------------------
-
-
-def _torchrun(node: NodeEvidence) -> Iterator[Suspect]:
-    """torchrun failed and none of its ranks was seen to: arguments, ports, the image, or a rank that
-    was gone too soon."""
-    end = node.end or {}
-    reason = end.get("reason") or {}
-    if end.get("state") != "failed" or reason.get("kind") != "torchrun":
-        return
-    lines = reason.get("last_lines") or node.lines(None)
-    if died := root_cause(lines):
-        yield from rank_exit(node, reason.get("time") or node.last_seen, died)
-        return
-    kind, message, remedy = what_ended_it(end.get("exit_code"), reason.get("signal"), lines, None)
-    kind = "torchrun" if kind in ("exception", "exit-code") else kind
-    yield Suspect(
-        Weight.EFFECT if log_patterns.is_effect(lines) and kind != "port-in-use" else Weight.CAUSE,
-        (reason.get("time") or node.last_seen) - node.clock_skew,
+def _torchrun(node: NodeEvidence) -> Candidate | None:
+    """torchrun failed by itself: its arguments, a port, the image."""
+    reason = node.end.reason if node.end and node.end.state == "failed" else None
+    if not node.end or not reason or reason.kind != "torchrun":
+        return None
+    lines = reason.last_lines or node.lines(None)
+    kind, message = how_it_ended(node.end.exit_code, reason.signal, lines)
+    effect = log_patterns.is_effect(lines) and kind != FailureKind.PORT_IN_USE
+    unknown = kind in (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
+    return Candidate(
+        Weight.EFFECT if effect else Weight.CAUSE,
+        (reason.time or node.last_seen) - node.clock_skew,
         node,
-        kind,
+        FailureKind.TORCHRUN if unknown else kind,
         f"torchrun {message}",
-        exit_code=end.get("exit_code"),
+        exit_code=node.end.exit_code,
         lines=lines,
-        remedy=remedy,
     )
 
 
-def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Iterator[Suspect]:
-    """The container is gone and its supervisor had no time for a word."""
-    if node.end is not None or node.of("stopping"):
-        return
-    time, weight = node.last_seen - node.clock_skew, Weight.CAUSE
+def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
+    """The container is gone, and its supervisor wrote nothing about it."""
+    if node.end is not None or node.reasons:
+        return None
+    weight = Weight.CAUSE
     if node.oom_killed:
-        kind, message, remedy = oom(node)
+        kind, message = FailureKind.OOM_KILLED, oom_message(node)
     elif node.exit_code is not None:
-        kind = "container-killed"
+        kind = FailureKind.CONTAINER_KILLED
         message = f"its container was killed (exit code {node.exit_code})"
-        remedy = "somebody, or the engine of that host, killed it"
-    elif (seen := _lost_by_peers(node, evidence)) or not node.unseen:
-        kind, message = "host-lost", f"the host is lost: {seen or 'its container is gone'}"
-        remedy = "see that the host and its Docker Engine are up: `ddpctl check`"
+    elif (how := _lost_by_peers(node, evidence)) or not node.unseen:
+        kind = FailureKind.HOST_LOST
+        message = f"the host is lost: {how or 'its container is gone'}"
     elif _connections_broke(node, evidence):
-        weight, kind = Weight.OUT_OF_SIGHT, "host-lost"
+        weight, kind = Weight.UNREACHABLE, FailureKind.HOST_LOST
         message = (
-            f"the host is lost: others' connections broke, and it does not answer: {node.unseen}"
+            f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"
         )
-        remedy = "see that the host is up and the network to it: `ddpctl check`"
     else:
-        return  # only out of the launching machine's sight
-    yield Suspect(weight, time, node, kind, message, exit_code=node.exit_code, remedy=remedy)
+        return None  # only the launching machine cannot reach it
+    time = node.last_seen - node.clock_skew
+    return Candidate(weight, time, node, kind, message, exit_code=node.exit_code)
 
 
 def _connections_broke(node: NodeEvidence, evidence: Evidence) -> bool:
-    """Ranks of other nodes ended because somebody had gone."""
+    """Ranks of other nodes failed because a connection broke."""
     return any(
-        event.get("exit_code") and log_patterns.is_effect(event.get("last_lines") or ())
+        exit.exit_code and log_patterns.is_effect(exit.last_lines)
         for other in evidence.nodes
         if other is not node
-        for _, event in other.of("rank_exit")
+        for _, exit in other.of(RankExit)
     )
 
 
 def _lost_by_peers(node: NodeEvidence, evidence: Evidence) -> str:
-    """In which way they lost it, or ""."""
-    reasons = [event.get("reason") or {} for n in evidence.nodes for _, event in n.of("stopping")]
-    return next(
-        (
-            str(reason["message"])
-            for reason in reasons
-            if reason.get("kind") == "peer-lost" and reason.get("node_rank") == node.node_rank
-        ),
-        "",
-    )
+    """How other nodes noticed, or ""."""
+    reasons = [reason for other in evidence.nodes for reason in other.reasons]
+    lost = (r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank)
+    return next((reason.message for reason in lost), "")
 
 
 def _rfc3339(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    within = min(max(seconds, 0.0), LATEST)
+    moment = datetime.datetime.fromtimestamp(within, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,82 +1,100 @@
-"""Why a supervisor stopped its node: what it says of itself or of another. Pure."""
+"""Why a supervisor stopped its node: what it reports about itself or another node. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
-from launcher.diagnosis.evidence import Evidence, NodeEvidence
-from launcher.diagnosis.hang import hang
-from launcher.diagnosis.partition import cut_each_other_off, cut_off
-from launcher.diagnosis.rank_exit import EARLY_EXIT
-from launcher.diagnosis.suspect import Suspect, Weight
+from launcher.diagnosis.evidence import Candidate, Evidence, NodeEvidence, Weight
+from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.diagnosis.stack_groups import grouped, located, stragglers
+from launcher.supervisor.events import RankStacks, Reason
 
-REASONS = {  # supervisor's reason -> (kind, weight, remedy)
-    "early-exit": (
-        "early-exit",
-        Weight.CAUSE,
-        EARLY_EXIT,
-    ),
-    "stopped": (
-        "stopped",
-        Weight.CAUSE,
-        "somebody stopped the process (SIGSTOP, Ctrl-Z, debugger)",
-    ),
-    "start": ("start", Weight.CAUSE, "the image must hold Python and torch"),
-    "hung": (
-        "hung",
-        Weight.BYSTANDER,
-        "see what that rank waits for: data, a lock, a disk; `ddpctl stacks` shows where the ranks of "
-        "a living run stand",
-    ),
-    "never-joined": (
-        "never-joined",
-        Weight.BYSTANDER,
-        "that host's container did not start or cannot reach node 0: see `ddpctl check`",
-    ),
-    "supervisor": ("supervisor", Weight.CAUSE, "this is a fault of ddpctl: please report it"),
-    "control-port": ("port-in-use", Weight.CAUSE, "start again: another port is chosen"),
-    "signal": ("terminated", Weight.BYSTANDER, "somebody stopped the container or its host"),
-    "peer-lost": (
-        "host-lost",
-        Weight.BYSTANDER,
-        "that host, its container or the network to it went away: see `ddpctl check`",
-    ),
+# The supervisor's reason -> kind and weight. Others (a failed rank, torchrun, `kill`) have their own
+# events.
+REASONS = {
+    "early-exit": (FailureKind.EARLY_EXIT, Weight.CAUSE),
+    "stopped": (FailureKind.STOPPED, Weight.CAUSE),
+    "start": (FailureKind.START, Weight.CAUSE),
+    "supervisor": (FailureKind.SUPERVISOR, Weight.CAUSE),
+    "control-port": (FailureKind.PORT_IN_USE, Weight.CAUSE),
+    "time-limit": (FailureKind.TIME_LIMIT, Weight.CAUSE),
+    "hung": (FailureKind.HUNG, Weight.WITNESS),
+    "never-joined": (FailureKind.NEVER_JOINED, Weight.WITNESS),
+    "signal": (FailureKind.TERMINATED, Weight.WITNESS),
+    "peer-lost": (FailureKind.HOST_LOST, Weight.WITNESS),
 }
+FRAMES = 8  # the innermost of a stack, in an excerpt
 
 
-def reason_given(
-    reason: dict[str, Any], seen: float, node: NodeEvidence, evidence: Evidence
-) -> Iterator[Suspect]:
-    if reason.get("kind") not in REASONS:
-        return
-    kind, weight, remedy = REASONS[reason["kind"]]
-    about = next((n for n in evidence.nodes if n.node_rank == reason.get("node_rank")), node)
-    message, lines = str(reason.get("message", "")), reason.get("last_lines") or ()
-    if reason["kind"] == "peer-lost" and cut_each_other_off(about, node):
-        kind = "network-cut"
-        remedy = "both hosts went on without hearing each other: look at the network between them"
-        if out := cut_off(evidence):
-            about = out
-            message = "it ran on, but the others did not hear it any more, nor it them"
-            remedy = "look at that host's network: its interface, cable, switch port and firewall"
-    rank, local_rank = reason.get("rank"), reason.get("local_rank")
-    if kind == "hung" and (found := hang(evidence, message.partition(";")[0])):
-        lines = found.lines
-        if found.rank and found.node:
-            about, rank, local_rank = found.node, found.rank.rank, found.rank.local_rank
-        if found.rank or rank is None:
-            message = found.message
-    yield Suspect(
+def stop_reason(
+    reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence
+) -> Candidate | None:
+    """`seen`: when `node` recorded it, by its own clock."""
+    if reason.kind not in REASONS:
+        return None
+    kind, weight = REASONS[reason.kind]
+    about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
+    candidate = Candidate(
         weight,
         seen - node.clock_skew,
         about,
         kind,
-        message,
-        rank=rank,
-        local_rank=local_rank,
-        exit_code=reason.get("exit_code"),
-        signal=reason.get("signal"),
-        lines=lines,
-        remedy=remedy,
+        reason.message,
+        "start again: another port is chosen" if reason.kind == "control-port" else "",
+        rank=reason.rank,
+        local_rank=reason.local_rank,
+        exit_code=reason.exit_code,
+        signal=reason.signal,
+        lines=reason.last_lines,
     )
+    if kind == FailureKind.HUNG:
+        return _hung(candidate, evidence)
+    if kind == FailureKind.HOST_LOST and about is not node and about.end and about.lost_peers:
+        return _network_cut(candidate, evidence)
+    return candidate
+
+
+def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
+    """The lost node was running, and had lost contact too. Both sides report the same: the node that
+    most others lost was the one cut off."""
+    lost = [rank for node in evidence.nodes for rank in node.lost_peers]
+    votes = {node.node_rank: lost.count(node.node_rank) for node in evidence.nodes}
+    most = max(votes.values())
+    isolated = [node for node in evidence.nodes if votes[node.node_rank] == most]
+    if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
+        message = "lost contact with the other nodes while still running"
+        return replace(candidate, kind=FailureKind.NETWORK_CUT, node=isolated[0], message=message)
+    remedy = "both hosts were running without hearing each other: look at the network between them"
+    return replace(candidate, kind=FailureKind.NETWORK_CUT, remedy=remedy)
+
+
+def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
+    """Names the straggler by the stacks that the supervisors took before they stopped the run."""
+    groups = grouped(
+        located(stack, node.host, node.node_rank)
+        for node in evidence.nodes
+        for _, event in node.of(RankStacks)[-1:]
+        for stack in event.ranks
+    )
+    if not groups:
+        return candidate
+    message = candidate.message.partition(";")[0]  # "no progress for 30 s"
+    odd = stragglers(groups)
+    rest = [group for group in groups if group not in odd]
+    lines = [line for group in [*odd[:1], *rest[:1]] for line in group.excerpt(FRAMES)]
+    candidate = replace(candidate, lines=lines)
+    if len(odd) == 1 and len(odd[0].members) == 1:
+        rank = odd[0].first
+        return replace(
+            candidate,
+            node=next(n for n in evidence.nodes if n.node_rank == rank.node_rank),
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            message=f"is not where the other ranks are, and there was {message}: {rank.describe()}",
+        )
+    if candidate.rank is not None:
+        return candidate  # the supervisors' own guess, by system calls
+    if odd:
+        names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
+        message += f": some ranks are not where the others are: {names}"
+    return replace(candidate, message=message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,24 @@ from launcher.engines.base import NodeStatus
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """layers identify the content on every kind of image store; ids do not."""
+    """Engines with different image stores give one image different ids.
+
+    `layers` (the diff ids) and `fingerprint` (layers and configuration) are the same on all of them.
+    """
 
     id: str
     layers: tuple[str, ...]
-    architecture: str
+    architecture: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    inspected: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the whole answer
+    repo_digests: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    def same_as(self, other: ImageInfo) -> bool:
+        return (
+            self.id == other.id
+            or (bool(self.layers) and self.fingerprint == other.fingerprint)
+            or bool(set(self.repo_digests) & set(other.repo_digests))
+        )
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,18 @@ def parse_engine(
 
 
 def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
-    environment = (inspected.get("Config") or {}).get("Env") or []
+    """inspected: the answer to /images/NAME/json."""
+    config = inspected.get("Config") or {}
+    layers = tuple((inspected.get("RootFS") or {}).get("Layers") or ())
+    architecture = str(inspected.get("Architecture") or "")
+    # Engines of different ages omit empty values or write null.
+    runs = {key: config.get(key) or None for key in ("Cmd", "Entrypoint", "Env", "User", "Labels")}
+    identity = [layers, runs, config.get("WorkingDir") or "", architecture]
     return ImageInfo(
         id=str(inspected.get("Id", "")),
-        layers=tuple((inspected.get("RootFS") or {}).get("Layers") or ()),
-        architecture=str(inspected.get("Architecture", "")),
-        env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
-        inspected=inspected,
+        layers=layers,
+        architecture=architecture,
+        env=dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry),
+        repo_digests=tuple(inspected.get("RepoDigests") or ()),
+        fingerprint=json.dumps(identity, sort_keys=True),
     )

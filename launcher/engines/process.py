@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from launcher.engines.base import NodeStatus
 from launcher.engines.labels import Seen, read_status, status_at
@@ -26,6 +26,7 @@ from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.run_id import is_run_id
 from launcher.ssh.node import Node
 from launcher.state import home_folder
+from launcher.supervisor.events import End
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to go after SIGKILL
@@ -112,10 +113,10 @@ class LocalProcesses:
 def _seen(control: Path) -> Seen:
     pid, started = _recorded(control)
     exited = pid is not None and not _running(pid, started)
-    code = _end(control / "journal").get("exit_code") if exited else None
+    end = _end(control / "journal") if exited else None
     return {
         "state": "created" if pid is None else "exited" if exited else "running",
-        "exit_code": code if isinstance(code, int) else None,
+        "exit_code": end.exit_code if end else None,
         "started": _modified(control / "pid"),
         "ended": _modified(control / "journal") if exited else None,
     }
@@ -169,19 +170,17 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _end(journal: Path) -> dict[str, Any]:
-    """The `end` event of a journal, or {}."""
+def _end(journal: Path) -> End | None:
+    """The `end` event of a journal."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
             tail = file.read()
     except OSError:
-        return {}
+        return None
     whole = tail.partition(b"\n")[2] if len(tail) == TAIL_BYTES else tail
-    for record in reversed(Reader().feed(whole)):
-        if record.event and record.event.get("kind") == "end":
-            return dict(record.event)
-    return {}
+    ends = [record.event for record in Reader().feed(whole) if isinstance(record.event, End)]
+    return ends[-1] if ends else None
 
 
 def _modified(path: Path) -> float | None:

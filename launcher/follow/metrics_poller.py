@@ -1,26 +1,27 @@
-"""What a live display wants to know beyond the logs: the trainer's own numbers, the GPUs' use.
+"""Numbers for the live panel beyond the logs: the trainer's progress and GPU utilization.
 
-Asked seldom and on threads of their own, so that a host that answers slowly delays nothing else.
+Polled seldom and on separate threads, so that a slow host delays nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.errors import DdpctlError
-from launcher.plan.plan import Place
-from launcher.ssh.node import Node
+from launcher.ssh.many import one_per_account
 
-EVERY_PROGRESS = 3.0  # seconds
-EVERY_GPUS = 10.0  # seconds; nvidia-smi takes up to a second of a core where persistence is off
+PROGRESS_INTERVAL = 3.0  # seconds
+GPU_INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core
 TIMEOUT = 10.0  # seconds for a host to answer
-BACKOFF = 60.0  # seconds until a host that did not answer is asked again
+BACKOFF = 60.0  # seconds until a host that did not answer is polled again
 
-# The run's length from the newest start line, how far it is from the last lines. $1 output folder
+# The newest start line, which has the run's length, and the last lines. $1 output folder
 PROGRESS = (
     'cd "$1" 2>/dev/null && [ -f metrics.jsonl ] && '
     "{ grep -a total_steps metrics.jsonl | tail -n 1; tail -n 20 metrics.jsonl; }"
@@ -33,7 +34,7 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Progress:
-    """Our trainer's newest numbers; None where a number is not known."""
+    """The trainer's newest numbers; None where unknown."""
 
     epoch: int | None = None
     epochs: int | None = None
@@ -47,7 +48,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Gpus:
-    """All GPUs of one host together. use: percent, the mean; used and total: MiB."""
+    """All GPUs of one host. use: mean percent; used and total: MiB."""
 
     count: int
     use: float
@@ -56,76 +57,65 @@ class Gpus:
 
 
 @dataclass
-class Gauges:
-    """The newest answers. Written by the askers, read by the display."""
+class Metrics:
+    """The newest numbers, written by the poller's threads and read by the display."""
 
     progress: Progress | None = None
     gpus: dict[int, Gpus] = field(default_factory=dict)  # by node rank
 
 
-class Asking:
-    """Asks node 0 for progress and each host with GPUs for their use, until closed."""
+class MetricsPoller:
+    """Polls node 0 for progress, and every host with GPUs for their use, until closed."""
 
-    def __init__(self, nodes: Sequence[Node], places: Sequence[Place]) -> None:
-        self.gauges = Gauges()
-        self._over = threading.Event()
-        asked: set[str] = set()
-        for node, place in zip(nodes, places, strict=True):
-            if place.node_rank == 0:
-                self._begin(EVERY_PROGRESS, self._ask_progress, node, place)
-            if node.host.gpus != 0 and node.name not in asked:
-                asked.add(node.name)
-                self._begin(EVERY_GPUS, self._ask_gpus, node, place)
+    def __init__(self, attempt: RunningAttempt) -> None:
+        self.metrics = Metrics()
+        self._closed = threading.Event()
+        self._start(PROGRESS_INTERVAL, self._poll_progress, attempt.members[0])
+        machines = one_per_account(attempt.nodes)
+        for member in attempt.members:
+            if member.node in machines and member.node.host.gpus != 0:
+                self._start(GPU_INTERVAL, self._poll_gpus, member)
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
 
-    def _begin(self, every: float, ask: Any, node: Node, place: Place) -> None:
+    def _start(
+        self, interval: float, poll: Callable[[RunningNode], bool], member: RunningNode
+    ) -> None:
+        """Polls on a thread until closed, or until `poll` returns False."""
+
         def work() -> None:
-            while not self._over.is_set():
+            while not self._closed.is_set():
+                wait = interval
                 try:
-                    going_on = ask(node, place)
-                    wait = every
+                    if not poll(member):
+                        return
                 except DdpctlError:
-                    going_on, wait = True, BACKOFF  # following says that the host is out of sight
-                if not going_on:
-                    return
-                self._over.wait(wait)
+                    wait = BACKOFF  # the monitor reports that contact was lost
+                self._closed.wait(wait)
 
         threading.Thread(target=work, daemon=True).start()
 
-    def _ask_progress(self, node: Node, place: Place) -> bool:
-        done = node.script(PROGRESS, f"{place.run_dir}/output", timeout=TIMEOUT)
-        found = progress_of(done.stdout, place.attempt)
-        if found is not None:
-            self.gauges.progress = found
+    def _poll_progress(self, member: RunningNode) -> bool:
+        done = member.node.script(PROGRESS, f"{member.place.run_dir}/output", timeout=TIMEOUT)
+        self.metrics.progress = (
+            parse_progress(done.stdout, member.place.attempt) or self.metrics.progress
+        )
         return True
 
-    def _ask_gpus(self, node: Node, place: Place) -> bool:
-        done = node.script(GPUS, timeout=TIMEOUT)
-        if done.code == 127:
-            return False  # no nvidia-smi there, and none will come
-        found = gpus_of(done.stdout)
-        if found is not None:
-            self.gauges.gpus[place.node_rank] = found
-        return True
+    def _poll_gpus(self, member: RunningNode) -> bool:
+        done = member.node.script(GPUS, timeout=TIMEOUT)
+        if gpus := parse_gpus(done.stdout):
+            self.metrics.gpus[member.place.node_rank] = gpus
+        return done.code != 127  # without nvidia-smi there is nothing to poll
 
 
-def progress_of(text: bytes, attempt: int) -> Progress | None:
-    """From lines of metrics.jsonl; None before this attempt has written numbers of its own.
-
-    Lines that are torn or of another kind are passed over.
-    """
+def parse_progress(text: bytes, attempt: int) -> Progress | None:
+    """From lines of metrics.jsonl; None before this attempt has written numbers of its own."""
     start: dict[str, Any] = {}
     train: dict[str, Any] = {}
     top1 = None
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(entry, dict):
-            continue
+    for entry in _entries(text):
         if entry.get("kind") == "start":
             start, train = entry, {}
         elif entry.get("kind") == "train":
@@ -134,10 +124,10 @@ def progress_of(text: bytes, attempt: int) -> Progress | None:
             top1 = _number(entry.get("top1"))
     if not train or start.get("attempt", attempt) != attempt:
         return None
-    steps, each = _whole(start.get("total_steps")), _whole(start.get("steps_per_epoch"))
+    steps, per_epoch = _whole(start.get("total_steps")), _whole(start.get("steps_per_epoch"))
     return Progress(
         epoch=_whole(train.get("epoch")),
-        epochs=-(-steps // each) if steps and each else None,
+        epochs=-(-steps // per_epoch) if steps and per_epoch else None,
         step=_whole(train.get("step")),
         steps=steps,
         loss=_number(train.get("loss")),
@@ -147,26 +137,35 @@ def progress_of(text: bytes, attempt: int) -> Progress | None:
     )
 
 
-def gpus_of(text: bytes) -> Gpus | None:
-    """From nvidia-smi's rows `use, used, total`; None when there is none that can be read."""
+def _entries(text: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the lines; torn and foreign lines are skipped."""
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict):
+            yield entry
+
+
+def parse_gpus(text: bytes) -> Gpus | None:
+    """From nvidia-smi's rows `use, used, total`; None without a readable row."""
     rows = []
     for line in text.decode(errors="replace").splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 3 and cells[1].isdigit() and cells[2].isdigit():
-            rows.append((int(cells[0]) if cells[0].isdigit() else 0, int(cells[1]), int(cells[2])))
+        use, *memory = (cell.strip() for cell in line.split(","))
+        if len(memory) == 2 and all(cell.isdecimal() for cell in memory):
+            rows.append((int(use) if use.isdecimal() else 0, int(memory[0]), int(memory[1])))
     if not rows:
         return None
-    return Gpus(
-        count=len(rows),
-        use=sum(row[0] for row in rows) / len(rows),
-        used=sum(row[1] for row in rows),
-        total=sum(row[2] for row in rows),
-    )
+    uses, used, total = zip(*rows, strict=True)
+    return Gpus(count=len(rows), use=sum(uses) / len(rows), used=sum(used), total=sum(total))
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _number(value: object) -> float | None:
+    """A number that a script wrote, if it is finite."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)

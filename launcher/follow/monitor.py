@@ -1,8 +1,8 @@
-"""Following a run: every node's journal and engine at once, one queue, one story.
+"""Merges what is seen of every node, its journal and its engine, into one stream of events.
 
-A journal is read by byte offset, so a cut connection costs time and never a line. Losing sight of a
-host is said and is not a failure: its node is concluded only when somebody has seen it end, or when
-all that can be seen has ended and it stays out of sight.
+Journals are read by byte offset, so a broken connection costs time and never a line. Losing contact
+with a host is reported and is not a failure: its node counts as ended only when its end was seen, or
+when every other node has ended and the host stays silent.
 """
 
 from __future__ import annotations
@@ -13,25 +13,34 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.engines.attempt import RunningAttempt
 from launcher.engines.base import NodeStatus
-from launcher.follow.node_watcher import LOOK_TIMEOUT, Batch, Exited, Item, Sight, Watcher
+from launcher.follow.node_watcher import (
+    PROBE_TIMEOUT,
+    Batch,
+    Contact,
+    Exited,
+    Item,
+    NodeWatcher,
+)
+from launcher.logs.events import Unreadable
 from launcher.logs.journal import Record
 from launcher.logs.store import LogStore, Mark, offset_in
+from launcher.supervisor.events import End, Event
 
-QUEUE_SIZE = 64  # batches in flight: what bounds the launcher's memory
+QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
+POLL = 0.2  # seconds
 DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
-ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm that a node has said its last word
-UNSEEN_TIMEOUT = 15.0  # seconds to wait for a host out of sight once all others have ended
-LAST_WORDS = 0.5  # seconds for the rest to end once a node has failed; then they are looked for
+ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm the end of a node
+SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host once all others have ended
+PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
 TAIL_LINES = 400  # a rank's last lines are looked for among these
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What a node has said, as CONTRACT section 4 has it: whole lines, each with its newline."""
+    """Whole lines of a node as CONTRACT section 4 has them, each with its newline."""
 
     node_rank: int
     text: bytes
@@ -47,85 +56,84 @@ class Line:
 
 @dataclass
 class NodeOutcome:
-    """What has been learned of one node so far."""
+    """What is known of one node so far."""
 
     node_rank: int
     host: str
-    events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    # the newest lines, for the failure's excerpt
+    events: list[tuple[float, Event]] = field(default_factory=list)
+    unreadable: bool = False  # some events were malformed and skipped
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    end: dict[str, Any] | None = None  # the supervisor's last word
-    end_heard: float = 0.0  # time.monotonic() of it
-    status: NodeStatus | None = None  # the engine's, once it has exited
-    unseen_since: float | None = None  # time.monotonic() since when the host is out of sight
-    unseen_reason: str = ""
-    gone: bool = False  # looked for after the others' failure, and not there
+    end: End | None = None  # the supervisor's `end` event
+    end_received: float = 0.0  # time.monotonic()
+    status: NodeStatus | None = None  # the engine's, once the container has exited
+    lost_since: float | None = None  # time.monotonic() since when the host is silent
+    lost_reason: str = ""
+    gone: bool = False  # a probe after another node's failure found no host
     done: bool = False
 
-    def remember(self, said: Record) -> None:
-        newest = said.lines[-TAIL_LINES:]
-        self.tail.extend(Line(self.host, said.rank, text, said.time) for text in newest)
+    def add_lines(self, record: Record) -> None:
+        newest = record.lines[-TAIL_LINES:]
+        self.tail.extend(Line(self.host, record.rank, text, record.time) for text in newest)
 
     @property
     def exit_code(self) -> int | None:
         if self.end is not None:
-            code = self.end.get("exit_code")
-            return code if isinstance(code, int) else None
+            return self.end.exit_code
         return self.status.exit_code if self.status else None
 
     @property
     def succeeded(self) -> bool:
-        return self.end is not None and self.end.get("state") == "succeeded"
+        return self.end is not None and self.end.state == "succeeded"
 
     @property
-    def ended_badly(self) -> bool:
-        return self.end is not None and not self.succeeded
-
-    @property
-    def lost_peer(self) -> int | None:
-        """The node rank whose going made this node end, if that was why."""
-        reason = (self.end or {}).get("reason") or {}
-        return reason.get("node_rank") if reason.get("kind") == "peer-lost" else None
+    def cancelled(self) -> bool:
+        return self.end is not None and self.end.state == "cancelled"
 
     @property
     def failed(self) -> bool:
         return self.done and not self.succeeded
 
+    @property
+    def lost_peer(self) -> int | None:
+        """The rank of the node whose loss made this node end, if that was the reason."""
+        reason = self.end.reason if self.end else None
+        return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
-class Follow:
-    """One pass over a run, from its offsets to its end. `events()` is the loop."""
+
+Seen = Lines | NodeOutcome | str | None
+
+
+class Monitor:
+    """One pass over an attempt, from what is known of its journals to its end."""
 
     def __init__(
-        self,
-        attempt: RunningAttempt,
-        store: LogStore | None = None,
-        known: Mapping[int, Mark] | None = None,
+        self, attempt: RunningAttempt, known: Mapping[int, Mark], store: LogStore | None
     ) -> None:
-        """known: what has been read of the journals before."""
-        self._attempt = attempt.places[0].attempt
-        offsets = [offset_in(known or {}, place) for place in attempt.places]
+        """known: by node rank, what need not be shown again. store: records the lines."""
         self.store = store
         self.outcomes = {
-            m.place.node_rank: NodeOutcome(m.place.node_rank, m.node.name) for m in attempt.members
+            member.place.node_rank: NodeOutcome(member.place.node_rank, member.node.name)
+            for member in attempt.members
         }
+        self._attempt = attempt.members[0].place.attempt
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
-        self._offsets = dict(enumerate(offsets))
-        self._consumed = dict.fromkeys(self._offsets, 0)  # until the events before are recalled
-        self._sizes: dict[int, tuple[int, float]] = {}  # journal size and when it was learned
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._watchers = [
-            Watcher(member, offset, self._put, self._over)
-            for member, offset in zip(attempt.members, offsets, strict=True)
+            NodeWatcher(member, offset_in(known, member.place), self._put, self._closed)
+            for member in attempt.members
         ]
-        self._looked_at: dict[int, float] = {}  # time.monotonic() of the last look for a node
+        # journal bytes that were read, by node rank; 0 until the known events are there
+        self._consumed = dict.fromkeys(self.outcomes, 0)
+        self._sizes: dict[int, tuple[int, float]] = {}  # journal bytes, and when that was learned
+        self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
 
-    def events(self) -> Iterator[Lines | NodeOutcome | str | None]:
-        """Lines, nodes that ended (once each), notices (str), and None at least every 0.2 s, however
-        much the ranks say: it is then that a Ctrl-C is looked at."""
+    def events(self) -> Iterator[Seen]:
+        """Lines, each node once when it has ended, notices (str), and None at least every POLL
+        seconds, however much the ranks print: that is when the caller looks at signals."""
         for watcher in self._watchers:
             watcher.start()
         try:
-            while not all(outcome.done for outcome in self.outcomes.values()):
+            while self._waiting():
                 yield from self._next()
                 yield from self._conclude()
                 yield None
@@ -133,17 +141,19 @@ class Follow:
             self.close()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         for watcher in self._watchers:
             watcher.close()
 
-    # --- the loop's two halves: take one item; see who is done -------------------------------
+    def _waiting(self) -> list[NodeOutcome]:
+        return [outcome for outcome in self.outcomes.values() if not outcome.done]
 
-    def _next(self) -> Iterator[Lines | NodeOutcome | str | None]:
+    # --- what the watchers report --------------------------------------------------------------
+
+    def _next(self) -> Iterator[Seen]:
         try:
-            item = self._queue.get(timeout=0.2)
+            item = self._queue.get(timeout=POLL)
         except queue.Empty:
-            yield None
             return
         if isinstance(item, Batch):
             yield from self._take_batch(item)
@@ -151,18 +161,22 @@ class Follow:
             self.outcomes[item.node_rank].status = item.status
             self._sizes[item.node_rank] = (item.size, time.monotonic())
         else:
-            yield from self._take_sight(item)
+            yield from self._take_contact(item)
 
-    def _take_batch(self, batch: Batch) -> Iterator[Lines]:
+    def _take_batch(self, batch: Batch) -> Iterator[Lines | str]:
         outcome = self.outcomes[batch.node_rank]
         for record in batch.records:
             if record.event is None:
-                outcome.remember(record)
+                outcome.add_lines(record)
+                continue
+            if isinstance(record.event, Unreadable):
+                if record.event.known and not outcome.unreadable:
+                    outcome.unreadable = True
+                    yield f"{outcome.host}: skipping events that cannot be read in its journal"
                 continue
             outcome.events.append((record.time, record.event))
-            if record.event.get("kind") == "end":
-                outcome.end, outcome.end_heard = record.event, time.monotonic()
-        self._offsets[batch.node_rank] = batch.offset
+            if isinstance(record.event, End):
+                outcome.end, outcome.end_received = record.event, time.monotonic()
         self._consumed[batch.node_rank] = batch.consumed
         if self.store and batch.records:
             text = self.store.node(batch.node_rank).record(
@@ -173,83 +187,85 @@ class Follow:
         if text:
             yield Lines(batch.node_rank, text)
 
-    def _take_sight(self, item: Sight) -> Iterator[str]:
+    def _take_contact(self, item: Contact) -> Iterator[str]:
         outcome = self.outcomes[item.node_rank]
         if item.lost is None:
-            if outcome.unseen_since is not None:
-                yield f"{outcome.host}: in sight again"
-            outcome.unseen_since = None
+            if outcome.lost_since is not None:
+                yield f"{outcome.host}: contact restored"
+            outcome.lost_since = None
         elif item.gone and outcome.end is not None:
-            return  # its last word came while it was looked for
+            return  # its end arrived during the probe
         elif item.gone:
-            outcome.gone, outcome.unseen_reason = True, item.lost
-            outcome.unseen_since = outcome.unseen_since or time.monotonic()
-            yield f"cannot see {item.lost}; nobody waits for it, as the run has failed elsewhere"
-        elif outcome.unseen_since is None:
-            outcome.unseen_since, outcome.unseen_reason = time.monotonic(), item.lost
-            yield f"cannot see {item.lost}; the run goes on, and so do the attempts to see it"
-
-    def _conclude(self) -> Iterator[NodeOutcome | str]:
-        now = time.monotonic()
-        for rank, outcome in self.outcomes.items():
-            if not outcome.done and self._has_ended(rank, outcome, now):
-                outcome.done = True
-                yield outcome
-        yield from self._give_up_the_lost(now)
-        self._look_for_the_rest(now)
-        waiting = [o for o in self.outcomes.values() if not o.done]
-        if waiting and all(o.unseen_since for o in waiting):
-            if len(waiting) == len(self.outcomes):
-                return  # nothing at all is in sight: that says nothing about the run
-            newest = max(o.unseen_since or 0.0 for o in waiting)
-            ended = [o for o in self.outcomes.values() if o.done]
-            if any(o.failed for o in ended) and now - newest > UNSEEN_TIMEOUT:
-                for outcome in waiting:
-                    outcome.done = True
-                    yield outcome
-
-    def _give_up_the_lost(self, now: float) -> Iterator[NodeOutcome]:
-        """A node that its own peers have lost is not waited for: they ended because of it."""
-        ended = [o for o in self.outcomes.values() if o.done]
-        waiting = [o for o in self.outcomes.values() if not o.done]
-        lost = {o.lost_peer for o in ended}
-        if not ended or not all(o.node_rank in lost for o in waiting):
-            return
-        if now - max(o.end_heard for o in ended) > ENGINE_TIMEOUT:
-            for outcome in waiting:
-                outcome.done = True
-                yield outcome
-
-    def _look_for_the_rest(self, now: float) -> None:
-        """After a failure all nodes end in seconds. One that says nothing may be dead, and SSH
-        alone takes much longer to notice."""
-        heard = [o.end_heard for o in self.outcomes.values() if o.failed or o.ended_badly]
-        if not heard or now - min(heard) < LAST_WORDS:
-            return
-        for watcher in self._watchers:
-            rank = watcher.watched.place.node_rank
-            outcome = self.outcomes[rank]
-            if outcome.done or outcome.end is not None or outcome.gone:
-                continue
-            if now - self._looked_at.get(rank, 0.0) < LOOK_TIMEOUT:
-                continue
-            self._looked_at[rank] = now
-            watcher.look()
-
-    def _has_ended(self, rank: int, outcome: NodeOutcome, now: float) -> bool:
-        if outcome.gone:
-            return True
-        if outcome.end is not None:  # enough by itself, where the engine answers no more
-            return outcome.status is not None or now - outcome.end_heard > ENGINE_TIMEOUT
-        if outcome.status is None:
-            return False
-        size, since = self._sizes[rank]
-        return self._consumed[rank] >= size or now - since > DRAIN_TIMEOUT
+            outcome.gone, outcome.lost_reason = True, item.lost
+            outcome.lost_since = outcome.lost_since or time.monotonic()
+            yield f"lost contact with {item.lost}; not waiting for it: another node has failed"
+        elif outcome.lost_since is None:
+            outcome.lost_since, outcome.lost_reason = time.monotonic(), item.lost
+            yield f"lost contact with {item.lost}; the run goes on, still trying to reach it"
 
     def _put(self, item: Item) -> None:
-        while not self._over.is_set():
+        while not self._closed.is_set():
             try:
                 self._queue.put(item, timeout=0.5)
                 return
             except queue.Full:
                 continue
+
+    # --- which nodes have ended ----------------------------------------------------------------
+
+    def _conclude(self) -> Iterator[NodeOutcome]:
+        now = time.monotonic()
+        ended = [o for o in self._waiting() if self._has_ended(o, now)]
+        for outcome in ended:
+            outcome.done = True
+            yield outcome
+        self._probe_the_rest(now)
+        if self._rest_is_lost(now):
+            for outcome in self._waiting():
+                outcome.done = True
+                yield outcome
+
+    def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
+        if outcome.gone:
+            return True
+        if outcome.end is not None:  # enough by itself if the engine no longer answers
+            return outcome.status is not None or now - outcome.end_received > ENGINE_TIMEOUT
+        if outcome.status is None:
+            return False
+        size, since = self._sizes[outcome.node_rank]
+        return self._consumed[outcome.node_rank] >= size or now - since > DRAIN_TIMEOUT
+
+    def _rest_is_lost(self, now: float) -> bool:
+        """Whether all nodes that have not ended were lost by their peers or by this machine.
+
+        While no node has ended, losing sight of all of them says nothing about the run.
+        """
+        waiting = self._waiting()
+        ended = [o for o in self.outcomes.values() if o.done]
+        if not waiting or not ended:
+            return False
+        lost_by_peers = {outcome.lost_peer for outcome in ended}
+        if all(outcome.node_rank in lost_by_peers for outcome in waiting):
+            return now - max(outcome.end_received for outcome in ended) > ENGINE_TIMEOUT
+        silent = [o.lost_since for o in waiting if o.lost_since is not None]
+        if len(silent) < len(waiting) or not any(outcome.failed for outcome in ended):
+            return False
+        return now - max(silent) > SILENCE_TIMEOUT
+
+    def _probe_the_rest(self, now: float) -> None:
+        """After a failure all nodes end within seconds. One that does not may have lost power, and
+        SSH alone takes much longer to notice."""
+        failures = [
+            o.end_received
+            for o in self.outcomes.values()
+            if o.failed or (o.end is not None and not o.succeeded)
+        ]
+        if not failures or now - min(failures) < PROBE_DELAY:
+            return
+        for watcher in self._watchers:
+            outcome = self.outcomes[watcher.rank]
+            if outcome.done or outcome.end is not None or outcome.gone:
+                continue
+            if now - self._probed.get(watcher.rank, 0.0) >= PROBE_TIMEOUT:
+                self._probed[watcher.rank] = now
+                watcher.probe()

@@ -1,6 +1,6 @@
-"""The live panel of `launch` and `attach`: what it says of a run at this moment, as plain cells.
+"""The live panel of `launch` and `attach`: outcomes and metrics in, terminal lines out.
 
-Outcomes and metrics in, words and lines out. `launcher.terminal.live` puts them on the terminal.
+`launcher.terminal.live` draws them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.follow.metrics_poller import Gauges, Gpus, Progress
+from launcher.follow.metrics_poller import Gpus, Metrics, Progress
 from launcher.follow.monitor import NodeOutcome
+from launcher.supervisor.events import Stopping
 
-COLOURS = {"succeeded": "green", "failed": "bold red", "out": "yellow", "stopping": "yellow"}
-LAST_LINE = 300  # characters of a log line that a panel may show; the terminal cuts it further
+COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
+LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further
 
 
 @dataclass(frozen=True)
 class View:
-    """head: the run in one line. below: how far it is. rows: node, state, GPUs; one a node."""
+    """head: the run. below: its progress. rows: node, state and GPUs, one row per node."""
 
     head: str
     below: str
@@ -34,19 +35,19 @@ def view(
     run_id: str,
     attempt: int,
     outcomes: Mapping[int, NodeOutcome],
-    gauges: Gauges,
+    metrics: Metrics,
     uptime: float,
 ) -> View:
-    again = f"  attempt {attempt}" if attempt > 1 else ""
-    progress = gauges.progress
+    which = f"  attempt {attempt}" if attempt > 1 else ""
+    progress = metrics.progress
     return View(
-        head=f"{run_id}{again}  up {clock(uptime)}",
+        head=f"{run_id}{which}  up {clock(uptime)}",
         below=progress_words(progress) if progress else last_line(outcomes),
         rows=tuple(
             (
                 f"{rank} {outcome.host}",
                 state_of(outcome),
-                gpu_words(gauges.gpus[rank]) if rank in gauges.gpus else "",
+                gpu_words(metrics.gpus[rank]) if rank in metrics.gpus else "",
             )
             for rank, outcome in sorted(outcomes.items())
         ),
@@ -59,12 +60,11 @@ def state_of(outcome: NodeOutcome) -> str:
             return "succeeded"
         code = outcome.exit_code
         return "failed" if code is None else f"failed ({code})"
-    if outcome.unseen_since is not None:
-        return "out of sight"
-    kinds = {event.get("kind") for _, event in outcome.events}
-    if "stopping" in kinds:
+    if outcome.lost_since is not None:
+        return "contact lost"
+    if any(isinstance(event, Stopping) for _, event in outcome.events):
         return "stopping"
-    return "running" if kinds or outcome.tail else "starting"
+    return "running" if outcome.events or outcome.tail else "starting"
 
 
 def progress_words(progress: Progress) -> str:
@@ -86,18 +86,18 @@ def progress_words(progress: Progress) -> str:
 
 
 def last_line(outcomes: Mapping[int, NodeOutcome]) -> str:
-    """Of a script that is not ours, its newest line says most."""
+    """The newest line of any rank: the best sign of progress of a script that writes no metrics."""
     newest = [outcome.tail[-1] for outcome in outcomes.values() if outcome.tail]
     if not newest:
-        return "nothing said yet"
+        return "no output yet"
     line = max(newest, key=lambda line: line.time)
     who = line.host if line.rank is None else f"{line.host}:{line.rank}"
-    text = line.text.rpartition(b"\r")[2] or line.text  # a progress bar's newest state
+    text = line.text.rpartition(b"\r")[2] or line.text  # the newest state of a progress bar
     return f"[{who}] {printable(text.decode(errors='replace'))}"
 
 
 def printable(text: str) -> str:
-    """Without what moves a cursor or changes colours: a panel must keep its place."""
+    """Without characters that move the cursor or change colours."""
     kept = (
         " " if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") else char for char in text
     )
@@ -120,7 +120,7 @@ def clock(seconds: float) -> str:
 def panel_lines(view: View, columns: int, rows: int) -> list[str]:
     """The panel as terminal lines, none wider than the terminal, at most `rows` of them."""
     out = io.StringIO()
-    # one column less: a full line would wrap on some terminals, and the panel lose its place
+    # one column less: on some terminals a full line wraps, which would break the redraw
     terminal = Console(
         file=out, force_terminal=True, width=max(20, columns - 1), highlight=False, markup=False
     )

@@ -1,22 +1,23 @@
-"""Following one attempt to its end: show, record, stop what must stop, say why it failed."""
+"""Follows one attempt to its end: shows and records it, stops what must stop, explains a failure."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError
-from launcher.follow.metrics_poller import Asking
-from launcher.follow.monitor import Follow, Lines, NodeOutcome
+from launcher.follow.metrics_poller import MetricsPoller
+from launcher.follow.monitor import Lines, Monitor, NodeOutcome
 from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
 from launcher.logs.store import LogStore, Mark
@@ -28,87 +29,63 @@ from launcher.terminal.live import Live, wanted
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6
 EXIT_INTERRUPTED = 130
-GANG_GRACE = 8.0  # seconds the supervisors have to stop each other before the launcher does it
+PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before the launcher does
 
 
-def follow(
-    party: RunningAttempt,
-    folder: RunFolder,
-    record: RunRecord,
-    skews: Sequence[float],
-    console: Console,
-    interrupts: Interrupts,
-    leave_to: Callable[[RunFolder], None],
-    *,
-    owned: bool = True,
-    known: Mapping[int, Mark] | None = None,
-) -> int:
-    """Shows and records the attempt until it has ended; returns its exit code.
+@dataclass
+class Session:
+    """One attempt that this command follows."""
 
-    owned: the run is this command's own, so Ctrl-C can stop it. Otherwise Ctrl-C only leaves.
-    known: what has been shown already.
-    leave_to: starts what keeps the logs when this command leaves the run running.
-    """
-    with contextlib.ExitStack() as stack:
-        store = LogStore.acquire(folder.logs)
-        if store:
-            stack.callback(store.close)
-        stack.enter_context(interrupts.held())
-        following = Following(
-            party, Follow(party, store, known), folder, record, console, interrupts, leave_to
-        )
-        following.owned = owned
-        if wanted(plain=console.plain, quiet=console.quiet):
-            stack.enter_context(display(party, following.follow, record, console))
-        return following.to_the_end(skews)
+    attempt: RunningAttempt
+    folder: RunFolder
+    record: RunRecord
+    console: Console
+    interrupts: Interrupts
+    start_recorder: Callable[[RunFolder], None]  # keeps the logs once this command leaves
+    owned: bool = True  # Ctrl-C can stop the run; otherwise it only leaves
+    clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
+    known: Mapping[int, Mark] = field(default_factory=dict)  # what was shown already, by node rank
 
+    def __post_init__(self) -> None:
+        self._stopping: threading.Thread | None = None
+        self._unconfirmed: Mapping[str, DdpctlError] = {}
+        self._choices_shown = False  # after the first Ctrl-C
+        self._interrupted = False
+        self._failed_at: float | None = None  # time.monotonic()
 
-@contextlib.contextmanager
-def display(
-    party: RunningAttempt, follow: Follow, record: RunRecord, console: Console
-) -> Iterator[None]:
-    """A panel of nodes and progress below the lines, for as long as the attempt is followed."""
-    asking = Asking(party.nodes, party.places)
-    began = parse_timestamp(record.attempt.started) or time.time()
+    def follow(self) -> int:
+        """Follows the attempt until it has ended or the user leaves; returns the exit code."""
+        with contextlib.ExitStack() as stack:
+            store = LogStore.acquire(self.folder.logs)
+            if store:
+                stack.callback(store.close)
+            self._monitor = Monitor(self.attempt, self.known, store)
+            stack.enter_context(self.interrupts.held())
+            if wanted(plain=self.console.plain, quiet=self.console.quiet):
+                stack.enter_context(self._panel())
+            return self._to_the_end()
 
-    def render(columns: int, rows: int) -> list[str]:
-        up = time.time() - began
-        attempt = record.attempt.attempt
-        now = view(record.run_id, attempt, follow.outcomes, asking.gauges, up)
-        return panel_lines(now, columns, rows)
+    @contextlib.contextmanager
+    def _panel(self) -> Iterator[None]:
+        """Nodes and progress below the log lines."""
+        poller = MetricsPoller(self.attempt)
+        number = self.record.attempt.attempt
+        began = parse_timestamp(self.record.attempt.started) or time.time()
 
-    try:
-        with console.live(Live(render)):
-            yield
-    finally:
-        asking.close()
+        def render(columns: int, rows: int) -> list[str]:
+            up = time.time() - began
+            outcomes = self._monitor.outcomes
+            now = view(self.record.run_id, number, outcomes, poller.metrics, up)
+            return panel_lines(now, columns, rows)
 
+        try:
+            with self.console.live(Live(render)):
+                yield
+        finally:
+            poller.close()
 
-class Following:
-    """One attempt being followed: what to do about each thing that is heard."""
-
-    def __init__(
-        self,
-        party: RunningAttempt,
-        follow: Follow,
-        folder: RunFolder,
-        record: RunRecord,
-        console: Console,
-        interrupts: Interrupts,
-        leave_to: Callable[[RunFolder], None],
-    ) -> None:
-        self.party, self.follow, self.folder = party, follow, folder
-        self.record, self.console, self.interrupts = record, console, interrupts
-        self.leave_to = leave_to
-        self.owned = True
-        self.stopping: threading.Thread | None = None
-        self.unconfirmed: dict[str, DdpctlError] = {}
-        self.interrupted = False
-        self.asked_at: float | None = None  # when the first Ctrl-C was answered with the choices
-        self.failed_at: float | None = None
-
-    def to_the_end(self, skews: Sequence[float]) -> int:
-        for event in self.follow.events():
+    def _to_the_end(self) -> int:
+        for event in self._monitor.events():
             if isinstance(event, Lines):
                 self.console.lines(event.text)
                 continue
@@ -117,138 +94,138 @@ class Following:
                 self._node_ended(event)
             elif event is not None:
                 self.console.say(event)
-            if (signal := self.interrupts.take()) is not None and self._heard(signal):
+            number = self.interrupts.take()
+            if number is not None and self._leaves_on(number):
                 return self._detach()
-            self._back_up_the_gang()
-            if self._nobody_left_to_wait_for():
-                self.follow.close()
+            if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
+                self._stop(cancel=False)
+            if self._only_unreachable_left():
                 break
+        self._monitor.close()
         self.console.settle()
-        return self._conclude(skews)
+        return self._conclude()
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
         self.folder.save(self.record)
-        if outcome.failed and self.failed_at is None:
-            self.failed_at = time.monotonic()
+        if outcome.failed and not outcome.cancelled and self._failed_at is None:
+            self._failed_at = time.monotonic()
 
-    def _back_up_the_gang(self) -> None:
-        """The supervisors stop each other. Where that did not happen, the launcher does it."""
-        if self.failed_at is not None and time.monotonic() - self.failed_at > GANG_GRACE:
-            self._stop(cancel=False)
+    # --- signals and stopping ------------------------------------------------------------------
 
-    def _nobody_left_to_wait_for(self) -> bool:
-        """A stop was asked for, and every node that has not ended is on a host out of reach."""
-        if not self.interrupted or self.stopping is None or self.stopping.is_alive():
-            return False
-        waiting = [o for o in self.follow.outcomes.values() if not o.done]
-        return bool(waiting) and all(o.host in self.unconfirmed for o in waiting)
-
-    def _heard(self, number: int) -> bool:
-        """Acts on a signal; True when the launcher is to leave and the run to go on."""
+    def _leaves_on(self, number: int) -> bool:
+        """Acts on a signal. True: leave, and let the run go on."""
         if number == signal.SIGHUP or not self.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
-        if on_terminal and self.asked_at is None:
-            self.asked_at = time.monotonic()
-            run_id = self.folder.run_id
+        if on_terminal and not self._choices_shown:
+            self._choices_shown = True
             self.console.say(
-                f"Ctrl-C again stops the run on all hosts. To leave it running, close this "
-                f"terminal or `kill -HUP {os.getpid()}`; `ddpctl attach {run_id}` comes back to it"
+                "Ctrl-C again stops the run on all hosts. To leave it running, close this terminal "
+                f"or `kill -HUP {os.getpid()}`, then `ddpctl attach {self.folder.run_id}`"
             )
             return False
-        self.interrupted = True
+        self._interrupted = True
         self._stop(cancel=True)
         return False
 
     def _stop(self, *, cancel: bool) -> None:
-        if self.stopping is not None:
+        if self._stopping is not None:
             return
-        hosts = len({node.name for node in self.party.nodes})
+        hosts = len({node.name for node in self.attempt.nodes})
         self.console.say(f"stopping the run on {hosts} hosts")
-        self.stopping = threading.Thread(target=self._stop_everywhere, args=(cancel,), daemon=True)
-        self.stopping.start()
+        self._stopping = threading.Thread(target=self._stop_everywhere, args=(cancel,), daemon=True)
+        self._stopping.start()
 
     def _stop_everywhere(self, cancel: bool) -> None:
-        _, self.unconfirmed = stop_run(
-            self.party.nodes,
-            {node: [engine] for node, engine in self.party.engines.items()},
+        timeout = self.record.stop_timeout
+        _, self._unconfirmed = stop_run(
+            self.attempt.nodes,
+            {node: [engine] for node, engine in self.attempt.engines.items()},
             self.folder.run_id,
-            self.record.stop_timeout if cancel else min(self.record.stop_timeout, GANG_GRACE),
+            timeout if cancel else min(timeout, PEER_STOP_TIMEOUT),
             remove=False,
             cancel=cancel,
         )
 
+    def _only_unreachable_left(self) -> bool:
+        """Whether the user's stop is done, and every node that has not ended is out of reach."""
+        if not self._interrupted or self._stopping is None or self._stopping.is_alive():
+            return False
+        waiting = [o for o in self._monitor.outcomes.values() if not o.done]
+        return bool(waiting) and all(o.host in self._unconfirmed for o in waiting)
+
     def _detach(self) -> int:
-        self.follow.close()
+        self._monitor.close()
         self.console.settle()
-        if self.follow.store:
-            self.follow.store.close()
-            self.leave_to(self.folder)
+        if self._monitor.store:
+            self._monitor.store.close()
+            self.start_recorder(self.folder)
         self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
         return EXIT_INTERRUPTED
 
-    def _conclude(self, skews: Sequence[float]) -> int:
-        if self.stopping:
-            self.stopping.join()
-        outcomes = list(self.follow.outcomes.values())
+    # --- the end -------------------------------------------------------------------------------
+
+    def _conclude(self) -> int:
+        if self._stopping:
+            self._stopping.join()
+        outcomes = list(self._monitor.outcomes.values())
         attempt = self.record.attempt
         attempt.ended = timestamp()
-        failure = self._failure(outcomes, skews)
         if all(outcome.succeeded for outcome in outcomes):
             attempt.state = "SUCCEEDED"
-        elif self.interrupted and self.unconfirmed:
-            attempt.state, attempt.ended = "UNKNOWN", None  # asked to stop, not seen to have
-        elif self.interrupted or was_cancelled(outcomes):
+        elif self._interrupted and self._unconfirmed:
+            attempt.state, attempt.ended = "UNKNOWN", None
+        elif self._interrupted or any(outcome.cancelled for outcome in outcomes):
             attempt.state = "CANCELLED"
         else:
             attempt.state = "FAILED"
-            attempt.first_failure = dataclasses.asdict(failure) if failure else None
-        unseen = {o.host for o in outcomes if o.end is None and o.status is None}
-        self.record.pending_stop = sorted({*self.unconfirmed, *unseen})
+        failure = self._first_failure(outcomes)
+        timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
+        if attempt.state == "FAILED" or timed_out:
+            attempt.first_failure = failure
+        not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
+        self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
         self.folder.save(self.record)
-        for host, error in self.unconfirmed.items():
-            self.console.error(f"{host}: the stop was not confirmed: {error}")
-        tell(self.folder.run_id, attempt, self.console)
-        if self.unconfirmed and self.interrupted:
-            return EXIT_UNCONFIRMED  # of a run that failed, its failure is the news
-        return EXIT_INTERRUPTED if self.interrupted else EXIT[attempt.state]
+        for host, error in self._unconfirmed.items():
+            self.console.error(f"{host}: stop not confirmed: {error}")
+        report_end(self.folder.run_id, attempt, self.console)
+        if self._interrupted:
+            return EXIT_UNCONFIRMED if self._unconfirmed else EXIT_INTERRUPTED
+        return EXIT[attempt.state]
 
-    def _failure(self, outcomes: list[NodeOutcome], skews: Sequence[float]) -> FirstFailure | None:
+    def _first_failure(self, outcomes: Sequence[NodeOutcome]) -> FirstFailure | None:
         if all(outcome.succeeded for outcome in outcomes):
             return None
+        skews = self.clock_skews or [0.0] * len(outcomes)
         return first_failure(
             Evidence(
-                nproc_per_node=max(1, self.record.attempt.world_size // len(outcomes)),
+                world_size=self.record.attempt.world_size,
                 nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
             )
         )
 
 
-def tell(run_id: str, attempt: AttemptRecord, console: Console) -> None:
-    """The last words about an attempt: how it ended, and the first failure's story."""
+def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
+    """How the attempt ended, and its first failure."""
     if attempt.state == "UNKNOWN":
-        console.say(f"run {run_id} may still run there; the next contact stops it")
+        console.say(f"run {run_id} may still be alive there; the next contact stops it")
         return
-    if attempt.state != "FAILED" or attempt.first_failure is None:
+    failure = attempt.first_failure
+    if failure is None:
         console.say(f"run {run_id} {attempt.state.lower()}")
         return
-    failure = FirstFailure(**attempt.first_failure)
-    console.error(f"run {run_id} failed: {headline(failure)}")
-    for line in (failure.excerpt or "").splitlines():
+    console.error(f"run {run_id} {attempt.state.lower()}: {headline(failure)}")
+    for line in failure.excerpt.splitlines():
         console.error(f"  | {line}")
     if failure.remedy:
         console.error(f"remedy: {failure.remedy}")
 
 
-def was_cancelled(outcomes: Sequence[NodeOutcome]) -> bool:
-    return any(o.end is not None and o.end.get("state") == "cancelled" for o in outcomes)
-
-
 def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:
-    """What is known of one node, for the search of the cause."""
+    """What is known of one node, for the diagnosis."""
     return NodeEvidence(
         node_rank=outcome.node_rank,
         host=outcome.host,
@@ -257,5 +234,5 @@ def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:
         tail=tuple((line.time, line.rank, line.text) for line in outcome.tail),
         exit_code=outcome.status.exit_code if outcome.status else None,
         oom_killed=outcome.status.oom_killed if outcome.status else False,
-        unseen=outcome.unseen_reason if outcome.unseen_since is not None else None,
+        unseen=outcome.lost_reason if outcome.lost_since is not None else None,
     )

@@ -1,26 +1,26 @@
-"""The `logs` command's work: catch up with the hosts, show what is wanted, follow if asked."""
+"""Shows a run's logs: first what the hosts have beyond this machine's copy, then live if asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from launcher.engines.attempt import RunningAttempt
-from launcher.follow.monitor import Follow, Lines
+from launcher.follow.monitor import Lines, Monitor
 from launcher.follow.signals import Interrupts
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, Mark, known_marks
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
-from launcher.runs.sync_logs import catch_up
+from launcher.runs.sync_logs import sync_logs
+from launcher.runs.unseen import report_unseen
 from launcher.terminal.console import Console
 
 
-def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
-    """Returns 0, or 4 when a host could not be seen, whose lines may then be missing."""
-    record = folder.load()
-    with running_attempt(folder, record) as party:
+def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
+    """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
+    with running_attempt(folder, folder.load()) as attempt:
         store = LogStore.acquire(folder.logs)
-        failures = catch_up(party, store) if store else {}
+        failures = sync_logs(attempt, store) if store else {}
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, wanted, known):
             console.lines(lines)
@@ -28,25 +28,23 @@ def read(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -
             console.flush()
         else:
             console.settle()
-        for error in failures.values():
-            console.error(f"cannot see {error}")
+        report_unseen(failures, console)
         if follow:
-            _go_on(party, store, known, wanted, console)
+            _follow(attempt, store, known, wanted, console)
         if store:
             store.close()
     return 4 if failures else 0
 
 
-def _go_on(
-    party: RunningAttempt,
+def _follow(
+    attempt: RunningAttempt,
     store: LogStore | None,
     known: Mapping[int, Mark],
     wanted: Wanted,
     console: Console,
 ) -> None:
-    follow = Follow(party, store, known)
     with Interrupts() as interrupts, interrupts.held():
-        for event in follow.events():
+        for event in Monitor(attempt, known, store).events():
             if isinstance(event, Lines):
                 if chosen := wanted.choose(event.node_rank, event.text):
                     console.lines(chosen)
@@ -55,6 +53,5 @@ def _go_on(
             if isinstance(event, str):
                 console.say(event)
             if interrupts.take() is not None:
-                follow.close()
-                break
+                break  # which closes the monitor
     console.settle()

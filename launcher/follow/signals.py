@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal, as values that are looked at where it is safe."""
+"""Ctrl-C, SIGTERM and a closed terminal, kept until the code is ready for them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Inside `with`: signals raise KeyboardInterrupt, unless they are held.
+    """Inside `with`, a signal raises KeyboardInterrupt.
 
-    While held they only add up in `seen`, so that what has begun is finished or undone first.
+    Inside `held()` it is only queued, so that what has begun can be finished or undone first.
     """
 
     def __init__(self) -> None:
-        self.seen: list[int] = []
+        self._pending: list[int] = []
         self._held = False
         self._before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._heard)
+            self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,10 +39,10 @@ class Interrupts:
             self._held = False
 
     def take(self) -> int | None:
-        """The oldest signal that nobody has answered yet."""
-        return self.seen.pop(0) if self.seen else None
+        """The oldest queued signal, removed from the queue."""
+        return self._pending.pop(0) if self._pending else None
 
-    def _heard(self, number: int, _: FrameType | None) -> None:
+    def _receive(self, number: int, _: FrameType | None) -> None:
         if not self._held:
             raise KeyboardInterrupt
-        self.seen.append(number)
+        self._pending.append(number)

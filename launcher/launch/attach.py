@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from launcher.follow.session import EXIT, follow, tell
+from launcher.follow.session import EXIT, Session, report_end
 from launcher.follow.signals import Interrupts
 from launcher.launch.detach import start_recorder
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import FINAL, RunFolder
-from launcher.runs.sync_logs import catch_up
+from launcher.runs.sync_logs import sync_logs
 from launcher.terminal.console import Console
 
 
@@ -18,8 +18,8 @@ def attach(folder: RunFolder, console: Console) -> int:
     record = folder.load()
     with running_attempt(folder, record) as attempt:
         if store := LogStore.acquire(folder.logs):
-            for host, error in catch_up(attempt, store).items():
-                console.say(f"cannot see {host} now: {error}")
+            for error in sync_logs(attempt, store).values():
+                console.say(f"no answer from {error}")
             store.close()
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, Wanted(), known):
@@ -27,18 +27,17 @@ def attach(folder: RunFolder, console: Console) -> int:
         console.flush()
         if record.state in FINAL:
             console.settle()
-            tell(folder.run_id, record.attempt, console)
+            report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
         with Interrupts() as interrupts:
-            skews = [0.0] * len(attempt.nodes)
-            return follow(
+            session = Session(
                 attempt,
                 folder,
                 record,
-                skews,
                 console,
                 interrupts,
                 start_recorder,
                 owned=False,
                 known=known,
             )
+            return session.follow()

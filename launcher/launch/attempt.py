@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from launcher import push
 from launcher.engines.choose import engine_of, engine_traits
-from launcher.engines.engine_info import ImageInfo
 from launcher.errors import HostUnreachable, PreflightError
 from launcher.facts.gather import gather
 from launcher.facts.script import Facts
-from launcher.follow.session import follow
+from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
 from launcher.hosts import Cluster, Host
 from launcher.launch import exit_hook
@@ -91,7 +90,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
             attempt = attempt_of(plan, nodes)
             with failing_start_recorded(folder, record):
                 uids = [f.uid for f in facts]
-                start(attempt, plan, uids, environment, folder.document())
+                start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.save(record)
             console.say(
@@ -101,7 +100,16 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
             if options.detach:
                 return detach(folder, console)
             skews = [f.clock_skew for f in facts]
-            return follow(attempt, folder, record, skews, console, interrupts, start_recorder)
+            session = Session(
+                attempt,
+                folder,
+                record,
+                console,
+                interrupts,
+                start_recorder,
+                clock_skews=skews,
+            )
+            return session.follow()
 
 
 def prepare_plan(
@@ -119,9 +127,9 @@ def prepare_plan(
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
-    what: set[push.What] = {"image", "dataset", "workdir"} if options.push else set()
+    parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
     progress = push.progress_for(console)
-    pushed = push.push(nodes, cluster, what=what, progress=progress, inspected=inspected)
+    pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
     found = Found(
         facts=facts,
         images=pushed.images,
@@ -154,15 +162,12 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
 def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
     """The image as the check found it, so that the push need not ask again."""
 
-    def parsed(image: ImageInfo | None) -> push.Image | None:
-        return push.parse_image(image.inspected) if image else None
-
     there = {
-        nodes[rank]: parsed(machine.engine.image if machine.engine else None)
+        nodes[rank]: machine.engine.image if machine.engine else None
         for machine in survey.seen.machines
         for rank in machine.ranks
     }
-    return push.Inspected(parsed(survey.seen.here), there)
+    return push.Inspected(survey.seen.here, there)
 
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.diagnosis.first_failure import FirstFailure, headline
+from launcher.diagnosis.first_failure import headline
 from launcher.errors import DdpctlError
 from launcher.runs.record import RunFolder, RunRecord
 from launcher.state import write_atomically
@@ -90,6 +90,6 @@ def environment(folder: RunFolder, record: RunRecord, code: int) -> dict[str, st
         "DDPCTL_EXIT_CODE": str(code),
         "DDPCTL_ATTEMPT": str(record.attempt.attempt),
         "DDPCTL_RUN_DIR": str(folder.path),
-        "DDPCTL_FIRST_FAILURE": headline(FirstFailure(**failure)) if failure else "",
-        "DDPCTL_FAILED_HOST": str(failure["host"]) if failure else "",
+        "DDPCTL_FIRST_FAILURE": headline(failure) if failure else "",
+        "DDPCTL_FAILED_HOST": failure.host if failure else "",
     }

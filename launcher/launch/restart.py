@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.engines.choose import engine_of
 from launcher.hosts import Cluster, Host
 from launcher.launch.attempt import NextAttempt, run_attempt
@@ -19,12 +20,6 @@ from launcher.ssh.many import ask_each, try_each
 from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
-# Failures that may not happen again. Any other (a bad argument, missing data, an exception, memory,
-# a loss that diverged) would only fail the same way once more.
-RESTARTABLE = frozenset(
-    ("killed", "container-killed", "host-lost", "network-cut", "peer-gone", "stopped")
-    + ("never-joined", "terminated", "hung", "collective-timeout")
-)
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint
 
@@ -41,10 +36,12 @@ class Decision:
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
     """Whether to start another attempt after a failure, or why not."""
-    kind = (attempts[-1].first_failure or {}).get("kind", "unknown")
+    failure = attempts[-1].first_failure
+    name = failure.kind if failure else "unknown"
+    kind = FailureKind.named(name)
     restarts = restarts_in_a_row(attempts)
-    if kind not in RESTARTABLE:
-        return Decision(False, f"a failure of kind `{kind}` would happen again")
+    if kind is None or not kind.restartable:
+        return Decision(False, f"a failure of kind `{name}` would happen again")
     if restarts >= max_restarts:
         return Decision(False, f"{restarts} of {max_restarts} restarts are used up")
     idle = sum(1 for _ in itertools.takewhile(lambda a: not a.progress, reversed(attempts)))
@@ -120,8 +117,8 @@ class Available:
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
     """Gives a host that was just switched on again some time to come back."""
-    failure = record.attempt.first_failure or {}
-    cut_off = failure["host"] if failure.get("kind") == "network-cut" else None
+    failure = record.attempt.first_failure
+    cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
     available = with_spares(cluster, console, cut_off)
     for wait in BACKOFF[1:]:
         if not available.missing:

@@ -10,7 +10,7 @@ from launcher.launch.attempt import NextAttempt
 from launcher.launch.environment import kept_cluster, user_environment
 from launcher.launch.launch import run_with_restarts
 from launcher.plan.options import LaunchOptions
-from launcher.runs.find import find, look, names_hosts
+from launcher.runs.find import find, list_nodes, names_hosts
 from launcher.runs.record import RunFolder, RunRecord, find_run
 from launcher.ssh.node import connected
 from launcher.terminal.console import Console
@@ -25,7 +25,7 @@ def resume(
     on_exit: str | None = None,
 ) -> int:
     """Returns the new attempt's exit code. Refuses a run that is still alive."""
-    folder = run_of(target, hosts)
+    folder = run_of(target, hosts, console)
     record = folder.load()
     before = kept_cluster(folder, job_files=hosts is None)
     cluster = before if hosts is None else on_other_hosts(before, load(hosts))
@@ -37,14 +37,14 @@ def resume(
     return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
 
 
-def run_of(target: str | None, hosts: str | None) -> RunFolder:
+def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """The run to resume: one of this machine, or one that only the hosts know."""
     if names_hosts(target) or hosts is None:
-        return find(target, None)
+        return find(target, None, console)
     try:
         return find_run(target)
     except UsageError:
-        return find(target, hosts)
+        return find(target, hosts, console)
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
@@ -72,7 +72,7 @@ def check_environment(record: RunRecord, job: Job) -> None:
 
 def refuse_if_alive(hosts: tuple[Host, ...], cluster: Cluster, run_id: str) -> None:
     with connected(hosts) as nodes:
-        statuses, _ = look(nodes, cluster, run_id)
+        statuses, _ = list_nodes(nodes, cluster, run_id)
     if alive := sorted({status.host for status in statuses if status.alive}):
         raise UsageError(
             f"{run_id} still runs on {', '.join(alive)}: `ddpctl attach` follows it, "

@@ -1,7 +1,7 @@
-"""Identical lines of many ranks as one, as `clush -b` shows them: `[0-5] text`. Pure.
+"""Folds identical lines of several ranks into one, like `clush -b`: `[0-5] text`. Pure.
 
-Nothing is lost and the order of each rank's lines stays: a line joins an earlier group only where
-that group comes after all that its rank has said before.
+No line is lost, and each rank's lines keep their order: a line joins an earlier group only if that group
+comes after everything its rank wrote before.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from launcher.hosts.fold import names, ranges
 from launcher.logs.query import PREFIX
 
-LIMIT = 4096  # groups that may wait for more ranks: what bounds memory
-WAIT = 0.5  # seconds that a group waits for more ranks where lines are followed
+LIMIT = 4096  # groups that may wait for more ranks; bounds memory
+WAIT = 0.5  # seconds that a group waits for more ranks of a live run
 
 
 @dataclass
 class Group:
-    """One text, and who has said it."""
+    """One text, and which ranks or hosts wrote it."""
 
     text: bytes  # with its newline
-    first: bytes  # the whole line as its first rank said it
+    first: bytes  # the whole line of the first one
     born: float
     ranks: list[int] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)  # of lines that belong to no rank
@@ -41,17 +41,17 @@ class Fold:
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
         self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups of a text
-        self._said: dict[int | str, int] = {}  # number of the group that each rank was last in
+        self._last: dict[int | str, int] = {}  # number of the group that each rank was last in
 
     def feed(self, line: bytes, now: float = 0.0) -> list[bytes]:
-        """Takes a line; gives what may wait no longer, for there is too much of it."""
+        """Takes a line; returns the oldest groups if too many wait."""
         match = PREFIX.match(line)
         if match is None:
             return [*self.take_all(), line]
         who: int | str = int(match[2]) if match[2] else match[1].decode(errors="replace")
         text = line[match.end() :]
         key = (isinstance(who, int), text)
-        last = self._said.get(who, -1)
+        last = self._last.get(who, -1)
         alike = self._alike.setdefault(key, [])
         place = bisect.bisect_right(alike, last)
         number = alike[place] if place < len(alike) else None
@@ -65,7 +65,7 @@ class Fold:
             group.ranks.append(who)
         else:
             group.hosts.append(who)
-        self._said[who] = number
+        self._last[who] = number
         return self._take(len(self._open) - self._limit)
 
     def take_older(self, now: float, wait: float = WAIT) -> list[bytes]:
@@ -80,7 +80,7 @@ class Fold:
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))
             key = (bool(group.ranks), group.text)
-            del self._alike[key][0]  # the oldest of all is the oldest of its text
+            del self._alike[key][0]  # the oldest group is the oldest of its text
             if not self._alike[key]:
                 del self._alike[key]
             taken.append(group.render())

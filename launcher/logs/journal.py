@@ -1,33 +1,37 @@
-"""The journal of one node's attempt: what its supervisor writes and everybody else reads. Pure.
+"""The journal of one node's attempt: its supervisor writes it, everything else reads it. Pure.
 
 A record is one line, `TIME<TAB>WHO<TAB>TEXT`: unix seconds on the node's own clock; a global rank, `-`
-for torchrun and the supervisor itself, or `!` for an event, whose text is one JSON object.
+for torchrun and the supervisor itself, or `!` for an event, whose text is a JSON object.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+
+from launcher.logs.events import LARGEST, parsed_event
+from launcher.supervisor.events import Event
+
+LONGEST_LINE = 32 << 20  # bytes of a line that are kept; supervisors cut lines before that
+RANK_DIGITS = 7
 
 
 @dataclass(frozen=True)
 class Record:
-    """One event, or lines that were written at once: all that have the same time and the same rank."""
+    """One event, or the lines that one rank wrote at one time."""
 
     time: float  # unix seconds, the node's clock
     rank: int | None  # global rank; None for torchrun, the supervisor and events
-    event: dict[str, Any] | None  # always with "kind"; None for output
+    event: Event | None  # None for output
     lines: list[bytes]  # without their newlines, as they were written; [] for an event
-    beside: int  # bytes of the journal beside a line's text, or all of an event's
+    overhead: int  # bytes of the journal beside each line's text, or all of an event's
 
     @property
     def size(self) -> int:
         """Bytes of the journal that it takes."""
         if self.event is not None:
-            return self.beside
-        return sum(map(len, self.lines)) + self.beside * len(self.lines)
+            return self.overhead
+        return sum(map(len, self.lines)) + self.overhead * len(self.lines)
 
     def render(self, host: str) -> bytes:
         """The lines as CONTRACT section 4 has them, each with its newline."""
@@ -36,62 +40,70 @@ class Record:
 
 
 class Reader:
-    """Bytes in, records out: whole lines only, whatever pieces the bytes come in."""
+    """Bytes in, records out, however the bytes are split: only whole lines become records."""
 
     def __init__(self) -> None:
         self._partial: list[bytes] = []
+        self._cut = 0  # bytes of the partial line that were dropped
         self.pending = 0  # bytes of the line that is not whole yet
         self._time = 0.0  # of the last record
 
     def feed(self, data: bytes) -> list[Record]:
-        head, newline, rest = data.rpartition(b"\n")
-        if not newline:
-            self._keep(data)
+        *lines, rest = data.split(b"\n")
+        if not lines:
+            self._keep(rest)
             return []
-        whole = b"".join([*self._partial, head])
-        self._partial, self.pending = [], 0
+        self._keep(lines[0])
+        lines[0], cut = b"".join(self._partial), self._cut
+        self._partial, self._cut, self.pending = [], 0, 0
         self._keep(rest)
-        records = _records(whole.split(b"\n"), self._time)
+        records = []
+        if cut:
+            record, _ = _record(lines.pop(0), self._time)
+            records = [replace(record, overhead=record.overhead + cut)]
+        records += _records(lines, records[-1].time if records else self._time)
         self._time = records[-1].time
         return records
 
     def _keep(self, data: bytes) -> None:
-        if data:
-            self._partial.append(data)
-            self.pending += len(data)
-
-
-NOTHING_BEGINS_WITH_IT = b"\n"
+        room = max(0, LONGEST_LINE - (self.pending - self._cut))
+        self.pending += len(data)
+        self._cut += max(0, len(data) - room)
+        if data[:room]:
+            self._partial.append(data[:room])
 
 
 def _records(lines: list[bytes], time: float) -> list[Record]:
-    """Ranks may write a million lines a second: each costs a look at how it begins, and no object."""
+    """Ranks may write a million lines a second: a line like the one before it costs only a comparison."""
     records: list[Record] = []
-    said: list[bytes] = []
-    head, size = NOTHING_BEGINS_WITH_IT, 0
+    found: list[bytes] = []
+    head = b"\n"  # what lines of the same record begin with; no line begins with a newline
     for line in lines:
         if line.startswith(head):
-            said.append(line[size:])
+            found.append(line[len(head) :])
             continue
         record, size = _record(line, time)
         records.append(record)
-        time = record.time
-        said = record.lines
-        head = line[:size] or NOTHING_BEGINS_WITH_IT
+        time, found = record.time, record.lines
+        head = line[:size] or b"\n"
     return records
 
 
 def _record(line: bytes, before: float) -> tuple[Record, int]:
-    """Also the length of what lines of the same record begin with, 0 if there can be none.
+    """Also the length of the beginning that lines of the same record share, 0 if there can be none.
 
-    A line that is no record, as a full disk may leave it, is kept as a line of nobody's, said at the
+    A line that is no record, such as a full disk may leave behind, is kept as a line of no rank, at the
     time of the record before it.
     """
     try:
         stamp, who, text = line.split(b"\t", 2)
         time = float(stamp)
+        if not 0 <= time < LARGEST:
+            raise ValueError("not a time")
         if who == b"!":
-            return Record(time, None, _event(text), [], len(line) + 1), 0
+            return Record(time, None, parsed_event(text), [], len(line) + 1), 0
+        if who != b"-" and not (who.isdigit() and len(who) <= RANK_DIGITS):
+            raise ValueError("not a rank")
         rank = None if who == b"-" else int(who)
         head = len(line) - len(text)
         return Record(time, rank, None, [text], head + 1), head
@@ -100,19 +112,12 @@ def _record(line: bytes, before: float) -> tuple[Record, int]:
 
 
 def by_time(records: Iterable[Record], span: float = 1.0) -> Iterator[list[Record]]:
-    """Records in their order, those together that were written within `span` seconds."""
-    together: list[Record] = []
+    """Records in their order, in groups that were written within `span` seconds."""
+    group: list[Record] = []
     for record in records:
-        if together and not 0 <= record.time - together[0].time < span:
-            yield together
-            together = []
-        together.append(record)
-    if together:
-        yield together
-
-
-def _event(text: bytes) -> dict[str, Any]:
-    event = json.loads(text)
-    if not isinstance(event, dict) or "kind" not in event:
-        raise ValueError("an event is an object with a kind")
-    return event
+        if group and not 0 <= record.time - group[0].time < span:
+            yield group
+            group = []
+        group.append(record)
+    if group:
+        yield group

@@ -1,7 +1,8 @@
-"""Reading this machine's copy of a run's logs: all nodes merged by time, and what is asked of them."""
+"""Reads this machine's copy of a run's logs: all nodes merged by time, filtered."""
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines; None asks for all. since: unix seconds."""
+    """Which lines; None selects all. since: unix seconds."""
 
     node: int | None = None
     rank: int | None = None
@@ -24,12 +25,12 @@ class Wanted:
     tail: int | None = None
 
     def choose(self, node_rank: int, text: bytes) -> bytes:
-        """Of whole lines of a node those that are wanted."""
+        """The wanted ones of a node's whole lines."""
         if self.node is not None and node_rank != self.node:
             return b""
         if self.rank is None and self.grep is None:
             return text
-        # not splitlines, which would tear a line at a carriage return
+        # splitlines would also split at a carriage return
         lines = (line + b"\n" for line in text.split(b"\n")[:-1])
         return b"".join(line for line in lines if self._takes(line))
 
@@ -47,7 +48,7 @@ def rank_of(line: bytes) -> int | None:
 def merged(
     folder: Path, wanted: Wanted, known: Mapping[int, Mark] | None = None
 ) -> Iterator[bytes]:
-    """The recorded lines, batches of all nodes in the order of time; only as far as `known` goes."""
+    """The recorded lines up to the marks `known`, in batches, all nodes in the order of time."""
     marks = known_marks(folder) if known is None else known
     batches = _batches(folder, wanted.since, marks)
     chosen = (text for rank, batch in batches if (text := wanted.choose(rank, batch)))
@@ -85,10 +86,8 @@ def _batches(
 
 
 def parse_since(text: str, now: float) -> float:
-    """10s, 5m, 2h, 3d ago, or an RFC 3339 time, as unix seconds. Raises ValueError."""
+    """Unix seconds for 10s, 5m, 2h, 3d (ago) or an RFC 3339 time. Raises ValueError."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return now - float(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-    import datetime
-
     moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     return moment.timestamp()

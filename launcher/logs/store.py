@@ -1,9 +1,8 @@
-"""The launching machine's own copy of a run's logs: one file a node, each line once.
+"""The launching machine's copy of a run's logs: one file per node, each line once.
 
-`node-<K>.log` holds the lines as they were shown. Beside it `.node-<K>.index` gets one line for each
-batch, or second of one: time, attempt, offset in the host's journal, size of the log. Its last line says
-where to go on; whatever the log holds beyond that size was half-written by a killed process and is cut
-off.
+`node-<K>.log` holds the lines as they were shown. For each second with output, `.node-<K>.index` has one
+line: time, attempt, offset in the host's journal, size of the log. Its last line says where to continue;
+a killed process may have written more to the log, which is cut off.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class Mark:
 
 
 def offset_in(known: Mapping[int, Mark], place: Place) -> int:
-    """Where in a node's journal to go on after what is known of it."""
+    """Where in a node's journal to continue."""
     mark = known.get(place.node_rank)
     return mark.offset if mark and mark.attempt == place.attempt else 0
 
 
 class NodeLog:
-    """The log of one node; opened for writing by one process at a time."""
+    """The log of one node, open for writing in one process at a time."""
 
     def __init__(self, folder: Path, node_rank: int) -> None:
         self.path = folder / f"node-{node_rank}.log"
@@ -49,18 +48,18 @@ class NodeLog:
         self._index = self.index.open("a")
 
     def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
-        """Writes down what the records say, and returns it. `offset`: where they end in the journal.
+        """Writes the records' lines and returns them. `offset`: where the records end in the journal.
 
-        What was read at once may be hours of a quiet run: a mark for each second that somebody said
-        something lets nodes be merged, and lines be found, by time.
+        One read may return hours of a quiet run, so each second with output gets its own mark: nodes are
+        merged, and lines found, by time.
         """
         at = offset - sum(record.size for record in records)
         texts = []
-        for together in by_time(records):
-            at += sum(record.size for record in together)
-            text = b"".join(r.render(host) for r in together if r.event is None)
+        for group in by_time(records):
+            at += sum(record.size for record in group)
+            text = b"".join(r.render(host) for r in group if r.event is None)
             if text or at == offset:  # events alone may have been recorded before
-                self.write(text, time=together[-1].time, attempt=attempt, offset=at)
+                self.write(text, time=group[-1].time, attempt=attempt, offset=at)
                 texts.append(text)
         return b"".join(texts)
 
@@ -78,7 +77,7 @@ class NodeLog:
 
 
 class LogStore:
-    """All node logs of a run. `acquire` gives it to one process; the others only show."""
+    """All node logs of a run. `acquire` gives it to one process; the others only read."""
 
     def __init__(self, folder: Path, lock: BinaryIO) -> None:
         self.folder = folder
@@ -105,11 +104,11 @@ class LogStore:
     def close(self) -> None:
         for log in self._nodes.values():
             log.close()
-        self._lock.close()  # which lets go of the lock
+        self._lock.close()  # releases the lock
 
 
 def known_marks(folder: Path) -> dict[int, Mark]:
-    """How far this machine's copy goes now, for each node that it has."""
+    """The last mark of each node that this machine has logs of."""
     return {
         int(index.name.split("-")[1].split(".")[0]): last_mark(index)
         for index in folder.glob(".node-*.index")
@@ -117,7 +116,7 @@ def known_marks(folder: Path) -> dict[int, Mark]:
 
 
 def last_mark(index: Path) -> Mark:
-    """The last whole line of an index, or the beginning of everything."""
+    """The last whole line of an index, or a mark at the very beginning."""
     marks = read_marks(index)
     return marks[-1] if marks else Mark(0.0, 0, 0, 0)
 

@@ -20,6 +20,7 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "node_rank": node.node_rank,
         "nnodes": plan.nnodes,
         "nproc_per_node": plan.nproc_per_node,
+        "first_rank": node.node_rank * (plan.nproc_per_node or 1),
         "host": node.host.name,
         "hosts": [other.host.name for other in plan.nodes],
         "argv": list(node.torchrun),

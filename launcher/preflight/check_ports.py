@@ -17,7 +17,7 @@ def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         return
     run = next((n for n in _nodes(machine) if n.alive and _holds(n, port)), None)
     if port < 1024 and user != "root" and (user != "host" or machine.facts.uid != 0):
-        what = f"only root may listen on port {port}, and the container's user is {user}"
+        what = f"port {port} is for root only, and the container's user is {user}"
         yield failure(
             machine.name, "ports", what, "set job.master_port to 1024 or higher, or to auto"
         )

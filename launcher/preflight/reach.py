@@ -7,7 +7,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from launcher.engines.choose import container_engine
@@ -17,7 +17,6 @@ from launcher.preflight.machine import Machine
 from launcher.preflight.reach_agent import (
     SHELL,
     agent_args,
-    dial_order,
     parse_dialed,
     parse_listening,
 )
@@ -33,19 +32,19 @@ from launcher.preflight.reach_routes import (
     retries,
 )
 from launcher.ssh.node import Node
-from launcher.ssh.stream import Stream
+from launcher.ssh.stream import Deadline, Stream
 
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes the longest
 ROUND_TIMEOUT = 12.0  # seconds; an agent gives up a dial after three, so a slower one is overloaded
 GRACE = 0.3  # seconds for better addresses to answer once every machine is reached
 LONGEST_LINE = 4096  # bytes
+NEVER = Deadline(None)
 
 
 @dataclass
 class _Agent:
     stream: Stream
     ports: dict[int, int] = field(default_factory=dict)  # asked for -> listened on
-    busy: bool = False  # it has not finished its last round
 
 
 class Probe:
@@ -55,6 +54,8 @@ class Probe:
         self._job = cluster.job
         self._token = secrets.token_hex(8)
         self._agents: dict[int, _Agent] = {}
+        self._orders: dict[int, Dial] = {}  # by key, of all rounds
+        self._inbox: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
     def start(self, rank: int, node: Node) -> None:
         """Start the agent of the machine whose first node rank this is, if one can run there."""
@@ -72,6 +73,8 @@ class Probe:
         """Who reaches whom: a star and a few neighbours; all pairs if one fails or if asked for."""
         machines = {m.rank: m for m in seen if m.rank in self._agents}
         port = self._listen_on_master_port()
+        for rank, agent in self._agents.items():
+            threading.Thread(target=self._receive, args=(rank, agent), daemon=True).start()
         dials = dials_for(machines, pairs(machines, everyone=all_pairs), master_port=bool(port))
         answers = self._round(dials, port)
         if not is_settled(dials, answers):
@@ -97,65 +100,50 @@ class Probe:
     def _round(self, dials: Sequence[Dial], master_port: int) -> dict[Dial, Answer]:
         """What every dial met. Ends early once every target is reached; what is missing then counts
         as a timeout, and what an agent never reports as silent."""
-        inbox: queue.SimpleQueue[tuple[Dial, Answer]] = queue.SimpleQueue()
-        deadline = time.monotonic() + ROUND_TIMEOUT
+        keys = dict(enumerate(dials, start=len(self._orders)))
+        self._orders |= keys
         for rank, agent in self._agents.items():
-            orders = {key: dial for key, dial in enumerate(dials) if dial.source == rank}
-            if orders and not agent.busy:
-                told = "".join(
-                    dial_order(key, d, master_port if d.is_master_port else self._port(d))
-                    for key, d in orders.items()
-                )
-                threading.Thread(
-                    target=_dial, args=(agent, told, orders, deadline, inbox), daemon=True
-                ).start()
+            orders = "".join(
+                f"dial {key} {dial.address} {self._port(dial, master_port)}\n"
+                for key, dial in keys.items()
+                if dial.source == rank
+            )
+            with contextlib.suppress(DdpctlError, OSError):  # its dials are silent
+                agent.stream.write(orders.encode(), timeout=ROUND_TIMEOUT)
         answers: dict[Dial, Answer] = {}
-        missing = "silent"
+        deadline, missing = time.monotonic() + ROUND_TIMEOUT, "silent"
         while len(answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                dial, answer = inbox.get(timeout=min(left, GRACE))
-                answers[dial] = answer
-            if missing == "silent" and inbox.empty() and is_settled(dials, answers):
+                key, answer = self._inbox.get(timeout=min(left, GRACE))
+                if key in keys:  # not a late answer of an earlier round
+                    answers[keys[key]] = answer
+            if missing == "silent" and self._inbox.empty() and is_settled(dials, answers):
                 deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
         return {dial: answers.get(dial, Answer(missing)) for dial in dials}
 
-    def _port(self, dial: Dial) -> int:
-        return self._agents[dial.target].ports[0]
+    def _port(self, dial: Dial, master_port: int) -> int:
+        return master_port if dial.is_master_port else self._agents[dial.target].ports[0]
 
-
-def _dial(
-    agent: _Agent,
-    told: str,
-    orders: Mapping[int, Dial],
-    deadline: float,
-    inbox: queue.SimpleQueue[tuple[Dial, Answer]],
-) -> None:
-    agent.busy = True
-    with contextlib.suppress(DdpctlError, OSError):  # dials that it does not report are silent
-        agent.stream.write(f"{told}go\n".encode())
-        for line in _lines(agent.stream, deadline):
-            if answer := parse_dialed(line, orders):
-                inbox.put(answer)
-            if line == "done":
-                agent.busy = False
-                return
+    def _receive(self, rank: int, agent: _Agent) -> None:
+        with contextlib.suppress(DdpctlError, OSError):  # what it does not report is silent
+            for line in _lines(agent.stream):
+                if answer := parse_dialed(line, self._orders, rank):
+                    self._inbox.put(answer)
 
 
 def _take_ports(agent: _Agent) -> None:
     """Note what the agent listens on, until it is ready."""
-    with contextlib.suppress(DdpctlError, OSError):
-        for line in _lines(agent.stream, time.monotonic() + AGENT_TIMEOUT):
+    with contextlib.suppress(OSError):
+        for line in _lines(agent.stream, Deadline(AGENT_TIMEOUT)):
             if found := parse_listening(line):
                 agent.ports[found[0]] = found[1]
             if line == "ready":
                 return
 
 
-def _lines(stream: Stream, deadline: float) -> Iterator[str]:
+def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:
     """Whole lines until the end of the stream. TimeoutError at the deadline."""
     rest = b""
-    while len(rest) < LONGEST_LINE and (
-        chunk := stream.read(timeout=max(deadline - time.monotonic(), 0))
-    ):
+    while len(rest) < LONGEST_LINE and (chunk := stream.read(timeout=deadline.left())):
         *whole, rest = (rest + chunk).split(b"\n")
         yield from (line.decode(errors="replace").strip() for line in whole)

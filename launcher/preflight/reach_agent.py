@@ -6,9 +6,8 @@ its standard input or after a minute.
     agent -> launcher   listening 0 PORT, then ready
     launcher -> agent   listen PORT
     agent -> launcher   listening PORT PORT (not if the port is taken), then ready
-    launcher -> agent   dial KEY ADDRESS PORT ..., then go
-    agent -> launcher   dialed KEY ok NAME SECONDS | dialed KEY wrong|refused|timeout|unreachable,
-                        then done
+    launcher -> agent   dial KEY ADDRESS PORT
+    agent -> launcher   dialed KEY ok NAME SECONDS | dialed KEY wrong|refused|timeout|unreachable
 
 An address counts as reached only if the intended machine's agent answers there: every host with a
 docker0 has 172.17.0.1, and each reaches its own.
@@ -76,16 +75,10 @@ def dial(key, address, port):
         report("dialed", key, "timeout" if error.errno == errno.ETIMEDOUT else "unreachable")
 limit = threading.Timer(60, os._exit, (1,)); limit.daemon = True; limit.start()
 listen(0)
-threads = []
 for line in sys.stdin:
     words = line.split()
     if words[:1] == ["listen"]: listen(int(words[1]))
-    elif words[:1] == ["dial"]:
-        threads.append(threading.Thread(target=dial, args=words[1:4], daemon=True))
-    elif words == ["go"]:
-        for t in threads: t.start()
-        for t in threads: t.join()
-        report("done"); threads = []
+    if words[:1] == ["dial"]: threading.Thread(target=dial, args=words[1:4], daemon=True).start()
 os._exit(0)
 """.replace("TIMEOUT", str(DIAL_TIMEOUT))
 
@@ -105,26 +98,23 @@ def agent_args(rank: int, token: str, in_image: Sequence[str]) -> list[str]:
     return [PYTHON, str(rank), token, *in_image]
 
 
-def dial_order(key: int, dial: Dial, port: int) -> str:
-    return f"dial {key} {dial.address} {port}\n"
-
-
 def parse_listening(line: str) -> tuple[int, int] | None:
     """The port that was asked for and the port that the agent listens on."""
     match = re.fullmatch(r"listening (\d{1,5}) (\d{1,5})", line, re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def parse_dialed(line: str, orders: Mapping[int, Dial]) -> tuple[Dial, Answer] | None:
-    """A `dialed` line as one of this agent's orders and its answer."""
+def parse_dialed(line: str, orders: Mapping[int, Dial], rank: int) -> tuple[int, Answer] | None:
+    """The key of an order of this agent and its answer, from a `dialed` line."""
     match = re.fullmatch(
         r"dialed (\d{1,9}) (?:(wrong|refused|timeout|unreachable)|ok (\d{1,9}) (\d{1,3}\.\d{3}))",
         line,
         re.ASCII,
     )
     dial = orders.get(int(match[1])) if match else None
-    if match is None or dial is None:
+    if match is None or dial is None or dial.source != rank:
         return None
     if match[2]:
-        return dial, Answer(match[2])
-    return dial, Answer("ok" if int(match[3]) == dial.target else "wrong", float(match[4]))
+        return int(match[1]), Answer(match[2])
+    result = "ok" if int(match[3]) == dial.target else "wrong"
+    return int(match[1]), Answer(result, float(match[4]))

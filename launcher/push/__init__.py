@@ -1,20 +1,17 @@
-"""Image, dataset and code to every host, only what is missing there."""
+"""Send the image, dataset and code to every host; only what is missing there."""
 
-from launcher.push.host import Image, Inspected, parse_image
-from launcher.push.progress import Progress, progress_for
-from launcher.push.pushing import Pruned, Pushed, What, prune, push
-from launcher.push.report import HostsNotReady, PushReport
+from launcher.push.files.prune import PruneResult, prune
+from launcher.push.host import Inspected
+from launcher.push.progress import progress_for
+from launcher.push.report import HostsNotReady
+from launcher.push.run import Part, PushResult, push
 
 __all__ = [
     "HostsNotReady",
-    "Image",
     "Inspected",
-    "Progress",
-    "Pruned",
-    "PushReport",
-    "Pushed",
-    "What",
-    "parse_image",
+    "Part",
+    "PruneResult",
+    "PushResult",
     "progress_for",
     "prune",
     "push",

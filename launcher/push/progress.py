@@ -1,4 +1,4 @@
-"""How a push looks while it runs: a bar a host on a terminal, plain lines elsewhere, on stderr."""
+"""The progress of a push, on stderr: one bar per host on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,44 +6,42 @@ import os
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Self
 
-from launcher.push.report import in_words
+from rich.console import Console as RichConsole
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+from launcher.push.report import format_bytes
 from launcher.terminal.console import Console
 
-EVERY = 10.0  # seconds between plain lines about one host
-
-
-class Progress(Protocol):
-    """`host` and `what` (image, dataset, workdir) tell the rows apart. Safe in many threads."""
-
-    def __enter__(self) -> Progress: ...
-    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None: ...
-    def say(self, text: str) -> None: ...
-    def begin(self, host: str, what: str, total: int) -> None:
-        """`total` is in bytes, 0 when nobody knows."""
-
-    def advance(self, host: str, what: str, count: int) -> None: ...
-    def end(self, host: str, what: str) -> None: ...
+INTERVAL = 10.0  # seconds between plain lines about one host
 
 
 def progress_for(console: Console) -> Progress:
     plain = console.quiet or console.plain or os.environ.get("TERM") == "dumb"
-    if not plain and sys.stderr.isatty():
-        return Bars(console)
-    return Lines(console)
+    return Progress(console) if plain or not sys.stderr.isatty() else Bars(console)
 
 
-class Lines:
-    """One line when a host has something, and one each ten seconds while that lasts."""
+class Progress:
+    """A line when a host has something, and one every ten seconds until then.
+
+    `host` and `part` (image, dataset, workdir) name a row. Safe to use from many threads.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rows: dict[tuple[str, str], _Row] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,55 +50,57 @@ class Lines:
     def say(self, text: str) -> None:
         self._console.say(text)
 
-    def begin(self, host: str, what: str, total: int) -> None:
+    def begin(self, host: str, part: str, total: int) -> None:
+        """total: bytes, 0 if unknown."""
         with self._lock:
-            self._rows[host, what] = _Row(total)
+            self._rows[host, part] = _Row(total)
 
-    def advance(self, host: str, what: str, count: int) -> None:
+    def advance(self, host: str, part: str, count: int) -> None:
         with self._lock:
-            row = self._rows.setdefault((host, what), _Row(0))
+            row = self._rows.setdefault((host, part), _Row(0))
             row.done += count
-            due = time.monotonic() - row.told > EVERY
+            due = time.monotonic() - row.shown > INTERVAL
             if due:
-                row.told = time.monotonic()
+                row.shown = time.monotonic()
                 text = row.text()
         if due:
-            self.say(f"{host}: {what}: {text}")
+            self.say(f"{host}: {part}: {text}")
 
-    def end(self, host: str, what: str) -> None:
+    def end(self, host: str, part: str) -> None:
         with self._lock:
-            row = self._rows.pop((host, what), None)
+            row = self._rows.pop((host, part), None)
         if row is not None and row.done:
-            self.say(f"{host}: {what}: {row.text(ended=True)}")
+            self.say(f"{host}: {part}: {row.final_text()}")
 
 
 class _Row:
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
-        self.began = self.told = time.monotonic()
+        self.began = self.shown = time.monotonic()
 
-    def text(self, *, ended: bool = False) -> str:
-        seconds = max(time.monotonic() - self.began, 1e-3)
-        rate = f"{in_words(self.done / seconds)}/s"
-        if ended:
-            return f"{in_words(self.done)} in {seconds:.1f} s ({rate})"
+    @property
+    def seconds(self) -> float:
+        return max(time.monotonic() - self.began, 1e-3)
+
+    def text(self) -> str:
+        rate = f"{format_bytes(self.done / self.seconds)}/s"
         if not self.total:
-            return f"{in_words(self.done)}, {rate}"
-        left = max(self.total - self.done, 0) * seconds / max(self.done, 1)
-        return f"{in_words(self.done)} of {in_words(self.total)}, {rate}, {left:.0f} s left"
+            return f"{format_bytes(self.done)}, {rate}"
+        left = max(self.total - self.done, 0) * self.seconds / max(self.done, 1)
+        return f"{format_bytes(self.done)} of {format_bytes(self.total)}, {rate}, {left:.0f} s left"
+
+    def final_text(self) -> str:
+        rate = format_bytes(self.done / self.seconds)
+        return f"{format_bytes(self.done)} in {self.seconds:.1f} s ({rate}/s)"
 
 
-class Bars:
-    """rich's bars; they are there only while something travels."""
+class Bars(Progress):
+    """rich's bars, shown only while something is being transferred."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bars: Any = None
-        self._tasks: dict[tuple[str, str], Any] = {}
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Bars:
-        return self
+        super().__init__(console)
+        self._bars: RichProgress | None = None
+        self._tasks: dict[tuple[str, str], TaskID] = {}
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -115,38 +115,27 @@ class Bars:
             else:
                 self._bars.console.print(f"ddpctl: {text}", markup=False, highlight=False)
 
-    def begin(self, host: str, what: str, total: int) -> None:
+    def begin(self, host: str, part: str, total: int) -> None:
         with self._lock:
             if self._bars is None:
                 self._bars = _bars()
                 self._bars.start()
-            label = f"{host} {what}"
-            self._tasks[host, what] = self._bars.add_task(label, total=total or None)
+            self._tasks[host, part] = self._bars.add_task(f"{host} {part}", total=total or None)
 
-    def advance(self, host: str, what: str, count: int) -> None:
+    def advance(self, host: str, part: str, count: int) -> None:
         with self._lock:
-            if self._bars is not None and (host, what) in self._tasks:
-                self._bars.advance(self._tasks[host, what], count)
+            if self._bars is not None and (host, part) in self._tasks:
+                self._bars.advance(self._tasks[host, part], count)
 
-    def end(self, host: str, what: str) -> None:
+    def end(self, host: str, part: str) -> None:
         with self._lock:
-            task = self._tasks.pop((host, what), None)
+            task = self._tasks.pop((host, part), None)
             if self._bars is not None and task is not None:
-                done = self._bars.tasks[self._bars.task_ids.index(task)].completed
-                self._bars.update(task, total=max(done, 1), completed=max(done, 1))
+                done = max(self._bars.tasks[self._bars.task_ids.index(task)].completed, 1)
+                self._bars.update(task, total=done, completed=done)
 
 
-def _bars() -> Any:
-    from rich.console import Console as RichConsole
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as RichProgress
-
+def _bars() -> RichProgress:
     return RichProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -29,7 +29,7 @@ def make(folder: RunFolder, out: Path, console: Console) -> int:
     notes = []
     for host, error in failures.items():
         notes.append(f"Curves of {host} may be missing: cannot see {error}")
-        console.error(f"cannot see {error}")
+        console.error(f"no answer from {error}")
     html = page(
         record, charts_by_host(metrics), without_secrets(folder.hosts_file), notes, now=timestamp()
     )

@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
+from launcher.diagnosis.first_failure import FirstFailure
 from launcher.engines.choose import engine_traits
 from launcher.report.curves import chart_svg
 from launcher.report.numbers import Chart
@@ -115,15 +115,15 @@ def _failures(record: RunRecord) -> str:
     return "".join(parts)
 
 
-def _story(failure: dict[str, Any]) -> str:
+def _story(failure: FirstFailure) -> str:
     keys = ("host", "node_rank", "rank", "local_rank", "exit_code", "signal", "kind", "time")
-    known = [(key.replace("_", " "), failure[key]) for key in keys if failure.get(key) is not None]
-    parts = [f"<p><strong>{text(failure.get('message') or 'no message')}</strong></p>"]
-    parts.append(_table(known))
-    if failure.get("excerpt"):
-        parts.append(f"<pre>{text(failure['excerpt'])}</pre>")
-    if failure.get("remedy"):
-        parts.append(f"<p>What to do: {text(failure['remedy'])}</p>")
+    values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
+    parts = [f"<p><strong>{text(failure.message or 'no message')}</strong></p>"]
+    parts.append(_table([(key, value) for key, value in values if value is not None]))
+    if failure.excerpt:
+        parts.append(f"<pre>{text(failure.excerpt)}</pre>")
+    if failure.remedy:
+        parts.append(f"<p>What to do: {text(failure.remedy)}</p>")
     return "".join(parts)
 
 
@@ -162,13 +162,7 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
 
 
 def _failed_at(attempt: AttemptRecord) -> float | None:
-    moment = (attempt.first_failure or {}).get("time")
-    if isinstance(moment, int | float):
-        return float(moment)
-    try:
-        return parse_timestamp(moment)
-    except (TypeError, ValueError):
-        return None
+    return parse_timestamp(attempt.first_failure.time) if attempt.first_failure else None
 
 
 def _commands(record: RunRecord) -> str:

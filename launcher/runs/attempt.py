@@ -1,4 +1,4 @@
-"""The newest attempt of a run that was started earlier, ready to be acted on."""
+"""The newest attempt of a recorded run, with connections to its nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.ssh.node import connected
 
 @contextmanager
 def running_attempt(folder: RunFolder, record: RunRecord) -> Iterator[RunningAttempt]:
-    """The nodes of the newest attempt, from what this machine recorded of it."""
+    """Connections close at the end. Nodes come from this machine's record and hosts.yaml."""
     attempt = record.attempt.attempt
     with connected(load(folder.hosts_file, job_files=False).hosts) as nodes:
         yield RunningAttempt(

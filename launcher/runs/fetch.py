@@ -1,66 +1,72 @@
-"""The `fetch` command's work: files of a run from its hosts, each whole and verified."""
+"""Copies a run's checkpoints, output and logs from its hosts to this machine, verified."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from launcher.engines.attempt import RunningAttempt
-from launcher.errors import CommandFailed, DdpctlError
+from launcher.errors import CommandFailed, DdpctlError, UsageError
 from launcher.logs.store import LogStore
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
-from launcher.runs.sync_logs import catch_up
+from launcher.runs.sync_logs import sync_logs
+from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE
 from launcher.terminal.console import Console
 
-# NUL-separated: sha256, two spaces, path relative to the run's folder, of every file that is whole.
+# NUL-separated: sha256, two spaces, path relative to the run's folder, of every complete file.
 LIST = r"""
 cd "$1" 2>/dev/null || exit 0
 find checkpoints output -type f ! -name '.*' -exec sha256sum -z {} + 2>/dev/null
 """
+FOLDERS = ("checkpoints", "output")
+ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     node: Node
-    run_dir: str
-    path: str  # relative to run_dir
+    place: Place
+    path: PurePosixPath  # relative to the run's folder on the host, and below one of FOLDERS
     sha256: str
-    node_rank: int
 
 
 @dataclass
 class Fetched:
     files: int = 0
-    skipped: int = 0
+    skipped: int = 0  # they were here already
     bytes: int = 0
 
 
 def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> int:
-    """Returns 0, or 4 when a host was not seen: then what the others have is here all the same."""
-    record = folder.load()
-    with running_attempt(folder, record) as party:
+    """Returns 0, or 4 when a host did not answer; files of the other hosts are fetched all the same."""
+    done = Fetched()
+    with running_attempt(folder, folder.load()) as attempt:
         if store := LogStore.acquire(folder.logs):
-            catch_up(party, store)
+            sync_logs(attempt, store)
             store.close()
         with console.step("listing the files of the run"):
-            files, failures = listed(party)
-        wanted = placed(files, to)
-        done = Fetched()
-        to.mkdir(parents=True, exist_ok=True)
-        for target, file in wanted.items():
-            _fetch_one(file, target, done, console)
-    _copy_records(folder, to)
-    for error in failures.values():
-        console.error(f"cannot see {error}")
+            files, failures = list_files(attempt, console)
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+            for target, file in targets(files, to).items():
+                _fetch_one(file, target, done, console)
+            _copy_records(folder, to)
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename or to}: cannot be written: {error.strerror}; free it or give "
+                "another --to"
+            ) from None
+    report_unseen(failures, console)
     if as_json:
-        unseen = [{"host": host, "error": str(e)} for host, e in failures.items()]
         console.json(
             {
                 "version": 1,
@@ -69,52 +75,56 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
                 "fetched": done.files,
                 "skipped": done.skipped,
                 "bytes": done.bytes,
-                "unseen": unseen,
+                "unseen": unseen(failures),
             }
         )
     else:
         size = done.bytes / 1e6
-        console.say(f"{to}: {done.files} files, {size:.1f} MB, {done.skipped} were there already")
+        console.say(f"{to}: fetched {done.files} files, {size:.1f} MB; {done.skipped} unchanged")
         console.print(str(to))
     return 4 if failures else 0
 
 
-def listed(party: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Every file of the run on every host, one node a run folder, and the hosts not seen."""
+def list_files(
+    attempt: RunningAttempt, console: Console
+) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
+    """Every file of the run on every host, and an error for each host that did not answer."""
     by_folder: dict[tuple[str, str], tuple[Node, Place]] = {}
-    for node, place in zip(party.nodes, party.places, strict=True):
+    for node, place in zip(attempt.nodes, attempt.places, strict=True):
         by_folder.setdefault((node.name, place.run_dir), (node, place))
     places = dict(by_folder.values())
 
     def ask(node: Node) -> list[RemoteFile]:
-        place = places[node]
-        done = node.script(LIST, place.run_dir, timeout=600.0)
-        rows = [row.partition(b"  ") for row in done.stdout.split(b"\0") if row]
-        return [
-            RemoteFile(
-                node,
-                place.run_dir,
-                path.decode(errors="surrogateescape"),
-                digest.decode(),
-                place.node_rank,
-            )
-            for digest, _, path in rows
-        ]
+        done = node.script(LIST, places[node].run_dir, timeout=600.0)
+        rows = [row for row in done.stdout.split(b"\0") if row]
+        files = [file for row in rows if (file := parse_row(row, node, places[node]))]
+        if refused := len(rows) - len(files):
+            console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
+        return files
 
     found, failures = ask_each(list(places), ask)
     return [file for files in found.values() for file in files], failures
 
 
-def placed(files: Sequence[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
-    """Where each file goes. What node 0 has stands at the top; a node's own beside it."""
+def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
+    """One row of LIST; None for anything that does not stay below one of FOLDERS."""
+    match = ROW.fullmatch(row)
+    if match is None:
+        return None
+    path = PurePosixPath(match[2].decode(errors="surrogateescape"))
+    if len(path.parts) < 2 or path.parts[0] not in FOLDERS or ".." in path.parts:
+        return None
+    return RemoteFile(node, place, path, match[1].decode())
+
+
+def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
+    """Where each file goes. Where nodes have different files of one name, node 0's keeps the name
+    and the others go below nodes/RANK."""
     at: dict[Path, RemoteFile] = {}
-    for file in sorted(files, key=lambda f: f.node_rank):
-        parts = PurePosixPath(file.path).parts
-        if ".." in parts or file.path.startswith("/"):
-            raise CommandFailed(f"{file.node.name}: {file.path!r} leads out of the run's folder")
-        target = to.joinpath(*parts)
+    for file in sorted(files, key=lambda f: f.place.node_rank):
+        target = to / file.path
         if target in at and at[target].sha256 != file.sha256:
-            target = to.joinpath("nodes", str(file.node_rank), *parts)
+            target = to / "nodes" / str(file.place.node_rank) / file.path
         at.setdefault(target, file)
     return at
 
@@ -131,16 +141,16 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
         part.unlink()
         raise CommandFailed(
             f"{file.node.name}: {file.path} changed while it was fetched; fetch again "
-            "(a run that is still writing changes its files)"
+            "(a live run changes its files)"
         )
     part.replace(target)
     done.files += 1
 
 
 def _receive(file: RemoteFile, part: Path, done: Fetched) -> None:
-    """Goes on where an earlier fetch was cut off."""
+    """Continues where an earlier fetch was cut off."""
     have = part.stat().st_size if part.exists() else 0
-    argv = ["tail", "-c", f"+{have + 1}", f"{file.run_dir}/{file.path}"]
+    argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
     stream = file.node.open(argv, stdin=False)
     try:
         with part.open("ab") as out:
@@ -158,7 +168,7 @@ def _sha256(path: Path) -> str:
 
 def _copy_records(folder: RunFolder, to: Path) -> None:
     (to / "logs").mkdir(exist_ok=True)
-    for path in [folder.path / "run.json", folder.hosts_file]:
-        (to / path.name).write_bytes(path.read_bytes())
+    for path in (folder.record_file, folder.hosts_file):
+        shutil.copyfile(path, to / path.name)
     for path in folder.logs.glob("node-*.log"):
-        (to / "logs" / path.name).write_bytes(path.read_bytes())
+        shutil.copyfile(path, to / "logs" / path.name)

@@ -1,4 +1,4 @@
-"""run.json: what this machine remembers of a run. The truth is the hosts' labels, this a record."""
+"""run.json: this machine's record of a run. The labels on the hosts are the truth; this may be lost."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from launcher.diagnosis.first_failure import FirstFailure
 from launcher.errors import UsageError
 from launcher.plan.options import RunOptions
 from launcher.plan.plan import Plan
+from launcher.run_id import is_run_id
+from launcher.runs.typed import read
 from launcher.state import make_folder, state_home, write_atomically
+from launcher.terminal.console import Console
 
 VERSION = 1
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
+class UnreadableRecord(UsageError):
+    """run.json is missing, damaged, or written by a newer ddpctl."""
+
+
 def timestamp(seconds: float | None = None) -> str:
-    """RFC 3339 in UTC with milliseconds; of now without an argument."""
+    """RFC 3339 in UTC with milliseconds; the current time by default."""
     moment = (
         datetime.datetime.now(datetime.UTC)
         if seconds is None
@@ -31,8 +38,11 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """What `timestamp` wrote, as unix seconds."""
-    return datetime.datetime.fromisoformat(text).timestamp() if text else None
+    """Unix seconds of what `timestamp` wrote; None for anything else."""
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None
 
 
 @dataclass
@@ -46,7 +56,7 @@ class NodeRecord:
 
 @dataclass
 class AttemptRecord:
-    """One start. state: PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
+    """One start of a run. state: PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
 
     attempt: int
     state: str
@@ -57,9 +67,9 @@ class AttemptRecord:
     master_port: int
     started: str | None = None
     ended: str | None = None
-    first_failure: dict[str, Any] | None = None
-    progress: bool | None = None  # whether it saved a checkpoint; known once a restart is weighed
-    by: str = "launch"  # launch, resume, or restart: by itself after a failure
+    first_failure: FirstFailure | None = None
+    progress: bool | None = None  # whether it saved a checkpoint; found out before a restart
+    by: str = "launch"  # launch, resume, or restart (after a failure, without being asked)
 
 
 @dataclass
@@ -76,9 +86,10 @@ class RunRecord:
     command: list[str]
     stop_timeout: int
     attempts: list[AttemptRecord] = field(default_factory=list)
-    pending_stop: list[str] = field(default_factory=list)  # hosts where a stop was not seen
+    pending_stop: list[str] = field(default_factory=list)  # hosts where a stop was not confirmed
     options: RunOptions = field(default_factory=RunOptions)
     env_names: list[str] = field(default_factory=list)  # variables that the user sets
+    adopted: bool = False  # started on another machine; the command is that of the hosts file here
     version: int = VERSION
 
     @property
@@ -87,6 +98,7 @@ class RunRecord:
 
     @property
     def attempt(self) -> AttemptRecord:
+        """The newest attempt."""
         return self.attempts[-1]
 
 
@@ -102,6 +114,10 @@ class RunFolder:
         return self.path / "hosts.yaml"
 
     @property
+    def record_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -109,35 +125,36 @@ class RunFolder:
         make_folder(self.path)
         document = dataclasses.asdict(record)
         ordered = {"version": document.pop("version"), "state": record.state, **document}
-        write_atomically(self.path / "run.json", json.dumps(ordered, indent=2) + "\n")
-
-    def document(self) -> dict[str, Any]:
-        """run.json and the hosts file in one, for the hosts to keep: any machine can adopt it."""
-        document: dict[str, Any] = json.loads((self.path / "run.json").read_text())
-        return {**document, "hosts_file": self.hosts_file.read_text()}
+        write_atomically(self.record_file, json.dumps(ordered, indent=2) + "\n")
 
     def load(self) -> RunRecord:
-        """Raises UsageError when run.json is missing or not ours."""
+        """Raises UnreadableRecord."""
         try:
-            document = json.loads((self.path / "run.json").read_text())
-            return _record(document)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self.path / 'run.json'}: cannot be read ({error}); the hosts still know the "
-                "run: `ddpctl ps HOSTS`"
+            document = json.loads(self.record_file.read_text())
+            if isinstance(document, dict) and document.get("version") != VERSION:
+                raise ValueError(f"version {document.get('version')} is not {VERSION}")
+            record = read(RunRecord, document)
+            if not record.attempts:
+                raise ValueError("attempts is empty")
+        except (OSError, ValueError, RecursionError) as error:
+            raise UnreadableRecord(
+                f"{self.record_file}: cannot be read ({error}); the hosts still know the run: "
+                "`ddpctl ps HOSTS`"
             ) from None
+        return record
+
+    def load_if_readable(self, console: Console) -> RunRecord | None:
+        """None without a record; None and a warning with one that cannot be read."""
+        try:
+            return self.load() if self.record_file.exists() else None
+        except UnreadableRecord as error:
+            console.say(f"warning: {error}")
+            return None
 
 
-def _record(document: dict[str, Any]) -> RunRecord:
-    names = {f.name for f in dataclasses.fields(RunRecord)}
-    known = {key: value for key, value in document.items() if key in names}
-    attempts = []
-    for entry in known.pop("attempts", []):
-        nodes = [NodeRecord(**node) for node in entry.pop("nodes")]
-        attempts.append(AttemptRecord(nodes=nodes, **entry))
-    kept = {f.name for f in dataclasses.fields(RunOptions)}
-    given = {k: v for k, v in known.pop("options", {}).items() if k in kept}
-    return RunRecord(attempts=attempts, options=RunOptions(**given), **known)
+def run_folder(run_id: str) -> RunFolder:
+    """Where this machine keeps that run, whether it is there or not. `run_id` must be valid."""
+    return RunFolder(state_home() / "runs" / run_id)
 
 
 def new_record(plan: Plan) -> RunRecord:
@@ -174,35 +191,41 @@ def new_attempt(plan: Plan) -> AttemptRecord:
 
 
 def run_folders() -> Iterator[RunFolder]:
-    """Every run that this machine remembers, the newest first."""
-    root = state_home() / "runs"
-    paths = [path for path in root.glob("*") if (path / "run.json").exists()]
-    yield from (RunFolder(path) for path in sorted(paths, key=_created, reverse=True))
+    """Every run that this machine has a record of, the newest first."""
+    folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
+    dated = [(_created(folder), folder) for folder in folders if is_run_id(folder.run_id)]
+    known = [(created, folder) for created, folder in dated if created is not None]
+    yield from (folder for _, folder in sorted(known, key=lambda pair: pair[0], reverse=True))
 
 
-def _created(path: Path) -> float:
-    # hosts.yaml is written once, at the launch; run.json is rewritten all along
+def _created(folder: RunFolder) -> float | None:
+    """Unix seconds; None when the folder holds no run."""
     try:
-        return (path / "hosts.yaml").stat().st_mtime
+        written = folder.record_file.stat().st_mtime
+        # hosts.yaml is written once per attempt, run.json all along
+        return folder.hosts_file.stat().st_mtime if folder.hosts_file.exists() else written
     except OSError:
-        return (path / "run.json").stat().st_mtime
+        return None
 
 
 def checked_name(name: str) -> str:
-    """A run's name becomes part of a container's. UsageError where that cannot be."""
+    """A run's name becomes part of its containers' names. Raises UsageError where it cannot."""
     if name and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,40}", name):
         raise UsageError(
-            f"--name {name!r}: only a-z, 0-9, `_`, `.`, `-`, at most 41 of them, a letter or digit first"
+            f"--name {name!r}: use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, "
+            "a letter or digit first"
         )
     return name
 
 
 def find_run(text: str | None) -> RunFolder:
-    """The run that an id or a unique prefix names; without one the newest of this machine."""
+    """The run with this id or unique prefix; the newest run of this machine for None."""
     folders = list(run_folders())
     if text is None:
         if not folders:
-            raise UsageError("this machine remembers no run; name one, or give the hosts file")
+            raise UsageError(
+                "this machine has no record of a run: name a run and its hosts file (--hosts)"
+            )
         return folders[0]
     exact = [folder for folder in folders if folder.run_id == text]
     matching = exact or [folder for folder in folders if folder.run_id.startswith(text)]
@@ -210,8 +233,13 @@ def find_run(text: str | None) -> RunFolder:
         return matching[0]
     if matching:
         listed = ", ".join(folder.run_id for folder in matching[:5])
-        raise UsageError(f"{text!r} is the beginning of several runs ({listed}): give more of it")
+        raise UsageError(f"{text!r} matches several runs ({listed}): give more of the id")
     raise UsageError(
-        f"no run of this machine is or begins with {text!r}; `ddpctl ps` lists them, "
-        "`ddpctl ps HOSTS` those of the hosts"
+        f"this machine has no run {shortened(text)}; `ddpctl ps` lists its runs, "
+        "`ddpctl ps HOSTS` those on the hosts"
     )
+
+
+def shortened(text: str) -> str:
+    """What the user typed, quoted, for a one-line message."""
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

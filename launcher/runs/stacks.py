@@ -1,7 +1,7 @@
-"""The `stacks` command's work: every rank's Python stack, asked of all hosts at once.
+"""The Python stack of every rank, from all hosts at once.
 
-Each node's supervisor is asked by a file in its control folder and answers by another, so the launching
-machine needs nothing but the SSH connection, and the run is not touched.
+A file in a node's control folder asks its supervisor, another file holds the answer. The run itself
+is not touched.
 """
 
 from __future__ import annotations
@@ -9,32 +9,35 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.diagnosis.stack_groups import (
-    Frame,
-    Group,
-    Standing,
-    elsewhere,
+    RankStack,
+    StackGroup,
     grouped,
-    standing,
+    label,
+    located,
+    stragglers,
     verdict,
 )
-from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.hosts.fold import ranges
+from launcher.logs.events import parsed
 from launcher.plan.plan import Place
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
+from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
+from launcher.supervisor.events import StackAnswer
 from launcher.terminal.console import Console
 
-PATIENCE = 10  # seconds for a supervisor to answer
-ENDED, NO_ANSWER = 5, 4
+TIMEOUT = 10  # seconds for a supervisor to answer
+NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
+RULE = "-" * 15
 
-# $1 the node's folder of attempts, $2 main or all, $3 a word of this question's own, $4 tenths of a
+# $1 the node's folder of attempts, $2 main or all, $3 a unique word for this request, $4 tenths of a
 # second to wait. The journal's last record tells whether there is still a supervisor to ask.
 ASK = r"""
 cd "$1" 2>/dev/null || exit 3
@@ -56,112 +59,98 @@ rm -f "stacks-$3.json"
 
 @dataclass(frozen=True)
 class Answer:
-    """One node: its ranks, or that its part of the run has ended."""
+    """One node's ranks. attempt: 0 when the node has ended."""
 
     host: str
     node_rank: int
     attempt: int
-    state: str  # running, starting: no rank of it yet, ended
-    ranks: tuple[Standing, ...] = ()
+    state: str  # running, starting (no rank yet) or ended
+    ranks: tuple[RankStack, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.host} (node {self.node_rank})"
 
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
-    """0, or 4 when a host was not seen: then what the others have is shown all the same."""
-    with running_attempt(folder, folder.load()) as party, console.step("asking every node"):
-        answers, failures = ask(party, "all" if all_threads else "main")
-    newest = max((answer.attempt for answer in answers), default=0)
-    answers = [answer for answer in answers if answer.attempt in (0, newest)]
+    """Returns 0, or 4 when a host did not answer; the other hosts' ranks are shown all the same."""
+    with running_attempt(folder, folder.load()) as attempt, console.step("asking every node"):
+        places = dict(zip(attempt.nodes, attempt.places, strict=True))
+        kind = "all" if all_threads else "main"
+        found, failures = ask_each(attempt.nodes, lambda node: _ask(node, places[node], kind))
+    newest = max((answer.attempt for answer in found.values()), default=0)
+    answers = [answer for answer in found.values() if answer.attempt in (0, newest)]
     groups = grouped(rank for answer in answers for rank in answer.ranks)
-    for error in failures.values():
-        console.error(f"cannot see {error}")
+    report_unseen(failures, console)
     if as_json:
         console.json(document(folder.run_id, answers, groups, failures))
+    elif failures or any(answer.state != "ended" for answer in answers):
+        console.print("\n".join(lines(answers, groups)))
     else:
-        show(folder.run_id, answers, groups, console, seen=not failures)
+        console.say(f"run {folder.run_id} has ended: see `ddpctl logs {folder.run_id}`")
     return 4 if failures else 0
-
-
-def ask(party: RunningAttempt, kind: str) -> tuple[list[Answer], dict[str, DdpctlError]]:
-    """Every node's answer, and the hosts that gave none."""
-    places = dict(zip(party.nodes, party.places, strict=True))
-    found, failures = ask_each(party.nodes, lambda node: _ask(node, places[node], kind))
-    return list(found.values()), failures
 
 
 def _ask(node: Node, place: Place, kind: str) -> Answer:
     attempts = place.control_dir.rpartition("/")[0]
     token = secrets.token_hex(8)
-    done = node.script(ASK, attempts, kind, token, str(10 * PATIENCE), timeout=3.0 * PATIENCE)
+    done = node.script(ASK, attempts, kind, token, str(10 * TIMEOUT), timeout=3.0 * TIMEOUT)
     if done.code == ENDED:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         raise CommandTimeout(
-            f"{node.name}: no answer from the run's supervisor within {PATIENCE} s: its container is "
+            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s; its container is "
             "gone or paused, see `ddpctl ps`"
         )
     if done.code != 0:
         raise CommandFailed(
-            f"{node.name}: {attempts} cannot be used: "
-            f"{done.stderr.decode(errors='replace').strip() or 'it is gone'}; see `ddpctl ps`"
+            f"{node.name}: {attempts}: {done.stderr.decode(errors='replace').strip() or 'gone'}; "
+            "see `ddpctl ps`"
         )
-    told = json.loads(done.stdout)
-    ranks = tuple(standing(rank, node.name, place.node_rank) for rank in told["ranks"])
-    state = "running" if ranks or told["phase"] != "running" else "starting"
-    return Answer(node.name, place.node_rank, int(told["attempt"]), state, ranks)
+    try:
+        answer = parsed(StackAnswer, json.loads(done.stdout))
+    except (ValueError, RecursionError):
+        raise CommandFailed(f"{node.name}: the supervisor's answer cannot be read") from None
+    ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
+    state = "running" if ranks or answer.phase != "running" else "starting"
+    return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
 
 
-# --- what is shown -------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
-def show(
-    run_id: str, answers: Sequence[Answer], groups: Sequence[Group], console: Console, *, seen: bool
-) -> None:
-    """The groups as `clush -b` has them, the largest first; the last lines say who stands elsewhere."""
-    for group in groups:
-        console.print("\n".join(block(group)))
-    for answer in answers:
-        if answer.state == "starting":
-            console.print(
-                f"{answer.host} (node {answer.node_rank}): no rank there yet: "
-                "torchrun is starting, or waits for another node"
-            )
-    for line in verdict(groups):
-        console.print(line)
-    over = [answer for answer in answers if answer.state == "ended"]
-    if seen and len(over) == len(answers):
-        console.say(
-            f"run {run_id} has ended, so no rank stands anywhere: see `ddpctl logs {run_id}`"
-        )
-        return
-    for answer in over:
-        console.print(f"{answer.host} (node {answer.node_rank}): its part of the run has ended")
+def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
+    """The groups as `clush -b` prints them, the largest first, then the stragglers by name."""
+    shown = [line for group in groups for line in block(group)]
+    shown += [
+        f"{answer.label}: no rank yet; torchrun is starting or waits for another node"
+        for answer in answers
+        if answer.state == "starting"
+    ]
+    shown += verdict(groups)
+    shown += [f"{answer.label}: has ended" for answer in answers if answer.state == "ended"]
+    return shown
 
 
-def block(group: Group) -> list[str]:
-    rule = "-" * 15
+def block(group: StackGroup) -> list[str]:
     count = f" ({len(group.members)})" if len(group.members) > 1 else ""
-    lines = [rule, f"{ranges(group.ranks)}{count}  {' '.join(group.hosts)}", rule]
     first = group.first
+    shown = [RULE, f"{ranges(group.ranks)}{count}  {' '.join(group.hosts)}", RULE]
     if not first.frames:
-        return [*lines, f"  {first.says()}"]
-    own = first.own_frames
-    lines += [_line(frame, frame in own) for frame in first.frames]
+        return [*shown, f"  {first.describe()}"]
+    own = first.own_frames  # they stand out to the left
+    shown += [f"  {label(f)}" if f in own else f"    {label(f)}" for f in first.frames]
     for member in group.members:
-        for name, frames in member.threads:
-            lines.append(f"  thread {name} of rank {member.rank}:")
-            lines += [_line(frame, False) for frame in frames]
-    return lines
-
-
-def _line(frame: Frame, own: bool) -> str:
-    """What is not the user's stands further to the right."""
-    return f"  {frame}" if own else f"    {frame}"
+        for thread in member.threads:
+            shown.append(f"  thread {thread.thread} of rank {member.rank}:")
+            shown += [f"    {label(frame)}" for frame in thread.frames]
+    return shown
 
 
 def document(
     run_id: str,
     answers: Sequence[Answer],
-    groups: Sequence[Group],
+    groups: Sequence[StackGroup],
     failures: Mapping[str, DdpctlError],
 ) -> dict[str, Any]:
     """stacks --json, version 1."""
@@ -170,9 +159,9 @@ def document(
         "run_id": run_id,
         "attempt": max((answer.attempt for answer in answers), default=0) or None,
         "verdict": verdict(groups),
-        "elsewhere": sorted(rank for group in elsewhere(groups) for rank in group.ranks),
+        "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
         "groups": [
-            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.says()}
+            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.describe()}
             for group in groups
         ],
         "nodes": [
@@ -184,20 +173,17 @@ def document(
             }
             for answer in answers
         ],
-        "unseen": [{"host": host, "error": str(error)} for host, error in failures.items()],
+        "unseen": unseen(failures),
     }
 
 
-def _rank(rank: Standing) -> dict[str, Any]:
+def _rank(rank: RankStack) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
         "pid": rank.pid,
         "state": rank.state,
         "note": rank.note,
-        "frames": [vars(frame) for frame in rank.frames],
-        "threads": [
-            {"thread": name, "frames": [vars(frame) for frame in frames]}
-            for name, frames in rank.threads
-        ],
+        "frames": [asdict(frame) for frame in rank.frames],
+        "threads": [asdict(thread) for thread in rank.threads],
     }

@@ -1,44 +1,61 @@
-"""What `ps` shows: the nodes of runs on all hosts, and which hosts could not be seen."""
+"""What `ps` shows: the nodes of runs on all hosts, and which hosts did not answer."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from launcher.engines.base import NodeStatus
-from launcher.errors import DdpctlError
+from launcher.errors import DdpctlError, HostsFileError
 from launcher.hosts import Cluster, load
-from launcher.runs.find import look
+from launcher.runs.find import list_nodes
 from launcher.runs.record import FINAL, run_folders
+from launcher.runs.unseen import unseen
 from launcher.ssh.node import Node, connected
+from launcher.terminal.console import Console
+
+DEFAULT_HOSTS = Path("hosts.yaml")
+Connected = Sequence[tuple[Cluster, list[Node]]]
 
 
-def clusters_to_ask(hosts: str | None, *, everything: bool) -> list[Cluster]:
-    """The hosts file's cluster; without one, those of the runs that this machine remembers."""
+def clusters_to_ask(hosts: str | None, console: Console, *, everything: bool) -> list[Cluster]:
+    """The hosts file's cluster. Without one, ./hosts.yaml and the hosts of this machine's runs: of
+    those that may be alive, or of all. A file or a record that cannot be read is a warning."""
     if hosts is not None:
         return [load(hosts, job_files=False)]
-    folders = [f for f in run_folders() if everything or f.load().state not in FINAL]
-    return [load(folder.hosts_file, job_files=False) for folder in folders]
-
-
-Connected = Sequence[tuple[Cluster, list[Node]]]
+    files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
+    for folder in run_folders():
+        record = folder.load_if_readable(console)
+        if everything or record is None or record.state not in FINAL:
+            files.append(folder.hosts_file)
+    clusters: dict[object, Cluster] = {}
+    for file in files:
+        try:
+            cluster = load(file, job_files=False)
+        except HostsFileError as error:
+            console.say(f"warning: {error}")
+            continue
+        accounts = frozenset(host.account for host in cluster.hosts)
+        clusters.setdefault((accounts, cluster.job.engine), cluster)
+    return list(clusters.values())
 
 
 @contextmanager
 def all_connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
-    """The clusters with their nodes, whose connections last until the end."""
+    """The clusters with their nodes, whose connections close at the end."""
     with ExitStack() as stack:
         yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
 
 
-def see(clusters: Connected) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """All nodes of runs on all these hosts, each once, the newest run first."""
+def list_runs(clusters: Connected) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+    """All nodes of all runs, each once, the newest run first; an error for each silent host."""
     found: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
     for cluster, nodes in clusters:
-        statuses, failed = look(nodes, cluster)
+        statuses, failed = list_nodes(nodes, cluster)
         found |= {(status.host, status.handle): status for status in statuses}
         failures |= failed
     newest: dict[str, float] = {}
@@ -49,38 +66,43 @@ def see(clusters: Connected) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
 
 
 def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]) -> dict[str, Any]:
-    """ps --json, version 1: runs with their nodes, and the hosts that were not seen."""
-    runs: dict[str, dict[str, Any]] = {}
-    for status in statuses:
-        run = runs.setdefault(
-            status.run_id,
+    """ps --json, version 1: runs with their nodes, and the hosts that did not answer."""
+    runs = []
+    for nodes in by_run(statuses):
+        first = nodes[0]
+        rows = [dataclasses.asdict(node) for node in nodes]
+        for row in rows:
+            for key in ("run_id", "name", "nnodes", "owner"):
+                del row[key]
+        runs.append(
             {
-                "run_id": status.run_id,
-                "name": status.name,
-                "attempt": status.attempt,
-                "nnodes": status.nnodes,
-                "owner": status.owner,
-                "nodes": [],
-            },
+                "run_id": first.run_id,
+                "name": first.name,
+                "attempt": first.attempt,
+                "nnodes": first.nnodes,
+                "owner": first.owner,
+                "nodes": rows,
+                "state": run_state(nodes),
+            }
         )
-        node = dataclasses.asdict(status)
-        for key in ("run_id", "name", "nnodes", "owner"):
-            del node[key]
-        run["nodes"].append(node)
-    for run in runs.values():
-        run["state"] = run_state(run["nodes"], run["nnodes"])
-    unseen = [{"host": host, "error": str(error)} for host, error in failures.items()]
-    return {"version": 1, "runs": list(runs.values()), "unseen": unseen}
+    return {"version": 1, "runs": runs, "unseen": unseen(failures)}
 
 
-def run_state(nodes: Sequence[Mapping[str, Any]], nnodes: int) -> str:
-    """What the engines' view of a run's nodes amounts to."""
-    states = {node["state"] for node in nodes}
-    if states & {"running", "paused", "restarting"}:
+def by_run(statuses: Iterable[NodeStatus]) -> list[list[NodeStatus]]:
+    """The nodes of each run, runs in the order of their first node."""
+    runs: dict[str, list[NodeStatus]] = {}
+    for status in statuses:
+        runs.setdefault(status.run_id, []).append(status)
+    return list(runs.values())
+
+
+def run_state(nodes: Sequence[NodeStatus]) -> str:
+    """The state of a run, from the engines' view of its nodes."""
+    if any(node.alive for node in nodes):
         return "RUNNING"
-    if states == {"created"}:
+    if all(node.state == "created" for node in nodes):
         return "PENDING"
-    codes = [node["exit_code"] for node in nodes]
+    codes = [node.exit_code for node in nodes]
     if any(code not in (0, None) for code in codes):
         return "FAILED"
-    return "SUCCEEDED" if len(codes) == nnodes and set(codes) == {0} else "UNKNOWN"
+    return "SUCCEEDED" if len(codes) == nodes[0].nnodes and set(codes) == {0} else "UNKNOWN"

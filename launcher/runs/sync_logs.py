@@ -1,4 +1,4 @@
-"""Catching up: what the hosts' journals hold beyond this machine's copy, fetched once."""
+"""Copies what the hosts' journals hold beyond this machine's copy."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE
 
 
-def catch_up(party: RunningAttempt, store: LogStore) -> dict[str, DdpctlError]:
-    """Brings every node's log up to date. Returns the hosts that could not be seen."""
-    places: dict[Node, list[Place]] = {}
-    for node, place in zip(party.nodes, party.places, strict=True):
-        places.setdefault(node, []).append(place)
-
-    def fetch(node: Node) -> None:
-        for place in places[node]:
-            _fetch(node, place, store)
-
-    _, failures = ask_each(list(places), fetch)
+def sync_logs(attempt: RunningAttempt, store: LogStore) -> dict[str, DdpctlError]:
+    """Brings every node's log up to date. Returns an error for each host that did not answer."""
+    places = dict(zip(attempt.nodes, attempt.places, strict=True))
+    _, failures = ask_each(attempt.nodes, lambda node: _copy(node, places[node], store))
     return failures
 
 
-def _fetch(node: Node, place: Place, store: LogStore) -> None:
+def _copy(node: Node, place: Place, store: LogStore) -> None:
     log = store.node(place.node_rank)
     reader = Reader()
     consumed = offset_in({place.node_rank: log.mark}, place)
@@ -34,13 +27,8 @@ def _fetch(node: Node, place: Place, store: LogStore) -> None:
     try:
         while data := stream.read(READ_SIZE):
             consumed += len(data)
-            records = reader.feed(data)
-            if records:
-                log.record(
-                    records,
-                    host=node.name,
-                    attempt=place.attempt,
-                    offset=consumed - reader.pending,
-                )
+            if records := reader.feed(data):
+                offset = consumed - reader.pending
+                log.record(records, host=node.name, attempt=place.attempt, offset=offset)
     finally:
         stream.close()

@@ -1,8 +1,7 @@
-"""The `clean` command's work: every trace of ddpctl on the hosts, found, listed, removed, looked for.
+"""Removes every trace of ddpctl from the hosts: lists, removes, lists again.
 
-A trace is `~/.ddpctl` of the account that the hosts file goes to, and the containers with our label
-that mount something of it. A host where a run lives is left as it is, for the others of that run need
-it. Images stay: they are yours, and other things may use them.
+The traces are `~/.ddpctl` of the account that the hosts file names, and containers with our label
+that mount a part of it. Hosts of a live run are left alone. Images stay: other things may use them.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ from launcher.engines.base import NodeStatus
 from launcher.engines.choose import every_engine
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
-from launcher.push.report import in_words
+from launcher.push.report import format_bytes
+from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
 from launcher.stop.kill import kill_run
-from launcher.stop.strays import CARRIERS
+from launcher.stop.strays import carriers
 from launcher.terminal.console import Console
 
-TIMEOUT = 600.0  # seconds; a large folder takes its time to measure and to remove
+TIMEOUT = 600.0  # seconds; measuring or removing a large folder takes long
 
-# The folder, then its parts as `KB NAME`. Nothing where there is no folder.
+# The folder, then its parts as `KB NAME`; no parts where there is no folder.
 LOOK = r"""
 printf '%s\n' "$HOME/.ddpctl"
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
@@ -39,7 +39,7 @@ done
 :
 """
 
-# Somebody may have put the folder on another disk: then what the link points to is emptied.
+# Where the folder is a link to another disk, its target is emptied.
 REMOVE = r"""
 cd "$HOME" || exit 1
 [ -e .ddpctl ] || [ -L .ddpctl ] || exit 0
@@ -53,7 +53,7 @@ fi
 
 @dataclass(frozen=True)
 class Traces:
-    """What there is on one host."""
+    """What one host has."""
 
     host: str
     folder: str  # ~/.ddpctl, absolute
@@ -76,16 +76,18 @@ class Traces:
             for s in self.nodes
             if not s.handle.startswith("/")
         ]
-        folders = [f"{self.host}  {self.folder}/{p}  {in_words(size)}" for p, size in self.parts]
+        folders = [
+            f"{self.host}  {self.folder}/{p}  {format_bytes(size)}" for p, size in self.parts
+        ]
         return containers + folders
 
 
 def clean(
     hosts: str, console: Console, *, kill: bool, as_json: bool, sure: Callable[[], bool | None]
 ) -> int:
-    """0 when every host was seen to be clean, or nothing was to be done; 6 when something is left.
+    """Returns 0 when every host is clean or nothing had to be done, 6 when something is left.
 
-    sure: asked once all is listed; None: only list.
+    sure: called once everything is listed; its None means "only list".
     """
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
@@ -109,8 +111,8 @@ def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict
 
 
 def _look(node: Node, cluster: Cluster) -> Traces:
-    said = node.script(LOOK, timeout=TIMEOUT).stdout.decode(errors="replace")
-    folder, *rows = said.splitlines()
+    output = node.script(LOOK, timeout=TIMEOUT).stdout.decode(errors="replace")
+    folder, *rows = output.splitlines()
     parts = [(name, int(size) * 1024) for size, _, name in (row.partition("\t") for row in rows)]
     nodes: list[NodeStatus] = []
     for engine in every_engine(node):
@@ -120,8 +122,7 @@ def _look(node: Node, cluster: Cluster) -> Traces:
             if engine.traits.name == cluster.job.engine:  # its runs there cannot be known
                 raise
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
-    carriers = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
-    working = {row.split(" ", 2)[1] for row in carriers} & known
+    working = {run_id for _, run_id, _ in carriers(node)} & known
     alive = {status.run_id for status in nodes if status.alive}
     return Traces(node.name, folder, tuple(parts), tuple(nodes), frozenset(alive | working))
 
@@ -133,7 +134,7 @@ def living(found: Sequence[Traces]) -> set[str]:
 def end(
     machines: Sequence[Node], cluster: Cluster, to_go: Sequence[Traces], console: Console
 ) -> None:
-    """Runs that live are stopped on all hosts first; then containers and folders go."""
+    """Stops live runs on all hosts first, then removes containers and folders."""
     for run_id in sorted(living(to_go)):
         kill_run(machines, cluster, run_id, console)
     by_host = {traces.host: traces for traces in to_go}
@@ -145,9 +146,11 @@ def end(
                 engine.remove(status)
         done = node.script(REMOVE, timeout=TIMEOUT)
         if done.code != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines() or ["no word why"]
+            reason = done.stderr.decode(errors="replace").strip().splitlines() or [
+                "no reason given"
+            ]
             raise CommandFailed(
-                f"{node.name}: {said[-1]}; files of another user need that user (or root) to go"
+                f"{node.name}: {reason[-1]}; files of another user need that user (or root) to be removed"
             )
 
     _, failures = try_each([node for node in machines if node.name in by_host], act)
@@ -164,8 +167,8 @@ def listed(
     for traces in found:
         if here := sorted(traces.runs & kept):
             console.say(
-                f"{traces.host}: left as it is, for {', '.join(here)} is alive; "
-                "`ddpctl kill` ends it, `ddpctl clean --kill` does too"
+                f"{traces.host}: not cleaned: {', '.join(here)} is alive; stop it with "
+                "`ddpctl kill`, or clean with --kill"
             )
 
 
@@ -178,14 +181,13 @@ def report(
     removed: bool,
     as_json: bool,
 ) -> int:
-    for error in failures.values():
-        console.error(f"cannot see {error}")
+    report_unseen(failures, console)
     unclean = [traces for traces in left if not traces.none]
     if as_json:
         console.json(document(found, left, failures, removed=removed))
     elif removed:
         for traces in left:
-            after = f"{len(traces.lines())} things still there" if not traces.none else "clean"
+            after = "clean" if traces.none else f"{len(traces.lines())} things still there"
             console.say(f"{traces.host}: {after}")
     elif not unclean and not failures:
         console.say("no trace of ddpctl on these hosts")
@@ -214,5 +216,4 @@ def document(
         }
         for traces in found
     ]
-    unseen = [{"host": host, "error": str(error)} for host, error in failures.items()]
-    return {"version": 1, "removed": removed, "hosts": rows, "unseen": unseen}
+    return {"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(failures)}

@@ -1,64 +1,94 @@
-"""The `kill` command's work: which runs, stop them everywhere, say what was seen."""
+"""Stops runs on all their hosts and says what was seen there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
-from launcher.runs.find import find, look, names_hosts
-from launcher.runs.record import FINAL, RunFolder, find_run, timestamp
+from launcher.runs.find import find_id, list_nodes, names_hosts
+from launcher.runs.record import FINAL, find_run, run_folder, timestamp
+from launcher.runs.unseen import unseen
 from launcher.ssh.account import account_name
 from launcher.ssh.many import one_per_account
 from launcher.ssh.node import Node, connected
-from launcher.state import state_home
 from launcher.stop.stop import Stopped, stop_run
 from launcher.terminal.console import Console
 
-DEFAULT_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL where no record says otherwise
+STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
+
+
+@dataclass(frozen=True)
+class Killed:
+    """One run, after a stop on every host."""
+
+    run_id: str
+    stopped: Mapping[str, Stopped]  # by host
+    failures: Mapping[str, DdpctlError]  # by host: the stop was not confirmed
+
+    @property
+    def confirmed(self) -> bool:
+        return not self.unconfirmed
+
+    @property
+    def unconfirmed(self) -> list[str]:
+        unclean = [host for host, result in self.stopped.items() if not result.clean]
+        return sorted({*self.failures, *unclean})
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "confirmed": self.confirmed,
+            "hosts": [
+                {
+                    "host": host,
+                    "stopped": len(result.found),
+                    "left": [*(s.handle for s in result.left), *map(str, result.processes)],
+                    "clean": result.clean,
+                }
+                for host, result in self.stopped.items()
+            ],
+            "unseen": unseen(self.failures),
+        }
 
 
 def kill(
     target: str | None, hosts: str | None, console: Console, *, everything: bool, as_json: bool
 ) -> int:
     """Returns 0 when every host was seen to be clean, else 6."""
-    cluster, run_ids = chosen(target, hosts, everything=everything)
+    prefix = None if names_hosts(target) else target
+    cluster = load(hosts_for(target, hosts), job_files=False)
     with connected(cluster.hosts) as nodes:
-        if not run_ids:
-            run_ids = alive_runs(nodes, cluster, everything=everything)
-        reports = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
+        if everything or (prefix is None and (target or hosts)):
+            run_ids = runs_of_user(nodes, cluster, everything=everything)
+        elif hosts is None:
+            run_ids = [find_run(prefix).run_id]
+        else:
+            run_ids = [find_id(nodes, cluster, prefix)]
+        killed = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
     if as_json:
-        console.json({"version": 1, "runs": reports})
-    elif not reports:
-        console.say("no run there: nothing to stop")
-    return 0 if all(report["confirmed"] for report in reports) else 6
+        console.json({"version": 1, "runs": [run.document() for run in killed]})
+    elif not killed:
+        console.say(f"no run of yours on {', '.join(host.name for host in cluster.hosts)}")
+    return 0 if all(run.confirmed for run in killed) else 6
 
 
 def hosts_for(target: str | None, hosts: str | None) -> str:
-    """The hosts file that a command is about: named, or that of the run it names."""
+    """The hosts file to use: the target itself, the one given, or that of the run it names."""
     if names_hosts(target):
         return target or ""
     return hosts or str(find_run(target).hosts_file)
 
 
-def chosen(target: str | None, hosts: str | None, *, everything: bool) -> tuple[Cluster, list[str]]:
-    """The hosts to go to and, where one run was named, that run."""
-    if names_hosts(target):
-        return load(target or "", job_files=False), []
-    if hosts is None:
-        folder = find_run(target)
-        return load(folder.hosts_file, job_files=False), [] if everything else [folder.run_id]
-    if everything or target is None:
-        return load(hosts, job_files=False), []
-    return load(hosts, job_files=False), [find(target, hosts).run_id]
+def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> list[str]:
+    """This user's live runs on the hosts, or, where none is alive, what is left of one.
 
-
-def alive_runs(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> list[str]:
-    """The runs of this user on the hosts that are alive, or, where none is, what is left of them;
-    more than one only when all are meant."""
-    statuses, failures = look(nodes, cluster)
+    Raises UsageError when there are several and not `everything` is to go.
+    """
+    statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
     alive = [s for s in mine if s.alive]
     run_ids = sorted({s.run_id for s in (mine if everything else alive or mine)})
@@ -69,58 +99,31 @@ def alive_runs(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> 
     return run_ids
 
 
-def kill_run(
-    nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console
-) -> dict[str, Any]:
-    """One run on all hosts at once. What was seen is printed; so is what could not be."""
-    folder = RunFolder(state_home() / "runs" / run_id)
-    known = (folder.path / "run.json").exists()
-    timeout = folder.load().stop_timeout if known else DEFAULT_TIMEOUT
+def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:
+    """Stops one run on all hosts at once, prints a line for each host, and records the end."""
+    folder = run_folder(run_id)
+    record = folder.load_if_readable(console)
+    timeout = record.stop_timeout if record else STOP_TIMEOUT
     machines = one_per_account(nodes)
+    by_node = {node: engines_on(node, cluster.job.engine) for node in machines}
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
-        stopped, failures = stop_run(
-            machines,
-            {node: engines_on(node, cluster.job.engine) for node in machines},
-            run_id,
-            timeout,
-        )
-    for host, seen in stopped.items():
-        console.say(f"{host}: {describe(seen)}")
-    for host, error in failures.items():
-        console.error(f"{host}: the stop was not confirmed: {error}; the next contact finishes it")
-    confirmed = not failures and all(seen.clean for seen in stopped.values())
-    if known:
-        remember_kill(folder, failures, stopped)
-    return {
-        "run_id": run_id,
-        "confirmed": confirmed,
-        "hosts": [
-            {
-                "host": host,
-                "stopped": len(seen.found),
-                "left": [*(s.handle for s in seen.left), *map(str, seen.processes)],
-                "clean": seen.clean,
-            }
-            for host, seen in stopped.items()
-        ],
-        "unseen": [{"host": host, "error": str(error)} for host, error in failures.items()],
-    }
+        killed = Killed(run_id, *stop_run(machines, by_node, run_id, timeout))
+    for host, result in killed.stopped.items():
+        console.say(f"{host}: {describe(result)}")
+    for host, error in killed.failures.items():
+        console.error(f"{host}: stop not confirmed: {error}; the next contact finishes it")
+    if record:
+        record.pending_stop = killed.unconfirmed
+        if record.state not in FINAL:
+            record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
+        folder.save(record)
+    return killed
 
 
-def describe(seen: Stopped) -> str:
-    ended = f"{len(seen.found)} stopped and removed" if seen.found else "nothing of it was there"
-    if seen.clean:
-        return f"{ended}, nothing left"
-    left = [*(status.handle for status in seen.left), *(f"pid {pid}" for pid in seen.processes)]
-    return f"{ended}, STILL THERE: {', '.join(left)}"
-
-
-def remember_kill(
-    folder: RunFolder, failures: Mapping[str, DdpctlError], stopped: Mapping[str, Stopped]
-) -> None:
-    record = folder.load()
-    unclean = [host for host, seen in stopped.items() if not seen.clean]
-    record.pending_stop = sorted({*failures, *unclean})
-    if record.attempts and record.state not in FINAL:
-        record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
-    folder.save(record)
+def describe(result: Stopped) -> str:
+    count = len(result.found)
+    stopped = f"stopped and removed {count}" if count else "nothing of this run"
+    if result.clean:
+        return f"{stopped}, nothing left" if count else stopped
+    left = [*(status.handle for status in result.left), *(f"pid {pid}" for pid in result.processes)]
+    return f"{stopped}, STILL THERE: {', '.join(left)}"

@@ -1,4 +1,4 @@
-"""Stopping a run, and proving it: mark, stop, wait, kill, inspect, on all its hosts at once."""
+"""Stops a run on all its hosts at once and proves it: mark, SIGTERM, wait, SIGKILL, inspect."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from launcher.errors import CommandFailed, DdpctlError
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
 
-# Tells every supervisor of run $1 that its end was asked for; then the SIGTERM is no failure.
+# Tells every supervisor of run $1 that the user wants it to end, so that SIGTERM is no failure.
 MARK_CANCELLED = r"""
 for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
   if [ -d "$folder" ]; then : > "$folder/cancelled" || exit 1; fi
 done
 """
 
-# The processes of run $1 on this host that can be seen, whoever their parent is now; what the
-# user has told to run at its end is none of them.
+# The visible processes of run $1 on this host, whoever their parent is now; not the --on-exit command.
 PROCESSES = r"""
 grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
   xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null | tr -cd '0-9\n'
 """
 
-
-ORPHAN_TIMEOUT = 5.0  # seconds that a killed supervisor's processes may take to go
+ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
+POLL = 0.3  # seconds
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop found on one host, and what it saw at the end."""
+    """What a stop found on one host, and what was left at the end."""
 
     host: str
     found: tuple[NodeStatus, ...]
     left: tuple[NodeStatus, ...]
-    processes: tuple[int, ...]  # pids on the host that carry the run id still
+    processes: tuple[int, ...]  # pids on the host that still carry the run id
 
     @property
     def clean(self) -> bool:
@@ -53,24 +52,25 @@ def stop_run(
     remove: bool = True,
     cancel: bool = True,
 ) -> tuple[dict[str, Stopped], dict[str, DdpctlError]]:
-    """Stops the run on every host. Returns what was seen, and the hosts that could not be seen.
+    """Stops the run on every host. Returns what each host showed, and an error for each silent one.
 
-    cancel: the supervisors are told that this end was asked for. remove: containers go too.
+    timeout: seconds between SIGTERM and SIGKILL. remove: remove the containers too.
+    cancel: record the end as a cancellation instead of a failure.
     """
 
-    def act(node: Node) -> Stopped:
+    def stop(node: Node) -> Stopped:
         if cancel:
-            mark_cancelled(node, run_id)
+            _mark_cancelled(node, run_id)
         return _stop_on(node, engines[node], run_id, timeout, remove=remove)
 
-    return ask_each(nodes, act)
+    return ask_each(nodes, stop)
 
 
-def mark_cancelled(node: Node, run_id: str) -> None:
+def _mark_cancelled(node: Node, run_id: str) -> None:
     done = node.script(MARK_CANCELLED, run_id)
     if done.code != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {said}")
+        reason = done.stderr.decode(errors="replace").strip()
+        raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {reason}")
 
 
 def _stop_on(
@@ -79,28 +79,28 @@ def _stop_on(
     found: list[NodeStatus] = []
     left: list[NodeStatus] = []
     for engine in engines:
-        mine = engine.list(run_id)
-        found += mine
-        _stop_all(engine, mine, timeout)
+        statuses = engine.list(run_id)
+        found += statuses
+        _stop_all(engine, statuses, timeout)
         if remove:
-            for status in mine:
+            for status in statuses:
                 engine.remove(status)
         left += [status for status in engine.list(run_id) if status.alive or remove]
-    return Stopped(node.name, tuple(found), tuple(left), _last_processes(node, run_id))
+    return Stopped(node.name, tuple(found), tuple(left), _remaining_processes(node, run_id))
 
 
 def _stop_all(engine: Engine, statuses: Sequence[NodeStatus], timeout: float) -> None:
-    """At once: two nodes on one machine must not wait for each other's stop timeout."""
+    """Concurrently: two nodes on one machine must not wait for each other's timeout."""
     with ThreadPoolExecutor(max(1, len(statuses))) as pool:
         list(pool.map(lambda status: engine.stop(status, timeout), statuses))
 
 
-def _last_processes(node: Node, run_id: str) -> tuple[int, ...]:
-    """Processes of the run on the host; those that are just going get a moment to be gone."""
+def _remaining_processes(node: Node, run_id: str) -> tuple[int, ...]:
+    """Pids that carry the run id, after ORPHAN_TIMEOUT at the latest."""
     deadline = time.monotonic() + ORPHAN_TIMEOUT
     while True:
         done = node.script(PROCESSES, run_id)
         pids = tuple(int(word) for word in done.stdout.split() if word.isdigit())
         if not pids or time.monotonic() > deadline:
             return pids
-        time.sleep(0.3)
+        time.sleep(POLL)

@@ -1,12 +1,13 @@
-"""Leftovers of dead runs: found by label and by run id, listed, and ended only when asked to.
+"""Leftovers of dead runs ("strays"): found by label and run id, listed, ended with -y.
 
-A run is dead when one of its nodes has ended or is gone and every host of the file was seen; what is
-still alive of it, or was created and never started, is a stray. A process that carries a run id on
-a host where no node of that run is alive is one too. Nothing without a run id is ever looked at.
+A run is dead when one of its nodes has ended, or is missing although every host answered. Its live
+nodes, and those that were created and never started, are strays. So is a process that carries a run
+id on a host without a live node of that run. Processes without a run id are never touched.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,27 +16,32 @@ from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
+from launcher.run_id import is_run_id
+from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.account import account_name
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
 from launcher.terminal.console import Console
 
-STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL for a stray
+STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
-# pid, run id and name of every process that carries a run id and that this user may look at
+# pid, run id and name of every process with a run id whose environment this user may read. Root may
+# read everyone's: it gets only runs that have a folder in its own home.
 CARRIERS = r"""
 for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null |
     xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null); do
   p=${e#/proc/}; p=${p%/environ}
   r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
-  if [ -n "$r" ]; then printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"; fi
+  [ "$(id -u)" != 0 ] || [ -d "$HOME/.ddpctl/runs/$r" ] || continue
+  printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
 done
 """
+CARRIER = re.compile(r"(\d+) (\S+) (.*)")
 
 # GPU memory in MiB by pid, where there are GPUs
 GPU_MEMORY = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
 
-# SIGTERM, then SIGKILL, to process $1 as long as it still carries run id $2
+# SIGTERM, then SIGKILL, to process $1 while it still carries run id $2
 END = r"""
 mine() { grep -qzxF "DDPCTL_RUN_ID=$2" "/proc/$1/environ" 2>/dev/null; }
 mine "$@" || exit 0
@@ -62,7 +68,7 @@ class Stray:
 
 @dataclass(frozen=True)
 class Seen:
-    """One host's nodes of runs, and its processes that carry a run id."""
+    """One host: nodes of runs, and processes that carry a run id."""
 
     statuses: tuple[NodeStatus, ...]
     carriers: tuple[tuple[int, str, str], ...]  # pid, run id, name
@@ -70,7 +76,7 @@ class Seen:
 
 
 def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> int:
-    """Lists the strays on the hosts; with `yes` ends them. 0, or 6 when some are not seen to be gone."""
+    """Lists the strays, with `yes` ends them. Returns 0, or 6 when some may still be there."""
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
@@ -85,46 +91,55 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 
 
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
-    """The strays of this user's runs, and the hosts that could not be seen."""
+    """The strays of this user's runs, and an error for each host that did not answer."""
     by_host, failures = ask_each(machines, lambda node: look(node, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 
 
 def look(node: Node, cluster: Cluster) -> Seen:
-    statuses = [
-        status for engine in engines_on(node, cluster.job.engine) for status in engine.list()
-    ]
-    rows = node.script(CARRIERS).stdout.decode(errors="replace").splitlines()
-    carriers = [(int(pid), run_id, name) for pid, run_id, name in (r.split(" ", 2) for r in rows)]
+    engines = engines_on(node, cluster.job.engine)
+    statuses = [status for engine in engines for status in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
         for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
             pid, _, mib = row.partition(",")
             if pid.strip().isdigit() and mib.strip().isdigit():
                 memory[int(pid)] = int(mib)
-    return Seen(tuple(statuses), tuple(carriers), memory)
+    return Seen(tuple(statuses), carriers(node), memory)
+
+
+def carriers(node: Node) -> tuple[tuple[int, str, str], ...]:
+    """Pid, run id and name of each process there that carries a run id."""
+    output = node.script(CARRIERS).stdout.decode(errors="replace")
+    rows = [match for line in output.splitlines() if (match := CARRIER.fullmatch(line))]
+    return tuple((int(row[1]), row[2], row[3]) for row in rows if is_run_id(row[2]))
 
 
 def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[Stray]:
-    """complete: every host was seen, so that a node which is nowhere is gone."""
+    """complete: every host answered, so a node that none of them has is gone."""
     runs: dict[str, list[NodeStatus]] = {}
     for host in seen.values():
         for status in host.statuses:
             runs.setdefault(status.run_id, []).append(status)
     dead = {run_id for run_id, nodes in runs.items() if _is_dead(nodes, complete)}
+    others = {s.run_id for nodes in runs.values() for s in nodes if not _is_of(user, s)}
     found = []
     for name, host in seen.items():
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
-            mine = status.owner.split("@")[0] == user
-            if mine and status.run_id in dead and (status.alive or status.state == "created"):
+            left = status.alive or status.state == "created"
+            if left and status.run_id in dead and _is_of(user, status):
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
                 found.append(Stray(name, status.run_id, "container", status.handle, what))
         for pid, run_id, command in host.carriers:
-            if run_id not in alive_here:
+            if run_id not in alive_here | others:
                 holds = f", holds {host.gpu_mib[pid]} MiB of a GPU" if pid in host.gpu_mib else ""
                 found.append(Stray(name, run_id, "process", str(pid), f"{command}{holds}"))
     return found
+
+
+def _is_of(user: str, status: NodeStatus) -> bool:
+    return status.owner.split("@")[0] == user
 
 
 def _is_dead(nodes: Sequence[NodeStatus], complete: bool) -> bool:
@@ -146,7 +161,7 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
             if stray.kind == "process":
                 node.script(END, stray.handle, stray.run_id)
 
-    try_each(machines, act)  # what is left is found again by the look that follows
+    try_each(machines, act)  # the caller lists the strays again and sees what is left
 
 
 def report(
@@ -158,8 +173,7 @@ def report(
     ended: bool,
     as_json: bool,
 ) -> None:
-    for error in failures.values():
-        console.error(f"cannot see {error}")
+    report_unseen(failures, console)
     if as_json:
         console.json(document(found, left, failures, ended=ended))
         return
@@ -183,11 +197,10 @@ def document(
     def rows(strays: Sequence[Stray]) -> list[dict[str, str]]:
         return [vars(stray) for stray in strays]
 
-    unseen = [{"host": host, "error": str(error)} for host, error in failures.items()]
     return {
         "version": 1,
         "found": rows(found),
         "ended": ended,
         "left": rows(left if ended else found),
-        "unseen": unseen,
+        "unseen": unseen(failures),
     }

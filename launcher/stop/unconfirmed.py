@@ -1,43 +1,33 @@
-"""Stops that nobody could confirm: remembered in run.json, finished when the host is in sight again."""
+"""Stops that could not be confirmed are kept in run.json and finished when the host answers again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from launcher.engines.choose import engines_on
-from launcher.errors import UsageError
 from launcher.hosts import Cluster
-from launcher.runs.record import run_folders, timestamp
+from launcher.runs.record import UnreadableRecord, run_folders, timestamp
 from launcher.ssh.node import Node
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
 
 
-def finish_unconfirmed(clusters: Iterable[tuple[Cluster, list[Node]]], console: Console) -> None:
-    for cluster, nodes in clusters:
-        finish_pending(nodes, cluster, console)
-
-
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Ends on these hosts what earlier kills could not reach there. A host unseen stays pending."""
+    """Finishes on these hosts what earlier stops could not reach. A silent host stays pending."""
     by_name = {node.name: node for node in nodes}
     for folder in run_folders():
         try:
             record = folder.load()
-        except UsageError:
-            continue  # `ps` and `kill` say so where it matters
+        except UnreadableRecord:
+            continue  # the command that needs this record says so
         here = [by_name[host] for host in record.pending_stop if host in by_name]
         if not here:
             continue
-        stopped, _ = stop_run(
-            here,
-            {node: engines_on(node, cluster.job.engine) for node in here},
-            record.run_id,
-            record.stop_timeout,
-        )
-        done = {host for host, seen in stopped.items() if seen.clean}
+        by_node = {node: engines_on(node, cluster.job.engine) for node in here}
+        stopped, _ = stop_run(here, by_node, record.run_id, record.stop_timeout)
+        done = {host for host, result in stopped.items() if result.clean}
         for host in sorted(done):
-            console.say(f"{host}: finished the stop of {record.run_id} that was pending there")
+            console.say(f"{host}: finished the pending stop of {record.run_id}")
         record.pending_stop = [host for host in record.pending_stop if host not in done]
         if record.state == "UNKNOWN" and not record.pending_stop:
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()

@@ -1,4 +1,4 @@
-"""One connection between two supervisors."""
+"""One connection between two supervisors, and the messages on it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,80 @@ import json
 import os
 import socket
 import time
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .events import Reason
+
 BACKLOG = 1 << 20  # bytes that a peer may leave unread
+LONGEST_MESSAGE = 1 << 16  # bytes
 
 
 class Refused(Exception):
-    """The other end does not know the run's token, or speaks something else."""
+    """The other end does not know the run's token, or does not speak this protocol."""
 
 
-class Link:
-    """One connection between two supervisors: JSON lines, each with the HMAC of the run's token.
+@dataclass(frozen=True)
+class Status:
+    """How a node is doing: what it sends to node 0. Ages and durations in seconds."""
 
-    The token never travels. Both ends say a nonce first, so that nothing recorded can be replayed.
+    node_rank: int
+    phase: str = "running"  # done: torchrun ended well; stopped: it ended otherwise
+    reason: Reason | None = None  # why this node stops
+    alive: int = 0  # ranks
+    early: Reason | None = None  # the first rank that exited with code 0
+    stuck: float = 0.0  # for how long no rank has done anything visible
+    begun: bool = False  # a rank has written something
+    stacks: bool = False  # the stacks that node 0 wanted are in the journal
+    log_age: float = 0.0
+    progress_age: float | None = None  # None: the trainer has not reported any
+    first_rank: int = 0
+    syscalls: dict[str, str] | None = None  # by global rank, what its main thread waits in
+    sent: float = 0.0  # unix seconds, the sender's clock
+
+    def differs(self, other: Status | None) -> bool:
+        """Whether more than numbers has changed."""
+        return other is None or any(
+            getattr(self, name) != getattr(other, name)
+            for name in ("phase", "reason", "alive", "stacks")
+        )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What node 0 tells all nodes."""
+
+    verdict: Reason | None = None  # why all nodes must stop
+    over: bool = False  # all nodes are done or have stopped
+    stacks: bool = False  # every node writes down where its ranks are
+    echo: float = 0.0  # `sent` of the status that this answers
+    now: float = 0.0  # unix seconds, node 0's clock
+
+
+def status_of(message: dict[str, Any]) -> Status:
+    status = Status(**message)
+    return replace(status, reason=_reason(status.reason), early=_reason(status.early))
+
+
+def decision_of(message: dict[str, Any]) -> Decision:
+    decision = Decision(**message)
+    return replace(decision, verdict=_reason(decision.verdict))
+
+
+def _reason(fields: Any) -> Reason | None:
+    return Reason(**dict(fields, last_lines=tuple(fields["last_lines"]))) if fields else None
+
+
+class Channel:
+    """JSON lines over TCP, each signed with a key made from the run's token and both ends' nonces.
+
+    The token itself is never sent, and a recorded conversation cannot be replayed.
     """
 
-    def __init__(self, sock: socket.socket, token: str, listening: bool) -> None:
+    def __init__(self, sock: socket.socket, token: str, listening: bool, address: str = "") -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = sock
+        self.sock, self.address = sock, address
         self.opened = self.heard = time.monotonic()
         self.node_rank: int | None = None  # of the other end, once it has proved itself
         self._token = token.encode()
@@ -42,23 +97,23 @@ class Link:
     def ready(self) -> bool:
         return self._key is not None
 
-    def send(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message).encode()
-        self._out += self._seal(text, self._sent, self._listening) + b" " + text + b"\n"
+    def send(self, message: Status | Decision) -> None:
+        """Raises OSError when the connection is broken."""
+        text = json.dumps(asdict(message)).encode()
+        self._out += self._signature(text, self._sent, self._listening) + b" " + text + b"\n"
         self._sent += 1
         self.flush()
 
     def flush(self) -> None:
-        """Raises OSError when the connection is broken."""
         try:
             while self._out:
                 self._out = self._out[self.sock.send(self._out) :]
         except BlockingIOError:
             if len(self._out) > BACKLOG:
-                raise ConnectionAbortedError("the peer takes nothing any more") from None
+                raise ConnectionAbortedError("the peer does not read") from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Raises OSError when the connection is broken or closed, Refused when it is a stranger's."""
+        """Raises OSError when the connection is broken or closed, Refused when it is not a peer's."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:
@@ -66,30 +121,27 @@ class Link:
         if not data:
             raise ConnectionResetError("closed")
         *lines, self._in = (self._in + data).split(b"\n")
-        if len(self._in) > 65536:
-            raise Refused("a line without an end")
+        if len(self._in) > LONGEST_MESSAGE:
+            raise Refused("sent a line that is too long")
         if lines and self._key is None:
             self._agree(lines.pop(0))
         return [self._open(line) for line in lines]
-
-    def close(self) -> None:
-        self.sock.close()
 
     def _agree(self, other: bytes) -> None:
         nonces = (self._nonce, other) if self._listening else (other, self._nonce)
         self._key = hmac.new(self._token, b"ddpctl" + b"".join(nonces), hashlib.sha256).digest()
 
     def _open(self, line: bytes) -> dict[str, Any]:
-        seal, _, text = line.partition(b" ")
-        if not hmac.compare_digest(seal, self._seal(text, self._received, not self._listening)):
-            raise Refused("its token is not this run's")
+        signature, _, text = line.partition(b" ")
+        expected = self._signature(text, self._received, not self._listening)
+        if not hmac.compare_digest(signature, expected):
+            raise Refused("does not know this run's token")
         self._received += 1
         self.heard = time.monotonic()
-        message = json.loads(text.decode())
-        assert isinstance(message, dict)
+        message: dict[str, Any] = json.loads(text.decode())
         return message
 
-    def _seal(self, text: bytes, count: int, from_listener: bool) -> bytes:
+    def _signature(self, text: bytes, count: int, from_listener: bool) -> bytes:
         assert self._key is not None
         head = b"%d %d " % (count, from_listener)
         return hmac.new(self._key, head + text, hashlib.sha256).hexdigest().encode()

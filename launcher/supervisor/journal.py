@@ -1,7 +1,7 @@
-"""The journal of this node's attempt: append-only, one record a line, `end` the last.
+"""The journal of this node's attempt: append-only, one record a line, the event `end` last.
 
 A record is TIME<TAB>WHO<TAB>TEXT: unix seconds; a global rank, `-` for torchrun and the supervisor, or
-`!` for an event, whose text is a JSON object with a "kind".
+`!` for an event, whose text is a JSON object with a "kind" (see events.py).
 """
 
 from __future__ import annotations
@@ -10,40 +10,43 @@ import errno
 import json
 import os
 import time
-from typing import Any
+
+from .events import Event, document
 
 BALLAST = 1 << 20  # bytes of disk held back, so that a full disk leaves room for the last events
-UNSAID = 1 << 20  # bytes that wait for a reader of stdout
+STDOUT_BACKLOG = 1 << 20  # bytes that may wait for a reader of stdout
 
 
 class Journal:
-    """Append-only, and written through at once. Its lines are copied to stdout for the engine's log."""
+    """Unbuffered. Its lines are copied to stdout, for the container engine's own log."""
 
     def __init__(self, folder: str, host: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._file = os.open(os.path.join(folder, "journal"), flags, 0o644)
         self._ballast = os.path.join(folder, "ballast")
         self._host = host.encode()
-        self._unsaid = b""  # of the copy on stdout
-        self.dropped = 0  # bytes of output that a full disk did not take
-        self._hold_ballast()
-        os.set_blocking(1, False)  # an engine that reads no more must not stop the run
+        self._stdout = b""  # not written yet
+        self.dropped = 0  # bytes of output that did not fit on a full disk
+        try:
+            with open(self._ballast, "wb") as file:
+                file.write(b"\0" * BALLAST)
+        except OSError:
+            pass
+        os.set_blocking(1, False)  # an engine that stops reading must not stop the run
 
     def lines(self, who: bytes, data: bytes) -> None:
         """`data`: whole lines, each with its newline."""
-        head = b"%.6f\t%b\t" % (time.time(), who)
-        if not self._append(head + data[:-1].replace(b"\n", b"\n" + head) + b"\n"):
+        if not self._append(_prefixed(b"%.6f\t%b\t" % (time.time(), who), data)):
             self.dropped += len(data)
         label = b"[%b] " % (self._host if who == b"-" else self._host + b":" + who)
-        self._say(label + data[:-1].replace(b"\n", b"\n" + label) + b"\n")
+        self._copy(_prefixed(label, data))
 
     def say(self, text: str) -> None:
-        """The supervisor's own line in the log."""
+        """A line of the supervisor's own."""
         self.lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
-    def event(self, kind: str, **fields: Any) -> None:
-        fields["kind"] = kind
-        record = b"%.6f\t!\t%b\n" % (time.time(), json.dumps(fields).encode())
+    def event(self, event: Event) -> None:
+        record = b"%.6f\t!\t%b\n" % (time.time(), json.dumps(document(event)).encode())
         if not self._append(record):
             self._drop_ballast()
             self._append(record)
@@ -66,20 +69,13 @@ class Journal:
             return False
         return True
 
-    def _say(self, data: bytes) -> None:
-        if len(self._unsaid) > UNSAID:
-            return  # nobody reads; the journal has it
-        self._unsaid += data
+    def _copy(self, data: bytes) -> None:
+        if len(self._stdout) > STDOUT_BACKLOG:
+            return  # the journal has it
+        self._stdout += data
         try:
-            while self._unsaid:
-                self._unsaid = self._unsaid[os.write(1, self._unsaid[:65536]) :]
-        except OSError:
-            pass
-
-    def _hold_ballast(self) -> None:
-        try:
-            with open(self._ballast, "wb") as file:
-                file.write(b"\0" * BALLAST)
+            while self._stdout:
+                self._stdout = self._stdout[os.write(1, self._stdout[:65536]) :]
         except OSError:
             pass
 
@@ -88,3 +84,7 @@ class Journal:
             os.unlink(self._ballast)
         except OSError:
             pass
+
+
+def _prefixed(head: bytes, lines: bytes) -> bytes:
+    return head + lines[:-1].replace(b"\n", b"\n" + head) + b"\n"

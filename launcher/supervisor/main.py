@@ -1,354 +1,366 @@
-"""The supervisor of one node: starts torchrun, keeps its journal, and ends with its gang.
+"""The supervisor of one node: starts torchrun, keeps the journal, and stops with the other nodes.
 
 Everything happens in one loop of one thread, `Supervisor.run`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-from typing import Any
+import traceback
+from dataclasses import replace
 
-from .coordinator import JOIN_GRACE, Hub
-from .file_watch import Growth
+from .channel import Status
+from .coordinator import JOIN_GRACE, SETTLE
+from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping, signal_name
 from .journal import Journal
-from .liveness import Activity
-from .peers import SETTLE, Gang, Member
-from .proc import adopt_orphans, descendants, doing, end_everything, send
-from .ranklogs import RankLogs
+from .liveness import Liveness
+from .peers import NodePeer, Peers
+from .proc import adopt_orphans, descendants, kill_descendants, send, syscall
+from .rank_logs import RankLogs
 from .ranks import Rank, Ranks
 from .resources import Resources
-from .signals import SIGNALS, listen_for_signals
-from .stacks import Stacks
-from .stop_reason import Reason, how_it_ended, reason, signal_name
-from .torchrun import Torchrun, patience
+from .server import Server
+from .spec import Spec, read_spec
+from .stacks import StackTaker
+from .torchrun import Torchrun, stop_grace
 
-TICK = 0.02  # seconds between looks at everything while the logs grow
-IDLE_TICK = 0.08  # the same while they do not
-QUIET_TICK = 0.2  # the same while nothing ends either, and what grows wakes us
-LAST_WORDS = 1.0  # seconds for torchrun to tell of its ranks once they are gone
-NO_WORDS = 0.3  # the same when it has nothing to tell, being stopped for another's sake
+BUSY_POLL = 0.02  # seconds between two looks while logs grow or ranks start
+POLL = 0.05  # seconds between two looks at other times
+LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks once they are gone
+NO_OUTPUT = 0.3  # the same when it has nothing to report, as we stopped it
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.journal = Journal(spec["dir"], spec["host"])
-        first = spec["node_rank"] * spec["nproc_per_node"]
-        ranks_folder = os.path.join(spec["dir"], "ranks")
-        self.logs = RankLogs(ranks_folder, first, spec["nproc_per_node"], self.journal)
-        self.stacks = Stacks(spec)
-        self.torchrun = Torchrun(spec, self.journal, self.stacks)
-        self.ranks = Ranks(spec["nproc_per_node"])
-        self.growth = Growth()
+        self.journal = Journal(spec.dir, spec.host)
+        self.logs = RankLogs(spec, self.journal)
+        self.torchrun = Torchrun(spec, self.journal)
+        self.ranks = Ranks(spec.nproc_per_node)
+        self.stacks = StackTaker(spec)
         self.selector = selectors.DefaultSelector()
-        self.signals = listen_for_signals()
-        self.gang: Gang = (Member if spec["node_rank"] else Hub)(spec, self.journal, self.selector)
-        self.activity = Activity(spec.get("output_dir"))
+        peers = NodePeer if spec.node_rank else Server
+        self.peers: Peers = peers(spec, self.journal, self.selector)
+        self.liveness = Liveness(spec.output_dir)
         self.resources = Resources(spec)
         self.phase = "running"  # then done: torchrun ended well; or stopped
-        self.early: Reason | None = None  # the first rank that ended well, if one did
+        self.early: Reason | None = None  # the first rank that exited with 0, if one did
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node stops
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
         self.alone_since: float | None = None  # since when torchrun has no rank left
-        self.asked_to_stop = False
-        self.cut_short = False  # torchrun was killed: its code would be ours
-        self.left: list[int] = []  # processes that nothing could end
+        self.signalled = False  # we were told to stop
+        self.killed_torchrun = False  # then its exit code says nothing
+        self.left: list[int] = []  # processes that survived SIGKILL
 
     def run(self) -> int:
         adopt_orphans()
-        self.journal.event("start", pid=os.getpid(), argv=self.spec["argv"], host=self.spec["host"])
+        self.journal.event(Start(os.getpid(), tuple(self.spec.argv), self.spec.host))
         try:
             self.start()
             while not self.finished():
                 self.turn()
             return self.conclude()
-        except Exception as error:  # a fault of ours must not leave a run that nobody watches
-            import traceback
-
+        except Exception as error:  # a bug of ours must not leave ranks that are not supervised
             self.journal.say("the supervisor failed: " + traceback.format_exc())
-            end_everything(0)
-            why = self.cause("supervisor", "the supervisor failed: %r" % error)
-            self.journal.event("stopping", reason=why)
-            self.journal.event("end", state="failed", exit_code=1, reason=why, left=[])
+            kill_descendants(0)
+            reason = self.why("supervisor", "the supervisor failed: %r" % error)
+            self.journal.event(Stopping(reason))
+            self.journal.event(End("failed", 1, reason))
             return 1
 
-    def turn(self) -> None:
-        """One look at everything."""
-        self.hear(self.next_look())
-        self.meet_ranks()
-        self.see_ranks()
-        self.see_torchrun()
-        self.gang.turn(self.status())
-        self.show_stacks()
-        self.heed_gang()
-        self.press_on()
-
-    # --- what happens ---
-
     def start(self) -> None:
-        self.selector.register(self.signals, selectors.EVENT_READ, self.hear_signals)
+        self.selector.register(signal_socket(), selectors.EVENT_READ, self.on_signal)
         try:
-            self.torchrun.start(self.logs.folder)
+            self.torchrun.start(self.logs.folder, self.stacks.environment(dict(os.environ)))
         except OSError as error:
-            self.stop(self.cause("start", "could not start torchrun: %s" % error))
+            self.stop(self.why("start", "could not start torchrun: %s" % error))
             self.phase, self.ended_at = "stopped", time.monotonic()
             return
         for pipe in self.torchrun.pipes():
-            self.selector.register(pipe, selectors.EVENT_READ, self.hear_torchrun)
-        if self.torchrun.exit_fd is not None:
-            self.selector.register(self.torchrun.exit_fd, selectors.EVENT_READ, self.let_go)
-        if self.growth.fd >= 0:
-            self.selector.register(self.growth.fd, selectors.EVENT_READ, self.hear_growth)
+            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
 
-    def next_look(self) -> float:
-        """Seconds until the logs and all that tells of itself by no event are looked at again."""
-        if self.read_logs() or self.ranks.expected(self.logs.folder):
-            return TICK
-        if self.growth.arm(self.logs.growing_paths()) and self.read_logs():
-            return TICK
-        calm = self.growth.armed and self.phase == "running" and not self.reason
-        return QUIET_TICK if calm and not self.ranks.incomplete else IDLE_TICK
-
-    def hear(self, timeout: float) -> None:
-        for key, _ in self.selector.select(timeout):
+    def turn(self) -> None:
+        """One look at everything."""
+        starting = self.phase == "running" and not self.ranks.complete
+        growing = self.logs.poll() > 0
+        if growing:
+            self.liveness.output()
+        for key, _ in self.selector.select(BUSY_POLL if growing or starting else POLL):
             key.data(key.fileobj)
+        self.find_ranks()
+        self.check_ranks()
+        self.check_torchrun()
+        self.peers.turn(self.status())
+        self.take_stacks()
+        self.obey()
+        self.escalate()
 
-    def read_logs(self) -> int:
-        size = self.logs.poll()
-        if size:
-            self.activity.output()
-        return size
+    # --- what happens ---
 
-    def hear_torchrun(self, pipe: int) -> None:
+    def on_output(self, pipe: int) -> None:
         if not self.torchrun.read(pipe):
             self.selector.unregister(pipe)
 
-    def hear_signals(self, source: socket.socket) -> None:
+    def on_signal(self, source: socket.socket) -> None:
         for number in source.recv(64):
             if number in SIGNALS:
-                self.asked_to_stop = True
-                name = signal.Signals(number).name
+                self.signalled = True
                 kind = "cancelled" if self.cancelled() else "signal"
-                self.stop(self.cause(kind, "its supervisor was sent %s" % name), number)
+                message = "its supervisor received %s" % signal.Signals(number).name
+                self.stop(self.why(kind, message), number)
 
-    def hear_growth(self, _: int) -> None:
-        self.growth.heard()
-
-    def hear_exit(self, _: int) -> None:
-        self.see_ranks()
-
-    def let_go(self, pidfd: int) -> None:
-        self.selector.unregister(pidfd)
-        os.close(pidfd)
-
-    def meet_ranks(self) -> None:
+    def find_ranks(self) -> None:
         found = self.ranks.find(self.torchrun.pid)
         for rank in found:
-            if rank.fd is not None:
-                self.selector.register(rank.fd, selectors.EVENT_READ, self.hear_exit)
+            if rank.fd is not None:  # so that the loop wakes up before torchrun reaps the rank
+                self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
         if found:
-            self.activity.stir()
+            self.liveness.reset()
             known = self.ranks.by_local_rank.values()
-            self.journal.event("ranks", pids={str(rank.rank): rank.pid for rank in known})
+            self.journal.event(RankPids({str(rank.rank): rank.pid for rank in known}))
 
-    def see_ranks(self) -> None:
-        now = time.monotonic()
-        for rank in self.ends():
+    def check_ranks(self) -> None:
+        for rank in self.exited_ranks():
             if rank.exit_code is not None:
-                self.tell_exit(rank)
+                self.record_exit(rank)
             if rank.exit_code == 0 and self.early is None:
-                message = "exited with code 0 while other ranks still ran"
-                self.early = self.cause("early-exit", message, rank)
-        self.stop_for_a_rank()
-        alive = self.ranks.alive()
-        for rank in alive:
-            if rank.stopped_for(now) > self.gang.silence:
-                message = "has been stopped (SIGSTOP) for more than %d s" % self.gang.silence
-                self.stop(self.cause("stopped", message, rank))
-        self.activity.look(alive)
+                message = "exited with code 0 while other ranks were still running"
+                self.early = self.why("early-exit", message, rank)
+        self.stop_if_a_rank_failed()
+        now, timeout = time.monotonic(), self.spec.peer_timeout
+        for rank in self.ranks.alive():
+            if rank.stopped_for(now) > timeout:
+                message = "has been stopped (SIGSTOP) for more than %d s" % timeout
+                self.stop(self.why("stopped", message, rank))
+        self.liveness.look(self.ranks.alive())
 
-    def ends(self) -> list[Rank]:
+    def exited_ranks(self) -> list[Rank]:
         """The ranks that have exited since the last look."""
-        ended = [rank for rank in self.ranks.alive() if rank.look()]
-        for rank in ended:
+        exited = [rank for rank in self.ranks.alive() if rank.has_exited()]
+        for rank in exited:
             rank.was_stopping = self.reason is not None
             if rank.fd is not None:
-                self.let_go(rank.fd)
-                rank.fd = None
+                self.selector.unregister(rank.fd)
+                self.ranks.close(rank)
             self.logs.drain(rank.local_rank)
-        return ended
+        return exited
 
-    def stop_for_a_rank(self) -> None:
+    def stop_if_a_rank_failed(self) -> None:
         if self.reason is None and (first := self.ranks.first_failed()):
-            self.stop(self.cause("rank-failed", how_it_ended(first.exit_code), first))
+            self.stop(self.why("rank-failed", how_it_ended(first.exit_code), first))
 
-    def see_torchrun(self) -> None:
-        """The end of torchrun is the end of everything that it started."""
+    def check_torchrun(self) -> None:
+        """When torchrun has ended, everything that it started must end."""
         code = self.torchrun.exit_code()
         if code is None or self.phase != "running":
             return
-        self.left = end_everything(self.torchrun.pid)
-        self.meet_ends(code)
+        self.left = kill_descendants(self.torchrun.pid)
         self.logs.finish()
         self.torchrun.finish()
-        self.stop_for_a_rank()
+        self.complete_exits(code)
+        self.stop_if_a_rank_failed()
         if code and self.reason is None:
-            last = self.torchrun.last.decode(errors="replace").rstrip("\n").split("\n")
-            why = self.cause("torchrun", "torchrun %s" % how_it_ended(code))
-            self.stop(dict(why, exit_code=code, signal=signal_name(code), last_lines=last[-60:]))
+            self.stop(
+                replace(
+                    self.why("torchrun", "torchrun %s" % how_it_ended(code)),
+                    exit_code=code,
+                    signal=signal_name(code),
+                    last_lines=tuple(self.torchrun.last_lines()[-60:]),
+                )
+            )
         if self.reason and self.resources.oom_kills():
-            self.journal.event("evidence", **self.resources.as_event())
+            self.journal.event(self.resources.usage())
         self.phase = "stopped" if self.reason else "done"
         self.ended_at = time.monotonic()
 
-    def status(self) -> dict[str, Any]:
+    def complete_exits(self, code: int) -> None:
+        """Adds the exits that we were too late to see: torchrun's summary has those of failed ranks, and
+        its own code 0 stands for all ranks."""
+        exited = self.exited_ranks()
+        failures = {failure.local_rank: failure for failure in self.torchrun.failures()}
+        for local_rank, failure in failures.items():
+            if local_rank not in self.ranks.by_local_rank:
+                rank = Rank(failure.pid, failure.rank, local_rank)
+                rank.exited, rank.was_stopping = time.time(), self.reason is not None
+                self.ranks.by_local_rank[local_rank] = rank
+        for rank in self.ranks.by_local_rank.values():
+            if rank.exit_code is None or rank in exited:
+                if rank.local_rank in failures:
+                    rank.exit_code = failures[rank.local_rank].exit_code
+                elif code == 0:
+                    rank.exit_code = 0
+                self.record_exit(rank)
+
+    def status(self) -> Status:
         alive = self.ranks.alive()
-        watched = bool(self.spec.get("hang_timeout"))
-        return {
-            "phase": self.phase,
-            "reason": self.reason,
-            "alive": len(alive),
-            "early": self.early,
-            "stuck": self.activity.stuck,
-            "begun": self.activity.begun,
-            "stacks": self.stacks.told,
-            "log_age": self.activity.log_age(),
-            "progress_age": self.activity.progress_age() if watched else None,
-            "doing": {str(rank.rank): doing(rank.pid) for rank in alive} if watched else {},
-        }
+        watched = bool(self.spec.hang_timeout)
+        return Status(
+            self.spec.node_rank,
+            phase=self.phase,
+            reason=self.reason,
+            alive=len(alive),
+            early=self.early,
+            stuck=self.liveness.stuck,
+            begun=self.liveness.begun,
+            stacks=self.stacks.written,
+            log_age=self.liveness.log_age(),
+            progress_age=self.liveness.progress_age() if watched else None,
+            first_rank=self.spec.first_rank,
+            syscalls={str(rank.rank): syscall(rank.pid) for rank in alive} if watched else None,
+        )
 
-    def show_stacks(self) -> None:
+    def take_stacks(self) -> None:
         ranks = self.ranks.by_local_rank.values()
-        found = self.stacks.turn(ranks, self.phase, self.gang.stacks_wanted)
+        found = self.stacks.turn(ranks, self.phase, self.peers.stacks_wanted)
         if found is not None:
-            self.journal.event("stacks", ranks=found)
+            self.journal.event(RankStacks(tuple(found)))
 
-    def heed_gang(self) -> None:
-        if self.gang.verdict is None:
-            return
-        self.stop(self.gang.verdict)
-        if self.phase == "done":
-            self.phase = "stopped"
-
-    def finished(self) -> bool:
-        if self.phase == "running":
-            return False
-        settled = self.phase == "stopped" and time.monotonic() - self.ended_at > self.settle_time()
-        return self.gang.over or settled
-
-    def settle_time(self) -> float:
-        """Node 0 stays a little, so that a node that starts late hears why all is over."""
-        late = self.gang.began + JOIN_GRACE - self.ended_at if self.spec["node_rank"] == 0 else 0.0
-        return max(SETTLE, late)
-
-    def tell_exit(self, rank: Rank) -> None:
-        error = self.logs.error(rank.local_rank)
-        code = rank.exit_code
+    def record_exit(self, rank: Rank) -> None:
+        message, call_stack = self.logs.error(rank.local_rank)
         self.journal.event(
-            "rank_exit",
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            pid=rank.pid,
-            exit_code=code,
-            signal=signal_name(code),
-            time=rank.exited,
-            stopping=rank.was_stopping,  # then it may be our own doing
-            message=error["message"] if error else None,
-            traceback=error["traceback"] if error else None,
-            last_lines=self.logs.last_lines(rank.local_rank) if code else [],
+            RankExit(
+                rank.rank,
+                rank.local_rank,
+                rank.exit_code,
+                pid=rank.pid,
+                signal=signal_name(rank.exit_code),
+                time=rank.exited,
+                stopping=rank.was_stopping,
+                message=message,
+                traceback=call_stack,
+                last_lines=tuple(self.logs.last_lines(rank.local_rank) if rank.exit_code else ()),
+            )
         )
 
     # --- stopping ---
 
-    def cause(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
+    def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
         """A reason that began on this node."""
         when = (rank.exited if rank else None) or time.time()
-        host = self.spec["host"]
-        return reason(kind, message, self.spec["node_rank"], host, when + self.gang.offset, rank)
+        reason = Reason(
+            kind, message, self.spec.node_rank, self.spec.host, when + self.peers.clock_offset
+        )
+        if rank is None:
+            return reason
+        return replace(
+            reason,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            exit_code=rank.exit_code,
+            signal=signal_name(rank.exit_code),
+        )
 
-    def stop(self, why: Reason, number: int = signal.SIGTERM) -> None:
-        """SIGTERM now, SIGKILL after the time that is given for this kind of reason."""
+    def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
+        """SIGTERM now, SIGKILL after the time that this kind of reason leaves."""
         if self.reason is not None:
             return
-        self.reason = why
-        self.journal.event("stopping", reason=why)
-        self.journal.event("evidence", **self.resources.as_event())
-        stop_timeout = self.spec["stop_timeout"]
-        grace = patience(stop_timeout)
-        if why["kind"] not in ("cancelled", "signal"):
-            grace = min(grace, self.spec.get("failure_grace", 3.0))
+        self.reason = reason
+        self.journal.event(Stopping(reason))
+        self.journal.event(self.resources.usage())
+        grace = stop_grace(self.spec.stop_timeout)
+        if reason.kind not in ("cancelled", "signal", "time-limit"):
+            grace = min(grace, self.spec.failure_grace)
         self.kill_at = time.monotonic() + grace
         if not self.ranks.failed():  # else torchrun ends the others; a signal would cut its report
             send(self.torchrun.pid, number)
 
-    def press_on(self) -> None:
-        """The end of patience: with the ranks first, so that torchrun can still tell of them."""
+    def obey(self) -> None:
+        if self.peers.verdict is not None:
+            self.stop(self.peers.verdict)
+            if self.phase == "done":
+                self.phase = "stopped"
+
+    def escalate(self) -> None:
+        """SIGKILL when time is up: the ranks first, so that torchrun can still report them."""
         if self.kill_at is None or self.phase != "running":
             return
         now = time.monotonic()
         if self.ranks.alive() and now < self.kill_at:
             return
         self.alone_since = self.alone_since or now
-        late = now - self.alone_since > (LAST_WORDS if self.ranks.failed() else NO_WORDS)
-        self.cut_short = self.cut_short or late
+        late = now - self.alone_since > (LAST_OUTPUT if self.ranks.failed() else NO_OUTPUT)
+        self.killed_torchrun = self.killed_torchrun or late
         for pid in descendants(os.getpid()):
             if late or (pid != self.torchrun.pid and now > self.kill_at):
                 send(pid, signal.SIGKILL)
 
     def cancelled(self) -> bool:
-        path = self.spec.get("cancel_file") or os.path.join(self.spec["dir"], "cancelled")
-        return os.path.exists(path)
+        """The launcher made the file, perhaps on another host of a shared home: to list the folder makes
+        NFS ask its server, where a mere stat may be answered from a cache."""
+        folder, name = os.path.split(self.spec.cancel_file)
+        try:
+            return name in os.listdir(folder)
+        except OSError:
+            return False
 
     # --- the end ---
 
+    def finished(self) -> bool:
+        if self.phase == "running":
+            return False
+        waited = time.monotonic() - self.ended_at
+        return self.peers.over or (self.phase == "stopped" and waited > self.settle_time())
+
+    def settle_time(self) -> float:
+        """Node 0 stays longer, so that a node that starts late learns why it is over."""
+        late = 0.0 if self.spec.node_rank else self.peers.began + JOIN_GRACE - self.ended_at
+        return max(SETTLE, late)
+
     def conclude(self) -> int:
-        code = self.torchrun.exit_code() if self.torchrun.pid else 127
-        if self.cut_short:
-            code = 1  # as torchrun ends when its ranks have failed or it was told to stop
-        final = self.gang.verdict or self.reason
-        state = self.state(code, final)
-        self.gang.close()
+        # like torchrun when its ranks have failed or it was told to stop
+        code = 1 if self.killed_torchrun else self.torchrun.exit_code()
+        reason = self.peers.verdict or self.reason
+        state = self.end_state(code, reason)
+        self.peers.close()
         if self.left:
-            self.journal.say("these processes could not be ended: %s" % self.left)
-        self.journal.event("end", state=state, exit_code=code, reason=final, left=self.left)
+            self.journal.say("these processes could not be killed: %s" % self.left)
+        self.journal.event(End(state, code, reason, tuple(self.left)))
         self.journal.close()
-        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, status(code))
+        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, shell_status(code))
 
-    def meet_ends(self, code: int) -> None:
-        """Exits that went by too fast to be read from the kernel: torchrun's summary has them, and its
-        own code 0 is all ranks'."""
-        ended = self.ends()
-        told = {f["local_rank"]: f["exit_code"] for f in self.torchrun.failures()}
-        for rank in self.ranks.by_local_rank.values():
-            if rank in ended or rank.exit_code is None:
-                rank.exit_code = told.get(rank.local_rank, 0 if code == 0 else rank.exit_code)
-                self.tell_exit(rank)
-
-    def state(self, code: int | None, final: Reason | None) -> str:
-        if self.cancelled() and (self.asked_to_stop or (final and final["kind"] == "cancelled")):
+    def end_state(self, code: int | None, reason: Reason | None) -> str:
+        if self.signalled and self.cancelled():
             return "cancelled"
-        if final is None:
+        if reason is None:
             return "succeeded" if code == 0 else "failed"
-        if final["kind"] in ("cancelled", "hung"):
-            return str(final["kind"])
-        if self.reason and self.reason["node_rank"] == self.spec["node_rank"]:
-            return "stopped" if self.reason["kind"] in ("signal", "peer-lost") else "failed"
+        if reason.kind in ("cancelled", "time-limit"):
+            return "cancelled"
+        if reason.kind == "hung":
+            return "hung"
+        if self.reason and self.reason.node_rank == self.spec.node_rank:
+            return "stopped" if self.reason.kind in ("signal", "peer-lost") else "failed"
         return "stopped"
 
 
-def status(code: int | None) -> int:
-    """As a shell has it: 128 and the signal's number."""
+def signal_socket() -> socket.socket:
+    """A socket from which the numbers of the signals that we pass on can be read."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "exited, and torchrun terminates the others"
+    name = signal_name(code)
+    return "was killed by %s" % name if name else "exited with code %s" % code
+
+
+def shell_status(code: int | None) -> int:
+    """128 and the signal's number, as a shell has it."""
     return 128 - code if code is not None and code < 0 else code or 1
 
 
 def main() -> int:
-    with open(sys.argv[1]) as file:
-        spec = json.load(file)
-    return Supervisor(spec).run()
+    return Supervisor(read_spec(sys.argv[1])).run()

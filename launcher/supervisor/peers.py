@@ -1,4 +1,8 @@
-"""The gang: all supervisors of the attempt, a star around node 0. Here the nodes other than 0."""
+"""The supervisors of an attempt, a star around node 0. Here: what all have in common, and nodes 1 and up.
+
+Nodes send states, not commands: each node its status, node 0 its decision. A lost message does no harm,
+as the next one says the same.
+"""
 
 from __future__ import annotations
 
@@ -6,201 +10,201 @@ import os
 import selectors
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
-from .channel import Link, Refused
+from .channel import Channel, Decision, Refused, Status, decision_of
+from .coordinator import RECONNECT, SETTLE, time_limit_reason
+from .events import Clock, Reason
+from .events import Refused as RefusedEvent
 from .journal import Journal
-from .stop_reason import Reason, reason
+from .spec import Spec
 
-BEAT = 1.0  # seconds between two signs of life to a peer
-SILENCE = 8.0  # seconds without one, or of a rank stopped by a signal, and it is lost
-RECONNECT = 1.0  # seconds for a connection that broke to come back
-SETTLE = 3.0  # seconds to wait, once this node has stopped, for the others' story
+HEARTBEAT = 1.0  # seconds
+RETRY = 0.2  # seconds between two attempts to connect, or to bind
+REFUSED_EVERY = 60.0  # seconds between two events about refused connections
+TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the others do
 
 
-class Gang:
-    """All supervisors of the attempt, a star around node 0. States are told, not commands: each node
-    says how it is, node 0 says what follows for all. So a message that is lost does no harm."""
+class Peers:
+    """The other nodes, as this node's supervisor sees them."""
 
-    def __init__(self, spec: dict[str, Any], journal: Journal, selector: Any) -> None:
+    def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         self.spec, self.journal, self.selector = spec, journal, selector
-        self.me: int = spec["node_rank"]
         self.began = self.turned = time.monotonic()
-        self.silence: float = spec.get("peer_timeout", SILENCE)
-        self.verdict: Reason | None = None  # why all must stop
-        self.over = False  # all nodes are done, or have stopped
-        self.stacks_wanted = False  # all seem to hang: each node writes down where its ranks are
-        self.offset = 0.0  # seconds to add to this node's clock to have node 0's
-        self._beat_at = 0.0
-        self._told: tuple[Any, ...] | None = None  # the last status sent, less its numbers
+        self.verdict: Reason | None = None  # why all nodes must stop
+        self.over = False  # all nodes are done or have stopped
+        self.stacks_wanted = False
+        self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
+        self._sent: Status | None = None
+        self._next_heartbeat = 0.0
+        self._refused, self._report_refused_at = 0, 0.0
 
-    def turn(self, status: dict[str, Any]) -> None:
-        """One look at everything. `status` is this node's own."""
+    def turn(self, status: Status) -> None:
+        """Called all the time. `status` is this node's own."""
         now = time.monotonic()
-        if now - self.turned > 2 * BEAT:  # this process slept, not the peers
-            self.forgive(now)
+        if now - self.turned > 2 * HEARTBEAT:
+            self.forgive(now)  # this process slept: the silence was its own
         self.turned = now
-        told = (status["phase"], status["reason"] is not None, status["alive"], status["stacks"])
-        if told != self._told or now >= self._beat_at:
-            self._told, self._beat_at = told, now + BEAT
-            self.beat(status, now)
-        self.judge(status, now)
+        if status.differs(self._sent) or now >= self._next_heartbeat:
+            self._sent, self._next_heartbeat = status, now + HEARTBEAT
+            self.send(status)
+        self.decide(status, now)
 
-    def beat(self, status: dict[str, Any], now: float) -> None:
+    def send(self, status: Status) -> None:
         raise NotImplementedError
 
-    def judge(self, status: dict[str, Any], now: float) -> None:
+    def decide(self, status: Status, now: float) -> None:
         raise NotImplementedError
 
     def forgive(self, now: float) -> None:
         raise NotImplementedError
 
+    def receive(self, channel: Channel) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
-    def listen_to(self, link: Link) -> None:
-        self.selector.register(link.sock, selectors.EVENT_READ, lambda _: self.hear(link))
+    def refuse(self, message: str) -> None:
+        """Strangers must not fill the journal: they get one event a minute, with their number."""
+        self._refused += 1
+        if self.turned >= self._report_refused_at:
+            self.journal.event(RefusedEvent(message, self._refused))
+            self._refused, self._report_refused_at = 0, self.turned + REFUSED_EVERY
 
-    def drop(self, link: Link) -> None:
+    def listen_to(self, channel: Channel) -> None:
+        self.selector.register(channel.sock, selectors.EVENT_READ, lambda _: self.receive(channel))
+
+    def drop(self, sock: socket.socket) -> None:
         try:
-            self.selector.unregister(link.sock)
+            self.selector.unregister(sock)
         except (KeyError, ValueError):
             pass
-        link.close()
-
-    def hear(self, link: Link) -> None:
-        raise NotImplementedError
-
-    def lost(self, node_rank: int, how: str) -> Reason:
-        host = self.spec["hosts"][node_rank]
-        message = "its supervisor " + how
-        self.journal.event("peer_lost", node_rank=node_rank, host=host, message=message)
-        return reason("peer-lost", message, node_rank, host, time.time() + self.offset)
+        sock.close()
 
 
-class Member(Gang):
-    """A node other than 0: tells node 0 how it is, hears what follows."""
+class NodePeer(Peers):
+    """A node other than 0: sends node 0 its status, and does what node 0 decides."""
 
-    def __init__(self, spec: dict[str, Any], journal: Journal, selector: Any) -> None:
+    def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
-        self._link: Link | None = None
-        self._socket: socket.socket | None = None  # connecting
-        self._try_at = 0.0
+        self.channel: Channel | None = None
+        self.joined = False  # node 0 has answered once
+        self.lost_at: float | None = None
+        self._connecting: socket.socket | None = None
         self._tried_at = 0.0
-        self._lost_at: float | None = None
-        self._joined = False
-        self._best_round_trip = float("inf")
+        self._shortest_round_trip = float("inf")
 
-    def beat(self, status: dict[str, Any], now: float) -> None:
-        if self._link and self._link.ready:
+    def send(self, status: Status) -> None:
+        if self.channel and self.channel.ready:
             try:
-                self._link.send(dict(status, node_rank=self.me, sent=time.time()))
+                self.channel.send(replace(status, sent=time.time()))
             except OSError:
-                self._broke()
+                self._disconnect()
 
-    def judge(self, status: dict[str, Any], now: float) -> None:
+    def decide(self, status: Status, now: float) -> None:
         if self.over:
             return
-        lost: Reason | None = None
-        if self._link is None:
+        if self.channel is None:
             self._connect(now)
-            lost = self._not_found(now)
-        elif now - self._link.heard > self.silence:
-            lost = self.lost(0, "was not heard for %d s" % self.silence)
-        if lost:
+        limit = self.spec.time_limit
+        if limit and self.verdict is None and now - self.began > limit + TIME_LIMIT_MARGIN:
+            self.verdict = time_limit_reason(self.spec)
+        if why := self._lost(now):
             self.over = True  # as far as this node will ever know
-            self.verdict = self.verdict or status["reason"] or lost
+            self.verdict = self.verdict or status.reason or why
 
-    def _not_found(self, now: float) -> Reason | None:
-        if self._joined:
-            if now - (self._lost_at or now) <= RECONNECT:
+    def _lost(self, now: float) -> Reason | None:
+        if self.channel is not None:
+            if now - self.channel.heard <= self.spec.peer_timeout:
                 return None
-            return self.lost(0, "closed the connection and did not come back")
-        patience = self.spec.get("start_timeout", 60.0)
-        if now - self.began <= patience:
-            return None
-        host = self.spec["hosts"][self.me]
-        message = "could not join node 0 (%s) within %d s" % (self.spec["hosts"][0], patience)
-        return reason("never-joined", message, self.me, host, time.time())
+            how = "no heartbeat from its supervisor for %d s" % self.spec.peer_timeout
+        elif self.joined:
+            if now - (self.lost_at or now) <= RECONNECT:
+                return None
+            how = "its supervisor closed the connection and did not come back"
+        else:
+            if now - self.began <= self.spec.start_timeout:
+                return None
+            message = "could not join node 0 (%s) within %d s"
+            message %= (self.spec.hosts[0], self.spec.start_timeout)
+            return Reason("never-joined", message, self.spec.node_rank, self.spec.host, time.time())
+        return Reason("peer-lost", how, 0, self.spec.hosts[0], time.time() + self.clock_offset)
 
     def forgive(self, now: float) -> None:
-        if self._link:
-            self._link.heard = now
-        if self._lost_at:
-            self._lost_at = now
+        if self.channel:
+            self.channel.heard = now
+        if self.lost_at:
+            self.lost_at = now
 
-    def hear(self, link: Link) -> None:
+    def receive(self, channel: Channel) -> None:
         try:
-            was_ready = link.ready
-            messages = link.receive()
-            if link.ready and not was_ready:
-                self._told = None  # so that the next turn introduces this node
-        except Refused as error:
-            self.journal.event("refused", message=str(error))
-            self._broke()
+            was_ready = channel.ready
+            messages = [decision_of(message) for message in channel.receive()]
+        except (Refused, TypeError, ValueError) as error:
+            self.refuse("node 0 %s" % error)
+            self._disconnect()
             return
         except OSError:
-            self._broke()
+            self._disconnect()
             return
-        for message in messages:
-            self._joined, self._lost_at = True, None
-            self._set_clock(message)
-            self.verdict = message["stop"] or self.verdict
-            self.over = message["over"]
-            self.stacks_wanted = message["stacks"]
+        if channel.ready and not was_ready:
+            self._sent = None  # so that the next turn introduces this node
+        for decision in messages:
+            self.joined, self.lost_at = True, None
+            self._set_clock(decision)
+            self.verdict = decision.verdict or self.verdict
+            self.over, self.stacks_wanted = decision.over, decision.stacks
 
     def close(self) -> None:
-        if self._link:
-            self.drop(self._link)
-        self._link = None
+        if self.channel:
+            self.drop(self.channel.sock)
+        self.channel = None
 
-    def _set_clock(self, message: dict[str, Any]) -> None:
-        """As NTP does: node 0 read its clock in the middle of the shortest round trip."""
+    def _set_clock(self, decision: Decision) -> None:
+        """As in NTP: node 0 read its clock in the middle of the shortest round trip."""
         now = time.time()
-        round_trip = now - message["echo"]
-        if 0 <= round_trip < self._best_round_trip:
-            self._best_round_trip = round_trip
-            self.offset = message["now"] - (message["echo"] + now) / 2
-            self.journal.event("clock", offset=self.offset, error=round_trip / 2)
+        round_trip = now - decision.echo
+        if 0 <= round_trip < self._shortest_round_trip:
+            self._shortest_round_trip = round_trip
+            self.clock_offset = decision.now - (decision.echo + now) / 2
+            self.journal.event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        if self._socket and now - self._tried_at > SETTLE:
-            self._give_up()
-        if self._socket or now < self._try_at:
+        """One attempt at a time, without blocking."""
+        if now - self._tried_at < (SETTLE if self._connecting else RETRY):
             return
-        self._tried_at, self._try_at = now, now + 0.2
+        self._give_up()
+        self._tried_at = now
         try:
-            where = (self.spec["master_addr"], self.spec["control_port"])
+            where = (self.spec.master_addr, self.spec.control_port)
             family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
-            self._socket = socket.socket(family, kind)
-            self._socket.setblocking(False)
-            self._socket.connect_ex(address)
-            self.selector.register(self._socket, selectors.EVENT_WRITE, self._connected)
+            self._connecting = socket.socket(family, kind)
+            self._connecting.setblocking(False)
+            self._connecting.connect_ex(address)
+            self.selector.register(self._connecting, selectors.EVENT_WRITE, self._connected)
         except OSError:
             self._give_up()
 
     def _connected(self, sock: socket.socket) -> None:
         failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self.selector.unregister(sock)
-        self._socket = None
+        self._connecting = None
         try:
             if failed:
                 raise OSError(failed, os.strerror(failed))
-            self._link = Link(sock, self.spec["token"], listening=False)
-            self.listen_to(self._link)
+            self.channel = Channel(sock, self.spec.token, listening=False)
+            self.listen_to(self.channel)
         except OSError:
             sock.close()
-            self._link = None
+            self.channel = None
 
     def _give_up(self) -> None:
-        if self._socket:
-            try:
-                self.selector.unregister(self._socket)
-            except (KeyError, ValueError):
-                pass
-            self._socket.close()
-        self._socket = None
+        if self._connecting:
+            self.drop(self._connecting)
+        self._connecting = None
 
-    def _broke(self) -> None:
+    def _disconnect(self) -> None:
         self.close()
-        self._lost_at = self._lost_at or time.monotonic()
+        self.lost_at = self.lost_at or time.monotonic()

@@ -1,4 +1,4 @@
-"""What the kernel says of processes, and what can be asked of it. Linux only."""
+"""Processes, as the kernel shows them in /proc. Linux only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import time
 
 
 def proc_stat(pid: int) -> list[str]:
-    """/proc/PID/stat after the command name: state, parent, ...; [] when the process is gone."""
+    """/proc/PID/stat after the command name: state, parent, ...; [] when the process is gone.
+
+    Raises OSError when that cannot be told, as when this process has no descriptor left.
+    """
     try:
         with open("/proc/%d/stat" % pid) as file:
             return file.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
@@ -27,8 +30,8 @@ def proc_environ(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def doing(pid: int) -> str:
-    """Where its main thread stands: a system call's number, or "running"; "" when that is hidden."""
+def syscall(pid: int) -> str:
+    """The number of the system call that its main thread waits in, or "running"; "" if hidden."""
     try:
         with open("/proc/%d/syscall" % pid) as file:
             return file.read().split()[0]
@@ -51,7 +54,7 @@ def children(pid: int) -> list[int]:
 
 
 def parents() -> dict[int, int]:
-    """pid -> parent's pid of every process that can be seen."""
+    """pid -> its parent's, of every process that we can see."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = ((pid, proc_stat(pid)) for pid in pids)
     return {pid: int(stat[1]) for pid, stat in stats if stat}
@@ -61,13 +64,10 @@ def descendants(root: int) -> list[int]:
     by_parent: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         by_parent.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        below = by_parent.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    found = [root]
+    for pid in found:
+        found += by_parent.get(pid, [])
+    return found[1:]
 
 
 def pidfd(pid: int) -> int | None:
@@ -86,7 +86,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Ranks whose torchrun dies become ours, to be ended and reaped."""
+    """Ranks whose torchrun dies become our children, so that we can kill and reap them."""
     prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
@@ -101,31 +101,30 @@ def send(pid: int, number: int) -> None:
         pass  # gone
 
 
-def end_everything(torchrun_pid: int, patience: float = 10.0) -> list[int]:
-    """SIGKILL for all that is left below us. Returns what even that did not end."""
-    deadline = time.monotonic() + patience
+def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
+    """SIGKILLs all that is left below us. Returns what survived even that."""
+    deadline = time.monotonic() + timeout
     while True:
         left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]
         for pid in left:
             send(pid, signal.SIGKILL)
-        for pid in left:
             try:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
-                pass  # somebody else's child, or reaped
+                pass  # another process's child, or reaped
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.01)
 
 
 def usage(pid: int) -> tuple[int, float]:
-    """(bytes read and written, CPU seconds) of a process so far."""
-    moved = 0
+    """(bytes read and written, CPU seconds) of a process so far; zeros where we may not see it."""
+    moved, ticks = 0, 0
     try:
+        stat = proc_stat(pid)
+        ticks = int(stat[11]) + int(stat[12]) if stat else 0
         with open("/proc/%d/io" % pid) as file:
             moved = sum(int(line.split()[1]) for line in list(file)[:2])  # rchar, wchar
     except OSError:
-        pass  # not ours to see
-    stat = proc_stat(pid)
-    ticks = int(stat[11]) + int(stat[12]) if stat else 0
+        pass
     return moved, ticks / os.sysconf("SC_CLK_TCK")

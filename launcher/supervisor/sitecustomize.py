@@ -1,9 +1,9 @@
-"""Runs in every rank as Python starts: from then on a signal makes it tell where it stands.
+"""Runs in every rank when Python starts: from then on, a signal makes the rank write down its stack.
 
-The supervisor puts this file into a folder of its own and that folder at the head of torchrun's
-PYTHONPATH. It must break nothing: what fails, fails silently; the folder leaves PYTHONPATH and sys.path
-again, so that neither the script nor its children see it; a sitecustomize of the user's own runs after
-it. Nothing is imported that Python does not import anyway, or that takes time.
+The supervisor copies this file to a folder of its own and puts that folder first on torchrun's
+PYTHONPATH. It must break nothing: errors are ignored; the folder leaves PYTHONPATH and sys.path again, so
+that neither the script nor its children see it; a sitecustomize of the user's own runs afterwards. It
+imports only what Python has loaded anyway, or what loads fast.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import sys
 
-# Real-time signals: no one sends them unasked, and they queue. faulthandler writes the stack from
-# within the signal's handler, so that a thread which waits in C for another rank tells as well.
+# Real-time signals: no program sends them by accident, and they queue. faulthandler writes the stack
+# inside the signal handler, so that even a thread that waits in C for another rank answers.
 MAIN_THREAD, ALL_THREADS = 58, 59
-HIGH = 200  # descriptors below it keep the numbers that the script is used to
+HIGH = 200  # lower descriptors keep the numbers that the script is used to
 
 
 def listen(folder: str) -> None:
-    """Registers the signals; the file is named by the process, as a launcher script may come before."""
+    """The file is named after the process, as the rank may be a Python below a shell script."""
     import faulthandler
     import fcntl
 
@@ -33,7 +33,7 @@ def listen(folder: str) -> None:
 
 
 def leave(folder: str, is_rank: bool) -> None:
-    """Takes the folder out again; torchrun itself hands it on to its ranks."""
+    """Takes the folder off the paths; torchrun itself must pass it on to its ranks."""
     sys.path[:] = [path for path in sys.path if path != folder]
     if not is_rank:
         return
@@ -51,7 +51,7 @@ def begin() -> None:
         leave(folder, is_rank)
         if is_rank:
             listen(folder)
-    except Exception:  # the run is more than what can be seen of it
+    except Exception:  # the run matters more than its stacks
         pass
     ours = sys.modules.pop("sitecustomize")
     try:
@@ -62,5 +62,5 @@ def begin() -> None:
         sys.modules["sitecustomize"] = ours
 
 
-if __name__ == "sitecustomize":  # and not in the supervisor, which reads the numbers
+if __name__ == "sitecustomize":  # the supervisor imports it under another name, for the numbers
     begin()

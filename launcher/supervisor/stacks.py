@@ -1,45 +1,47 @@
-"""Where the ranks of this node stand: asked of them by a signal, told by files.
+"""Takes the Python stacks of this node's ranks: a signal asks a rank, which writes to a file.
 
-A file `ask-<kind>-<word>` in the control folder asks; `stacks-<word>.json` is the answer. Nothing here
-waits: `turn` is called again and again by the supervisor's loop.
+Whoever wants them puts a file `ask-<kind>-<id>` into the control folder and gets `stacks-<id>.json`.
+Nothing here blocks: the supervisor's loop calls `StackTaker.turn` again and again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import linecache
 import os
 import re
 import threading
 import time
-from typing import Any, Dict, Iterable, List
+from dataclasses import asdict, replace
+from typing import Any, Iterable
 
+from .events import Frame, Stack, StackAnswer, Thread
 from .proc import descendants, proc_stat
 from .ranks import Rank
 from .sitecustomize import ALL_THREADS, MAIN_THREAD
+from .spec import Spec
 
-LOOK = 0.1  # seconds between two looks for somebody who asks
-QUIET = 0.3  # seconds after which a stack that grows no more is whole
-PATIENCE = 3.0  # seconds for a rank to answer
-SOURCE_PATIENCE = 1.0  # seconds for the files of the source to be read
+LOOK = 0.1  # seconds between two looks for a request
+QUIET = 0.3  # seconds after which a stack that grows no more is complete
+ANSWER_TIMEOUT = 3.0  # seconds for a rank to answer
+SOURCE_TIMEOUT = 1.0  # seconds to read the source files
 HEAD = re.compile(r"(Stack|Current thread|Thread) ?(0x[0-9a-f]+)?( \[.*\])? \(most recent call")
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
 
-Told = List[Dict[str, Any]]  # at runtime, where Python 3.8 knows no list[...]
-
 
 class Dump:
-    """One rank, asked once. `note` says why there is no stack."""
+    """One request to one rank. `note` says why there is no stack."""
 
     def __init__(self, rank: Rank, folder: str, kind: str) -> None:
         self.rank = rank
         self.pid = python_of(rank.pid, folder) if rank.alive else rank.pid
         self.path = os.path.join(folder, str(self.pid))
         self.began = self.grew = time.monotonic()
-        self.size = self.read = 0  # bytes that are there, and of the dumps that are whole
+        self.size = self.read = 0  # bytes in the file, and of its complete dumps
         self.text = ""
-        self.then: list[int] = []  # a signal in the middle of a dump would tear it
+        self.then: list[int] = []  # signals to send next: one in the middle of a dump would tear it
         self.note = self.ask(kind)
         self.done = bool(self.note)
 
@@ -66,78 +68,86 @@ class Dump:
         if self.done:
             return
         try:
-            size = os.stat(self.path).st_size
-            if size != self.size:
-                self.size, self.grew = size, now
-            late = now - self.began > PATIENCE
-            if late or (size > self.read and now - self.grew > QUIET):
-                with open(self.path, errors="replace") as file:
-                    self.text = file.read()
-                whole = self.text.endswith("\n")
-                if whole and self.then and not late:
-                    self.read, self.began = size, now
-                    number = self.then.pop(0)
-                    if handles(self.pid, number, "SigCgt"):
-                        signal_main_thread(self.pid, number)
-                else:
-                    self.done = late or whole
+            self._look(now)
         except OSError:
             self.done = True
         if self.done and not self.text:
             self.note = "silent"
 
-    def told(self) -> dict[str, Any]:
+    def _look(self, now: float) -> None:
+        size = os.stat(self.path).st_size
+        if size != self.size:
+            self.size, self.grew = size, now
+        late = now - self.began > ANSWER_TIMEOUT
+        if not late and (size <= self.read or now - self.grew <= QUIET):
+            return
+        with open(self.path, errors="replace") as file:
+            self.text = file.read()
+        whole = self.text.endswith("\n")
+        if whole and self.then and not late:
+            self.read, self.began = size, now
+            number = self.then.pop(0)
+            if handles(self.pid, number, "SigCgt"):
+                signal_main_thread(self.pid, number)
+        else:
+            self.done = late or whole
+
+    def stack(self) -> Stack:
         threads = parse(self.text)
-        main = [thread["frames"] for thread in threads if thread["thread"] == "main"]
-        return {
-            "rank": self.rank.rank,
-            "local_rank": self.rank.local_rank,
-            "pid": self.pid,
-            "state": (proc_stat(self.pid) or ["X"])[0],
-            "note": self.note or None,
-            "frames": main[0] if main else [],
-            "threads": [thread for thread in threads if thread["thread"] != "main"],
-        }
+        main = [thread.frames for thread in threads if thread.thread == "main"]
+        return Stack(
+            self.rank.rank,
+            self.rank.local_rank,
+            self.pid,
+            (proc_stat(self.pid) or ["X"])[0],
+            self.note or None,
+            main[0] if main else (),
+            tuple(thread for thread in threads if thread.thread != "main"),
+        )
 
 
 class Sources(threading.Thread):
-    """Puts each frame's line of source beside it. A disk that hangs, hangs only this thread."""
+    """Adds its source line to each frame. If the disk hangs, only this thread hangs."""
 
-    def __init__(self, found: Told) -> None:
+    def __init__(self, stacks: list[Stack]) -> None:
         super().__init__(daemon=True)
-        self.found = found
-        self.late_at = time.monotonic() + SOURCE_PATIENCE
+        self.stacks = stacks
+        self._late_at = time.monotonic() + SOURCE_TIMEOUT
 
     def run(self) -> None:
-        import linecache  # what few runs need loads when they need it: each host waits for our start
-
         linecache.checkcache()
-        for rank in self.found:
-            for frames in [rank["frames"], *(thread["frames"] for thread in rank["threads"])]:
-                for frame in frames:
-                    frame["text"] = source_line(rank["pid"], frame["file"], frame["line"])
+        self.stacks = [
+            replace(
+                stack,
+                frames=with_source(stack.pid, stack.frames),
+                threads=tuple(
+                    Thread(thread.thread, with_source(stack.pid, thread.frames))
+                    for thread in stack.threads
+                ),
+            )
+            for stack in self.stacks
+        ]
 
     @property
     def done(self) -> bool:
-        return not self.is_alive() or time.monotonic() > self.late_at
+        return not self.is_alive() or time.monotonic() > self._late_at
 
 
-class Stacks:
-    """The ranks' stacks for those who ask by a file, and for the gang before it ends as hung."""
+class StackTaker:
+    """Takes stacks for requests in the control folder, and for node 0 before the run ends as hung."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._control: str = spec["dir"]
-        self._folder = os.path.realpath(os.path.join(self._control, "stacks"))
+        self._folder = os.path.realpath(os.path.join(spec.dir, "stacks"))
         self._looked_at = 0.0
-        self._asked: list[tuple[str, str]] = []  # (kind, word) of those who wait
+        self._requests: list[tuple[str, str]] = []  # (kind, id), not answered yet
         self._dumps: list[Dump] | None = None  # under way
-        self._sources: Sources | None = None  # then these
-        self._for_gang = False
-        self.told = False  # to the gang, since it wanted them
+        self._sources: Sources | None = None  # the next step
+        self._for_peers = False
+        self.written = False  # to the journal, since node 0 wanted them
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """`env` so that the ranks will answer; as it is when that cannot be had."""
+        """`env`, changed so that the ranks will answer, if that is possible."""
         if os.pathsep in self._folder:
             return env
         try:
@@ -150,86 +160,87 @@ class Stacks:
         paths = [self._folder, env.get("PYTHONPATH", "")]
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
-    def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> Told | None:
-        """One look. Returns the stacks, once, when the gang wants them. Whatever goes wrong here must
-        not end a run that somebody only looks at."""
-        self.told = self.told and wanted
+    def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
+        """Returns the stacks, once, when node 0 wants them. An error here must not end a run: the user
+        only wants to look at it."""
+        self.written = self.written and wanted
         try:
             return self._turn(ranks, phase, wanted)
         except Exception:
-            self._asked, self._dumps, self._sources = [], None, None
-            self.told = wanted  # there is no more to wait for
+            self._requests, self._dumps, self._sources = [], None, None
+            self.written = wanted  # there is nothing more to wait for
             return None
 
-    def _turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> Told | None:
+    def _turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
         now = time.monotonic()
         if now - self._looked_at > LOOK:
             self._looked_at = now
-            self._asked += self._questions()
-        if self._dumps is None and (self._asked or (wanted and not self.told)):
-            kind = "all" if any(kind == "all" for kind, _ in self._asked) else "main"
+            self._requests += self._new_requests()
+        if self._dumps is None and (self._requests or (wanted and not self.written)):
+            kind = "all" if any(kind == "all" for kind, _ in self._requests) else "main"
             self._dumps = [Dump(rank, self._folder, kind) for rank in ranks]
-            self._for_gang = wanted
+            self._for_peers = wanted
         for dump in self._dumps or ():
             dump.look(now)
         if self._dumps is None or not all(dump.done for dump in self._dumps):
             return None
         if self._sources is None:
-            self._sources = Sources([dump.told() for dump in self._dumps])
+            self._sources = Sources([dump.stack() for dump in self._dumps])
             self._sources.start()
         if not self._sources.done:
             return None
-        return self._tell(self._sources.found, phase)
+        return self._finish(self._sources.stacks, phase)
 
-    def _tell(self, found: Told, phase: str) -> Told | None:
-        asked, self._asked, self._dumps, self._sources = self._asked, [], None, None
-        for _, word in asked:
-            self._answer(word, phase, found)
-        self.told = self.told or self._for_gang
-        return found if self._for_gang else None
+    def _finish(self, stacks: list[Stack], phase: str) -> list[Stack] | None:
+        requests, self._requests, self._dumps, self._sources = self._requests, [], None, None
+        for _, request in requests:
+            self._answer(request, phase, stacks)
+        self.written = self.written or self._for_peers
+        return stacks if self._for_peers else None
 
-    def _questions(self) -> list[tuple[str, str]]:
+    def _new_requests(self) -> list[tuple[str, str]]:
+        """Listing the folder makes NFS ask its server for what other hosts have made in it."""
         found = []
         try:
-            for name in os.listdir(self._control):
+            for name in os.listdir(self._spec.dir):
                 if name.startswith("ask-") and name.count("-") == 2:
-                    os.unlink(os.path.join(self._control, name))
-                    _, kind, word = name.split("-")
-                    found.append((kind, word))
+                    os.unlink(os.path.join(self._spec.dir, name))
+                    _, kind, request = name.split("-")
+                    found.append((kind, request))
         except OSError:
-            pass  # whoever asked has gone, or the folder
+            pass  # the request was withdrawn, or the folder is gone
         return found
 
-    def _answer(self, word: str, phase: str, found: Told) -> None:
-        told = {key: self._spec[key] for key in ("attempt", "node_rank", "host")}
-        document = dict(told, v=1, phase=phase, expected=self._spec["nproc_per_node"], ranks=found)
-        scratch = os.path.join(self._control, ".stacks-" + word)
+    def _answer(self, request: str, phase: str, stacks: list[Stack]) -> None:
+        spec = self._spec
+        answer = StackAnswer(spec.attempt, spec.node_rank, phase, tuple(stacks))
+        scratch = os.path.join(spec.dir, ".stacks-" + request)
         try:
             with open(scratch, "w") as file:
-                json.dump(document, file)
+                json.dump(asdict(answer), file)
             os.chmod(scratch, 0o644)
-            os.rename(scratch, os.path.join(self._control, "stacks-%s.json" % word))
+            os.rename(scratch, os.path.join(spec.dir, "stacks-%s.json" % request))
         except OSError:
-            pass  # a full disk: whoever asked hears that nothing came
+            pass  # a full disk: the request times out
 
 
 def python_of(pid: int, folder: str) -> int:
-    """The process that can tell: the rank itself, or the Python that a rank's shell script started."""
-    if os.path.exists(os.path.join(folder, str(pid))):
-        return pid
-    below = descendants(pid)
-    return next((p for p in below if os.path.exists(os.path.join(folder, str(p)))), pid)
+    """The process that can answer: the rank itself, or the Python that a rank's shell script started."""
+    for each in [pid, *descendants(pid)]:
+        if os.path.exists(os.path.join(folder, str(each))):
+            return each
+    return pid
 
 
 def handles(pid: int, number: int, field: str) -> bool:
-    """Whether a signal is in a set of /proc/PID/status: SigCgt has a handler, SigBlk waits."""
+    """Whether a signal is in a set of /proc/PID/status: SigCgt are caught, SigBlk blocked."""
     with open("/proc/%d/status" % pid) as file:
         sets = [line.split()[1] for line in file if line.startswith(field)]
     return bool(int(sets[0], 16) >> (number - 1) & 1)
 
 
 def has_open(pid: int, path: str) -> bool:
-    """A script may close all descriptors: then what it opened since would be written into."""
+    """A script may close all descriptors: then the stack would go to what it opened since."""
     folder = "/proc/%d/fd" % pid
     for name in os.listdir(folder):
         try:
@@ -241,7 +252,7 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def signal_main_thread(pid: int, number: int) -> None:
-    """tgkill, so that it is the main thread that tells. The number differs by architecture."""
+    """tgkill, so that the main thread answers. Its number differs by architecture."""
     call = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "riscv64": 131, "s390x": 241}
     machine = os.uname().machine
     if machine in call:
@@ -250,35 +261,33 @@ def signal_main_thread(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def parse(text: str) -> Told:
-    """What faulthandler wrote: [{"thread": "main" or an id, "frames": [...]}], the innermost last."""
-    found: Told = []
+def parse(text: str) -> list[Thread]:
+    """What faulthandler wrote. The main thread is called "main", the others by their ids."""
+    found: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)
         if head:
-            name = "main" if head[1] == "Stack" else (head[2] or "") + (head[3] or "")
-            found.append({"thread": name, "current": head[1] == "Current thread", "frames": []})
+            name = {"Stack": "main", "Current thread": ""}.get(head[1])
+            found.append(((head[2] or "") + (head[3] or "") if name is None else name, []))
         elif frame and found:
-            fields = {"file": frame[1], "line": int(frame[2]), "function": frame[3], "text": ""}
-            found[-1]["frames"].insert(0, fields)
-    return [
-        {"thread": thread["thread"], "frames": thread["frames"]}
-        for thread in found
-        if not thread["current"]  # the main thread, which has told already
-    ]
+            found[-1][1].insert(0, Frame(frame[1], int(frame[2]), frame[3]))
+    # "" is the main thread a second time
+    return [Thread(name, tuple(frames)) for name, frames in found if name]
 
 
-def own_file(name: str) -> bytes:
-    """A file beside this one, be it in a folder or in a zip."""
-    loader: Any = __spec__.loader
-    content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
-    return content
+def with_source(pid: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    return tuple(replace(f, text=source_line(pid, f.file, f.line)) for f in frames)
 
 
 def source_line(pid: int, file: str, number: int) -> str:
-    import linecache
-
     if file.startswith("<"):
         return ""
     path = file if os.path.isabs(file) else os.path.join("/proc/%d/cwd" % pid, file)
     return linecache.getline(path, number).strip()[:200]
+
+
+def own_file(name: str) -> bytes:
+    """A file beside this one, in a folder or in a zip."""
+    loader: Any = __spec__.loader
+    content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
+    return content

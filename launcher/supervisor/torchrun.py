@@ -1,48 +1,54 @@
-"""torchrun: the child process whose own output goes into the journal as lines of nobody's."""
+"""torchrun, the supervisor's child process."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-from typing import Any
+from typing import NamedTuple
 
 from .journal import Journal
-from .proc import die_with_parent, pidfd
-from .stacks import Stacks
+from .proc import die_with_parent
+from .spec import Spec
 
 READ_SIZE = 1 << 20  # bytes
-LAST_BYTES = 32768  # of what it said, kept as evidence
+LAST_BYTES = 32768  # of its output, kept to explain a failure
+FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
+
+
+class Failure(NamedTuple):
+    rank: int
+    local_rank: int
+    exit_code: int
+    pid: int
 
 
 class Torchrun:
-    """The child process. Its own output goes into the journal as lines of nobody's."""
+    """Its own output goes to the journal as lines that belong to no rank."""
 
-    def __init__(self, spec: dict[str, Any], journal: Journal, stacks: Stacks) -> None:
-        self._spec, self._journal, self._stacks = spec, journal, stacks
+    def __init__(self, spec: Spec, journal: Journal) -> None:
+        self._spec, self._journal = spec, journal
         self._process: subprocess.Popen[bytes] | None = None
         self._partial: dict[int, bytes] = {}
-        self.last = b""  # the end of what it said
-        self.exit_fd: int | None = None  # readable once it has exited
+        self.last = b""  # the end of its output
 
-    def start(self, log_folder: str) -> None:
+    def start(self, log_folder: str, env: dict[str, str]) -> None:
         """Raises OSError when it cannot be started."""
-        spec = self._spec
-        env = dict(os.environ, PET_REDIRECTS="3", PET_LOG_DIR=log_folder)
-        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(1, int(patience(spec["stop_timeout"])) - 1))
-        env.setdefault("PYTHONFAULTHANDLER", "1")  # so that a crash says where
+        shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
+        ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": log_folder}
+        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
         self._process = subprocess.Popen(
-            executable(spec["argv"]),
-            cwd=spec.get("cwd"),
-            env=self._stacks.environment(env),
+            executable(self._spec.argv),
+            cwd=self._spec.cwd,
+            env={"PYTHONFAULTHANDLER": "1", **env, **ours},  # the first: a crash says where
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        self.exit_fd = pidfd(self.pid)
         for pipe in self.pipes():
             os.set_blocking(pipe, False)
 
@@ -55,7 +61,8 @@ class Torchrun:
         return [self._process.stdout.fileno(), self._process.stderr.fileno()]
 
     def exit_code(self) -> int | None:
-        return self._process.poll() if self._process else None
+        """As a shell has it for a command that cannot be started: 127."""
+        return self._process.poll() if self._process else 127
 
     def read(self, pipe: int) -> bool:
         """Copies what a pipe holds. False at its end."""
@@ -66,7 +73,7 @@ class Torchrun:
         head, newline, rest = (self._partial.get(pipe, b"") + data).rpartition(b"\n")
         self._partial[pipe] = rest
         if newline:
-            self._hand_on(head + newline)
+            self._copy(head + newline)
         return bool(data)
 
     def finish(self) -> None:
@@ -75,20 +82,17 @@ class Torchrun:
             while before != self._partial.get(pipe) and self.read(pipe):
                 before = self._partial.get(pipe)
             if self._partial.get(pipe):
-                self._hand_on(self._partial.pop(pipe) + b"\n")
+                self._copy(self._partial.pop(pipe) + b"\n")
 
-    def failures(self) -> list[dict[str, Any]]:
-        """What its failure summary says of each rank. It shows no exit code 0."""
-        found = []
-        pattern = re.compile(
-            r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)"
-        )
-        for match in pattern.finditer(self.last.decode(errors="replace")):
-            rank, local_rank, code, pid = map(int, match.groups())
-            found.append({"rank": rank, "local_rank": local_rank, "exit_code": code, "pid": pid})
-        return found
+    def last_lines(self) -> list[str]:
+        return self.last.decode(errors="replace").rstrip("\n").split("\n")
 
-    def _hand_on(self, whole: bytes) -> None:
+    def failures(self) -> list[Failure]:
+        """The failed ranks in its summary, which has the first failure last. It shows no exit code 0."""
+        found = FAILURE.findall(self.last.decode(errors="replace"))
+        return [Failure(*map(int, numbers)) for numbers in reversed(found)]
+
+    def _copy(self, whole: bytes) -> None:
         self._journal.lines(b"-", whole)
         self.last = (self.last + whole)[-LAST_BYTES:]
 
@@ -98,15 +102,11 @@ def executable(argv: list[str]) -> list[str]:
     if argv[0] != "torchrun":
         return argv
     beside = os.path.join(os.path.dirname(sys.executable), "torchrun")
-    if os.access(beside, os.X_OK):
-        return [beside, *argv[1:]]
-    import shutil
-
-    found = shutil.which("torchrun")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("torchrun")
     program = [found] if found else [sys.executable, "-m", "torch.distributed.run"]
     return [*program, *argv[1:]]
 
 
-def patience(stop_timeout: float) -> float:
-    """Seconds from SIGTERM to our SIGKILL: the engine's own comes at stop_timeout, and ends us too."""
+def stop_grace(stop_timeout: float) -> float:
+    """Seconds from SIGTERM to our SIGKILL: at stop_timeout the engine kills us too."""
     return max(0.5 * stop_timeout, stop_timeout - 3.0)

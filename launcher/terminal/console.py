@@ -1,38 +1,51 @@
-"""Where words go: results to stdout, ddpctl's own messages to stderr. One writer each."""
+"""The one writer of stdout (results) and stderr (ddpctl's own messages)."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.cells import cell_len
+
+from launcher.terminal.sanitize import Sanitizer, plain
 
 if TYPE_CHECKING:
     from launcher.logs.fold import Fold
     from launcher.terminal.live import Live
 
-QUIET_BEFORE = 2.0  # seconds; a step that takes longer shows that it is under way
+QUIET_BEFORE = 2.0  # seconds; a step that takes longer is announced
+_NO_COLOURS: Mapping[str, str] = MappingProxyType({})
 
 
 class Console:
-    """quiet: errors only. verbose: details of each step too. plain: no live display."""
+    """quiet: errors only. verbose: also details of each step. plain: no live display.
+
+    Files and pipes get log lines byte for byte; a terminal gets them without escape sequences other
+    than colours. A stdout that cannot be written is reported once and then left alone: the command
+    goes on, and its exit code is its own.
+    """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, plain: bool = False) -> None:
         self.quiet = quiet
         self.verbose = verbose
         self.plain = plain
-        self.stdout_closed = False
+        self.stdout_closed = _reserve("stdout")
+        _reserve("stderr")
         self.fold: Fold | None = None  # set: identical lines of many ranks become one
         self._live: Live | None = None
         self._lock = threading.RLock()
+        self._sanitizer = Sanitizer()
 
     def lines(self, text: bytes) -> None:
-        """Whole lines of a result. A reader that has gone away is noticed once."""
+        """Whole lines of a result."""
         if self.fold is None:
             self._write(text)
             return
@@ -42,24 +55,11 @@ class Console:
                 self._write(folded)
 
     def settle(self) -> None:
-        """All that still waits to be folded, out."""
+        """Write all that still waits to be folded."""
         if self.fold is not None:
             for folded in self.fold.take_all():
                 self._write(folded)
         self.flush()
-
-    def _write(self, text: bytes) -> None:
-        if self.stdout_closed:
-            return
-        with self._lock:
-            if self._live:
-                self._live.hide()
-            try:
-                sys.stdout.buffer.write(text)
-            except BrokenPipeError:
-                self._close_stdout()
-            if self._live and self._live.due():  # lines may come without a pause
-                self._flush()
 
     def flush(self) -> None:
         if self.fold is not None:
@@ -67,20 +67,9 @@ class Console:
                 self._write(folded)
         self._flush()
 
-    def _flush(self) -> None:
-        if self.stdout_closed:
-            return
-        with self._lock:
-            try:
-                sys.stdout.flush()
-            except BrokenPipeError:
-                self._close_stdout()
-            if self._live and self._live.due():
-                self._live.draw()
-
     @contextlib.contextmanager
     def live(self, display: Live) -> Iterator[None]:
-        """Inside, `display` is kept at the bottom of the terminal, below all that is written."""
+        """Keep `display` at the bottom of the terminal, below all that is written meanwhile."""
         self.flush()
         self._live = display
         try:
@@ -99,11 +88,14 @@ class Console:
         self.flush()
 
     def table(
-        self, rows: Sequence[Sequence[str]], head: Sequence[str], colours: Mapping[str, str]
+        self,
+        rows: Sequence[Sequence[str]],
+        head: Sequence[str],
+        colours: Mapping[str, str] = _NO_COLOURS,
     ) -> None:
-        """colours: the SGR colour of a cell by its text, where stdout is a terminal."""
-        shown = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self.print(table(rows, head, colours if shown else {}))
+        """colours: the SGR colour of a cell by its text, for a terminal."""
+        shown = self._on_terminal() and not os.environ.get("NO_COLOR")
+        self.print(table(rows, head, colours if shown else _NO_COLOURS))
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -119,7 +111,7 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Says `text` when the step takes more than two seconds, and then how long it took."""
+        """Announce `text` if the step takes more than two seconds. verbose: also how long it took."""
         if self.verbose:
             self.detail(f"{text} ...")
         began = time.monotonic()
@@ -132,37 +124,80 @@ class Console:
             timer.cancel()
             self.detail(f"{text}: {time.monotonic() - began:.1f} s")
 
-    def _stderr(self, text: str) -> None:
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
+    def _on_terminal(self) -> bool:
+        return not self.stdout_closed and sys.stdout.isatty()
+
+    def _write(self, text: bytes) -> None:
+        with self._lock:
             if self._live:
                 self._live.hide()
-                sys.stdout.flush()  # what was written before, before it
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            if self._on_terminal():
+                shown = self._sanitizer.feed(text)
+                text = shown.encode(sys.stdout.encoding or "utf-8", errors="replace")
+            self._try_stdout(lambda: sys.stdout.buffer.write(text))
+            if self._live and self._live.due():  # lines may come without a pause
+                self._flush()
 
-    def _close_stdout(self) -> None:
-        self.stdout_closed = True
-        # the interpreter flushes stdout once more at its end, and must not fail there
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-        self.say("nobody reads stdout any more; the logs are still recorded")
+    def _flush(self) -> None:
+        with self._lock:
+            self._try_stdout(lambda: sys.stdout.flush())
+            if self._live and self._live.due():
+                self._live.draw()
+
+    def _try_stdout(self, act: Callable[[], object]) -> None:
+        if self.stdout_closed:
+            return
+        try:
+            act()
+        except OSError as error:  # its reader has left, or its disk is full
+            self.stdout_closed = True
+            _abandon(sys.stdout)
+            reason = "its reader has left" if error.errno == errno.EPIPE else error.strerror
+            self.say(f"nothing more is printed on stdout: {reason}")
+
+    def _stderr(self, text: str) -> None:
+        with self._lock:
+            if self._live:
+                self._live.hide()
+                self._try_stdout(lambda: sys.stdout.flush())  # what was written before comes first
+            try:
+                sys.stderr.write(plain(text) + "\n")
+                sys.stderr.flush()
+            except OSError:
+                _abandon(sys.stderr)
+
+
+def _abandon(stream: TextIO) -> None:
+    """Let the stream lead nowhere: Python flushes it once more at its end, and must not fail there."""
+    with open(os.devnull, "w") as null, contextlib.suppress(OSError):  # noqa: PTH123
+        os.dup2(null.fileno(), stream.fileno())
+
+
+def _reserve(name: str) -> bool:
+    """Whether a standard stream was closed before ddpctl began, as by `>&-`.
+
+    Then it becomes /dev/null: else the next file or connection would get its number.
+    """
+    closed = getattr(sys, name) is None
+    if closed:
+        setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    return closed
 
 
 def table(
     rows: Sequence[Sequence[str]],
     head: Sequence[str],
-    colours: Mapping[str, str] = MappingProxyType({}),
+    colours: Mapping[str, str] = _NO_COLOURS,
 ) -> str:
     """Plain columns, two spaces apart, as docker and kubectl print them.
 
     colours: the SGR colour of a cell, by its text.
     """
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
 
-    def cell(text: str, width: int) -> str:
-        padded = text.ljust(width)
+    def drawn(text: str, width: int) -> str:
+        padded = text + " " * (width - cell_len(text))
         return f"\x1b[{colours[text]}m{padded}\x1b[0m" if text in colours else padded
 
-    return "\n".join(
-        "  ".join(cell(*each) for each in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    )
+    return "\n".join("  ".join(map(drawn, row, widths)).rstrip() for row in cells)

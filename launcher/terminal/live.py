@@ -19,6 +19,8 @@ from collections.abc import Callable
 from rich.cells import cell_len
 from rich.text import Text
 
+from launcher.terminal.sanitize import coloured
+
 EVERY = 0.5  # seconds between two drawings
 
 
@@ -59,7 +61,9 @@ class Live:
             if self._closed:
                 return
             columns, rows = shutil.get_terminal_size()
-            lines = self._render(columns, max(3, int(rows * self._share)))
+            lines = [
+                coloured(line) for line in self._render(columns, max(3, int(rows * self._share)))
+            ]
             self.hide()
             self._write("".join(f"{line}\x1b[0m\n" for line in lines))
             self._shown, self._drawn_at = lines, time.monotonic()

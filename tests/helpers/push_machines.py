@@ -10,7 +10,7 @@ from sshd_server import Sshd
 
 from launcher import push
 from launcher.hosts import Cluster, Job
-from launcher.push.progress import Lines
+from launcher.push.progress import Progress
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
@@ -24,7 +24,7 @@ class Machine:
     server: Sshd
 
     def trees(self, kind: str) -> list[Path]:
-        """What is published, without what is being built."""
+        """Published trees, without drafts."""
         folder = self.home / ".ddpctl" / kind
         return sorted(folder.glob("[!.]*")) if folder.exists() else []
 
@@ -36,11 +36,11 @@ class Machine:
 Machines = Callable[..., list[Machine]]
 
 
-def push_to(hosts: list[Machine], **job: str) -> push.Pushed:
+def push_to(hosts: list[Machine], **job: str) -> push.PushResult:
     cluster = Cluster(
         hosts=tuple(machine.node.host for machine in hosts),
         job=Job(engine="process", **job),  # type: ignore[arg-type]
     )
     nodes = [machine.node for machine in hosts]
-    progress = Lines(Console(quiet=True))
-    return push.push(nodes, cluster, what={"dataset", "workdir"}, progress=progress)
+    progress = Progress(Console(quiet=True))
+    return push.push(nodes, cluster, parts={"dataset", "workdir"}, progress=progress)

@@ -1,4 +1,4 @@
-"""A real sshd on loopback, run by whoever runs the tests, with keys and folders of its own."""
+"""A real sshd on loopback with its own keys and folders; it runs as the user who runs the tests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Sshd:
             "KbdInteractiveAuthentication": "no",
             "PidFile": "none",
             "LogLevel": "VERBOSE",
-            "SetEnv": f"HOME={self.home}",  # the login shell reads no ~/.bashrc of the developer
+            "SetEnv": f"HOME={self.home}",  # the login shell must not read your ~/.bashrc
             **self.options,
         }
         config = self.folder / "sshd_config"
@@ -77,14 +77,14 @@ class Sshd:
         config.write_text("\n".join(rows) + "\n")
         self.log = self.folder / "sshd.log"
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd drops its rights there
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd drops its privileges
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=log)
         self.until("Server listening")
         return self
 
     def until(self, sign: str, count: int = 1) -> None:
-        """Waits for the server to have said `sign` so many times."""
+        """Wait until the server has logged `sign` `count` times."""
         end = time.monotonic() + START
         while self.log.read_text().count(sign) < count:
             assert self.process and self.process.poll() is None, self.log.read_text()
@@ -100,7 +100,7 @@ class Sshd:
             self.process = None
 
     def descendants(self) -> list[int]:
-        """Process ids of everything this server has started and that still runs."""
+        """Process ids of all running processes that this server started."""
         assert self.process
         found, todo = [], [self.process.pid]
         while todo:
@@ -113,7 +113,7 @@ class Sshd:
         return found
 
     def know(self, name: str | None = None, *, kinds: tuple[str, ...] | None = None) -> None:
-        """Writes this server's host keys to the user's known_hosts."""
+        """Write this server's host keys to ~/.ssh/known_hosts."""
         with (self.home / ".ssh" / "known_hosts").open("a") as file:
             for key in self.host_keys:
                 kind, blob, *_ = Path(f"{key}.pub").read_text().split()
@@ -166,7 +166,7 @@ def ssh_agent(folder: Path) -> Iterator[Path]:
 
 
 def add_to_agent(agent: Path, key: Path, passphrase: str = "") -> None:
-    """As a user who types the passphrase would."""
+    """Add a key as a user who types its passphrase would."""
     answer = key.parent / "answer"
     answer.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
     answer.chmod(0o700)

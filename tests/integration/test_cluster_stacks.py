@@ -57,7 +57,7 @@ def test_the_rank_that_the_others_wait_for_is_named_and_the_run_goes_on(
     shown = other.ddpctl("stacks", run_id, "--hosts", hosts)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert lines[-1].startswith("rank 3 of node1 stands elsewhere than the others: at train.py:")
+    assert lines[-1].startswith("rank 3 of node1 is not where the other ranks are: at train.py:")
     assert "0-2,4-5 (5)  node0 node1 node2" in lines
     assert any(line.endswith("in <module>: dist.all_reduce(value)") for line in lines)
 

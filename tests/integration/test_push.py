@@ -58,7 +58,7 @@ def build(name: str, context: Path, sizes: dict[str, int]) -> None:
 def own_names(image: str) -> str:
     """What a push has called this test's image in this machine's engine."""
     look = ["docker", "image", "ls", "-q", "--filter", f"label=test={image}"]
-    look += ["--filter", "reference=localhost:*/ddpctl:push"]
+    look += ["--filter", "reference=localhost:*/ddpctl/*:push"]
     return subprocess.run(look, capture_output=True, text=True, check=True).stdout
 
 

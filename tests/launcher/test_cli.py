@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import split_command
-
+ROOT = Path(__file__).parents[2]
 ORDER = [
     "check",
     "push",
@@ -33,7 +32,7 @@ ORDER = [
 @pytest.fixture
 def ddpctl(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+        env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
         line = [sys.executable, "-m", "launcher", *argv]
         done = subprocess.run(line, capture_output=True, text=True, env=env, cwd=tmp_path)
         assert done.returncode == code, done.stdout + done.stderr
@@ -64,8 +63,8 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["launch", "none.yaml"], "none.yaml: cannot be read"),
         (["launch", "-H", "a:1", "--name", "Bad Name"], "--name 'Bad Name'"),
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
-        (["logs"], "remembers no run"),
-        (["attach", "zz"], "no run of this machine"),
+        (["logs"], "no record of a run"),
+        (["attach", "zz"], "this machine has no run"),
         (["logs", "--grep", "("], "not a regular expression"),
         (["logs", "--since", "yesterday"], "--since 'yesterday'"),
     ],
@@ -99,7 +98,30 @@ def test_secrets_of_the_env_file_are_not_in_the_plan(ddpctl, tmp_path: Path) -> 
         assert "s3cr3t" not in ddpctl("launch", "h.yaml", "--dry-run", *flags).stdout
 
 
-def test_what_stands_after_the_dashes_is_left_alone() -> None:
-    own, command = split_command(["launch", "--nproc_per_node=2", "--", "--my_flag", "--", "x"])
-    assert own == ["launch", "--nproc-per-node=2"]
-    assert command == ["--my_flag", "--", "x"]
+def test_everything_after_two_dashes_is_the_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
+    flags = ["launch", "-H", "a:2", "--dry-run", "--json", "--nproc_per_node=2"]
+    plan = json.loads(ddpctl(*flags, "--", "--my_flag", "--", "x").stdout)
+    assert plan["command"] == ["--my_flag", "--", "x"]
+
+
+def test_only_launch_takes_a_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
+    assert "junk" in ddpctl("ps", "hosts.yaml", "--", "junk", code=2).stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_is_that_of_the_named_shell(ddpctl, shell: str) -> None:  # type: ignore[no-untyped-def]
+    assert f"_DDPCTL_COMPLETE=complete_{shell}" in ddpctl("--show-completion", shell).stdout
+
+
+def test_every_help_line_is_whole_at_80_columns(ddpctl, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = ddpctl("--help").stdout
+    assert "..." not in shown.partition("Commands:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_is_fast(ddpctl) -> None:  # type: ignore[no-untyped-def]
+    slow = ("paramiko", "docker", "yaml", "rich", "asyncio")
+    line = "import sys; import launcher.cli; launcher.cli.application(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert not [name for name in slow if name in done.stdout.split()]

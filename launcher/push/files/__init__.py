@@ -1,1 +1,1 @@
-"""Folders of files to hosts."""
+"""Folders to hosts."""

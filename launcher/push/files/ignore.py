@@ -1,7 +1,7 @@
-"""Which paths of a workdir stay at home: .git, and what .gitignore and .ddpctlignore say.
+"""Which paths of a workdir are not pushed: .git, and what .gitignore and .ddpctlignore exclude.
 
-As in git, a file's patterns hold for its own folder and below, the deeper file wins, and what is
-below an ignored folder cannot be had back. .ddpctlignore is read after .gitignore.
+As in git, a file's patterns apply to its folder and below, the deeper file wins, and a path below an
+ignored folder cannot be re-included. .ddpctlignore is read after .gitignore.
 """
 
 from __future__ import annotations
@@ -11,36 +11,30 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec
 
 FILES = (".gitignore", ".ddpctlignore")
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """The rules at one folder of the tree; `inside` makes those of a folder within it."""
+    """The rules that apply in one folder of the tree."""
 
     rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
 
     def inside(self, folder: str, texts: Sequence[str]) -> Ignore:
-        """`folder` is relative to the tree, "" for its root; texts are its ignore files'."""
+        """The rules in a subfolder. `folder` is relative to the tree; texts: its ignore files."""
         base = f"{folder}/" if folder else ""
-        if not texts:
-            return self
-        from pathspec import GitIgnoreSpec  # takes as long to load as all else of a push
-
         found = tuple((base, GitIgnoreSpec.from_lines(text.splitlines())) for text in texts)
         return Ignore(self.rules + found)
 
-    def skips(self, path: str, *, folder: bool) -> bool:
+    def skips(self, path: str, *, is_folder: bool) -> bool:
         """Whether `path`, relative to the tree, is ignored."""
         if path.rpartition("/")[2] == ".git":
             return True
         for base, spec in reversed(self.rules):
-            name = path[len(base) :] + ("/" if folder else "")
+            name = path[len(base) :] + ("/" if is_folder else "")
             verdict = spec.check_file(name).include
             if verdict is not None:
                 return bool(verdict)
@@ -48,7 +42,7 @@ class Ignore:
 
 
 def read_rules(folder: bytes) -> list[str]:
-    """The texts of a folder's ignore files, those that are there and can be read."""
+    """The texts of a folder's ignore files, of those that exist and can be read."""
     texts = []
     for name in FILES:
         try:

@@ -1,7 +1,7 @@
 """What a tree holds, as one value: paths, kinds, executable bits, sizes and content.
 
-Pure. The digest names the tree on every host: it is the sha256 of the manifest's own text, so a
-manifest read back from anywhere proves itself. Times, owners and all other mode bits do not count.
+Pure. The tree's digest, its name on every host, is the sha256 of the manifest's text. Times, owners
+and all other mode bits do not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Entry:
     """One path, relative to the tree. `content` is a sha256, or the target of a symbolic link."""
 
     path: bytes
-    kind: str  # d, l, f, or x for a file that is executable
+    kind: str  # d folder, l link, f file, x executable file
     size: int = 0  # bytes
     content: bytes = b""
 
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Delta:
-    """What turns a tree that a host has into another: paths to take away, entries to write."""
+    """How to turn an earlier tree into this one: paths to remove, then entries to write."""
 
     remove: tuple[bytes, ...]
     write: tuple[Entry, ...]
@@ -40,17 +40,16 @@ class Delta:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries: folders first, then links and files, each by path."""
+    """All entries: folders first, then links, then files, each sorted by path."""
 
     entries: tuple[Entry, ...]
 
     @cached_property
     def text(self) -> bytes:
-        records = []
-        for entry in self.entries:
-            head = f"{entry.kind} {entry.size} ".encode()
-            records.append(b"%s%s\0%s\0" % (head, entry.content, entry.path))
-        return b"".join(records)
+        return b"".join(
+            b"%s %d %s\0%s\0" % (entry.kind.encode(), entry.size, entry.content, entry.path)
+            for entry in self.entries
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -58,7 +57,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes in files."""
+        """Bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
     @property
@@ -66,7 +65,7 @@ class Manifest:
         return sum(1 for entry in self.entries if entry.is_file)
 
     def after(self, earlier: Manifest) -> Delta:
-        """What to do to a copy of `earlier`. A path whose entry differs in anything is replaced."""
+        """How to get here from a copy of `earlier`. An entry that differs at all is replaced."""
         old = {entry.path: entry for entry in earlier.entries}
         new = {entry.path for entry in self.entries}
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
@@ -76,13 +75,13 @@ class Manifest:
 
 
 def make(entries: Iterable[Entry]) -> Manifest:
-    """A folder comes before what is in it; files come last, so that a cut stream is a prefix."""
+    """Sorted so that a folder precedes its content and an interrupted transfer is a prefix."""
     order = {"d": 0, "l": 1, "f": 2, "x": 2}
     return Manifest(tuple(sorted(entries, key=lambda entry: (order[entry.kind], entry.path))))
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """The manifest that `text` holds, or None when it is not the one called `digest`."""
+    """The manifest in `text`, or None if its digest is another."""
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")
@@ -94,7 +93,7 @@ def parse(text: bytes, digest: str) -> Manifest | None:
 
 
 def _topmost(paths: set[bytes]) -> Iterable[bytes]:
-    """Without the paths that go anyway because a folder above them goes."""
+    """Without the paths below another one: removing a folder removes them."""
     for path in paths:
         above = path.rpartition(b"/")[0]
         while above and above not in paths:

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from launcher.engines.choose import engine_traits
+from launcher.engines.mounts import mounted_by_runs
 from launcher.errors import DdpctlError
-from launcher.push.transfer.send import refused
-from launcher.ssh.many import try_each
+from launcher.hosts import Cluster
+from launcher.push.files.listing import Unused, parse_unused
+from launcher.push.files.scan import scan
+from launcher.push.report import HostsNotReady, PushReport, format_bytes
+from launcher.push.transfer.direct import failed
+from launcher.ssh.many import one_per_account, try_each
 from launcher.ssh.node import Node
 
-TIMEOUT = 600.0  # seconds; a large tree takes its time to measure and to remove
+TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
+GRACE = 5  # seconds between a push and the container that mounts the tree
 
-GRACE = 5  # seconds between a push and the container that mounts what was pushed
-
-# Prints "FOLDER KB" for each tree and draft that neither a container, running or not, nor a process
-# that ddpctl has started knows of. $1 grace; the others: digests to keep
-FIND = r"""
+# Prints DATASETS_OR_WORKDIRS/DIGEST for each tree that a process of a run has in its environment.
+USED = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-used=$(docker ps -a --filter label=io.ddpctl.run-id -q 2>/dev/null |
-  xargs -r docker inspect --format '{{range .Mounts}}{{.Source}} {{end}}' 2>/dev/null)
-live=$(for file in runs/*/nodes/*/attempt-*/pid; do
+for file in runs/*/nodes/*/attempt-*/pid; do
   [ -f "$file" ] || continue
   read -r pid rest < "$file"
-  tr '\000' ' ' < "/proc/$pid/environ"
-done 2>/dev/null)
+  tr '\000' '\n' < "/proc/$pid/environ"
+done 2>/dev/null | grep -oE '(datasets|workdirs)/[0-9a-f]{64}'
+exit 0
+"""
+
+# Prints "FOLDER KB" for each tree and draft but those to keep. $1 grace; the others: digests to keep
+FIND = r"""
+cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 now=$(date +%s) grace=$1
 shift
 for tree in datasets/* workdirs/* datasets/.[!.]* workdirs/.[!.]*; do
   [ -d "$tree" ] || continue
-  case "$used $live $*" in *"${tree##*/}"*) continue ;; esac
+  case " $* " in *" ${tree##*/} "*) continue ;; esac
   [ $((now - $(stat -c %Y "$tree"))) -lt "$grace" ] && continue
   if [ -f "$tree/holder" ]; then
     read -r pid rest < "$tree/holder"
@@ -48,33 +58,72 @@ done
 
 
 @dataclass(frozen=True)
-class Unused:
-    folder: str  # below ~/.ddpctl
-    size: int  # bytes; what it shares with other versions counts too
+class PruneResult:
+    """The trees that no run uses, by host name, and whether they were removed."""
+
+    trees: list[tuple[str, Unused]]
+    removed: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(tree.size for _, tree in self.trees)
+
+    def document(self) -> dict[str, Any]:
+        rows = [
+            {"host": host, "folder": f"~/.ddpctl/{tree.folder}", "bytes": tree.size}
+            for host, tree in self.trees
+        ]
+        return {"version": 1, "removed": self.removed, "unused": rows}
 
 
-def unused(
-    nodes: Sequence[Node], keep: Sequence[str]
-) -> tuple[dict[Node, list[Unused]], dict[Node, DdpctlError]]:
-    """What could be removed on each host, but for these digests; hosts that could not be asked."""
-    return try_each(nodes, lambda node: _find(node, keep))
+def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool]) -> PruneResult:
+    """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list first.
+
+    HostsNotReady names each host where it is not known what is in use, or where a tree is left.
+    Nothing is removed from a host of the first kind.
+    """
+    job = cluster.job
+    trees = [scan(job.dataset, ignore=False)] if job.dataset else []
+    trees += [scan(job.workdir, ignore=True)] if job.workdir else []
+    keep = {tree.manifest.digest for tree in trees}
+    found, failures = try_each(one_per_account(nodes), lambda node: _find(node, cluster, keep))
+    rows = [(node.name, tree) for node, unused in found.items() for tree in unused]
+    listed = "\n".join(
+        f"{host}: ~/.ddpctl/{tree.folder}  {format_bytes(tree.size)}" for host, tree in rows
+    )
+    removed = bool(rows) and confirm(listed)
+    if removed:
+        failures |= _remove(found)
+    if failures:
+        errors = {node.name: error for node, error in failures.items()}
+        raise HostsNotReady(errors, PushReport([]))
+    return PruneResult(rows, removed)
 
 
-def remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
-    """Gives the hosts where something is left, and why."""
-
-    def act(node: Node) -> None:
-        folders = [tree.folder for tree in trees[node]]
-        done = node.script(REMOVE, *folders, timeout=TIMEOUT)
-        if done.code != 0:
-            raise refused(node.name, "prune", done.stderr.decode(errors="replace"), done.code)
-
-    return try_each([node for node, found in trees.items() if found], act)[1]
+def _find(node: Node, cluster: Cluster, keep: set[str]) -> list[Unused]:
+    return parse_unused(_script(node, FIND, str(GRACE), *keep, *_in_use(node, cluster)))
 
 
-def _find(node: Node, keep: Sequence[str]) -> list[Unused]:
-    done = node.script(FIND, str(GRACE), *keep, timeout=TIMEOUT)
+def _in_use(node: Node, cluster: Cluster) -> set[str]:
+    """Digests of trees that containers and processes of runs use there."""
+    mounts = mounted_by_runs(node, engine_required=engine_traits(cluster.job.engine).in_container)
+    used = "\n".join([*mounts, _script(node, USED)])
+    return set(re.findall(r"(?:datasets|workdirs)/([0-9a-f]{64})", used))
+
+
+def _remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
+    """Returns the hosts where a tree is left, with the reason."""
+
+    def remove(node: Node) -> None:
+        _script(node, REMOVE, *(tree.folder for tree in trees[node]))
+
+    return try_each([node for node, found in trees.items() if found], remove)[1]
+
+
+def _script(node: Node, script: str, *arguments: str) -> str:
+    done = node.script(script, *arguments, timeout=TIMEOUT)
     if done.code != 0:
-        raise refused(node.name, "prune", done.stderr.decode(errors="replace"), done.code)
-    rows = [line.rpartition(" ") for line in done.stdout.decode(errors="replace").splitlines()]
-    return [Unused(folder, int(size) * 1024) for folder, _, size in rows]
+        stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
+        raise failed(node.name, "prune", stderr)
+    return done.stdout.decode(errors="replace")

@@ -1,7 +1,7 @@
-"""From a folder on this machine to its manifest; a file that has not changed is not read again.
+"""From a folder on this machine to its manifest. A file that has not changed is not read again.
 
-A file counts as unchanged when its size, inode, mtime and ctime (both in ns) are those of the last
-scan, and it was older than two seconds then: a write in the same clock tick would not show.
+A file counts as unchanged if size, inode, mtime and ctime (both in ns) are those of the last scan,
+and it was older than two seconds then: a write within the same clock tick would not show.
 """
 
 from __future__ import annotations
@@ -13,27 +13,35 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from launcher.errors import PushFailed
 from launcher.push.files import manifest
 from launcher.push.files.ignore import Ignore, read_rules
 from launcher.push.files.manifest import Entry, Manifest
-from launcher.state import cache_home, home_folder, state_home
+from launcher.state import cache_home, home_folder, state_home, write_cache
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
-LARGE = 1 << 18  # bytes in a file from which a second thread helps
-SHOWN = 5  # problems named before "and N more"
+SHOWN = 5  # problems listed before "and N more"
 
-Stamp = tuple[int, int, int, int]  # size, inode, mtime_ns, ctime_ns
+
+class Stamp(NamedTuple):
+    """What changes when a file does."""
+
+    size: int
+    inode: int
+    mtime_ns: int
+    ctime_ns: int
 
 
 @dataclass
 class Tree:
-    """A folder here and what it held when it was scanned. `skipped` are sockets, pipes, devices."""
+    """A folder and its content when it was scanned. skipped: sockets, pipes and devices."""
 
     root: bytes
     manifest: Manifest
@@ -45,27 +53,24 @@ class Tree:
 
 
 def scan(folder: str, *, ignore: bool) -> Tree:
-    """`ignore`: leave out what .gitignore and .ddpctlignore say, and .git.
+    """ignore: leave out .git and what .gitignore and .ddpctlignore exclude.
 
-    PushFailed names each path that cannot go: unreadable, or a link that leads out of the tree.
+    PushFailed lists the paths that cannot be pushed: unreadable, or a link out of the tree.
     """
     walk = _Walk(os.fsencode(os.path.realpath(folder)))
     if not os.path.isdir(walk.root):
-        raise PushFailed(f"{folder}: not a folder; mend the path in the hosts file")
+        raise PushFailed(f"{folder}: not a folder; fix the path in the hosts file")
     began = time.time_ns()
     walk.run(Ignore() if ignore else None)
-    cache = _Cache(walk.root)
-    contents = _contents(walk, cache)
+    contents = _hash_files(walk, cache_home() / "trees", began)
     if walk.problems:
-        raise PushFailed("\n".join(_some(walk.problems)))
-    for path, number in walk.files.items():
-        stamp, executable = number
-        kind = "x" if executable else "f"
-        walk.entries.append(Entry(path, kind, stamp[0], contents[path].encode()))
-    cache.save(walk.files, contents, began)
-    found = manifest.make(walk.entries)
-    stamps = {path: stamp for path, (stamp, _) in walk.files.items()}
-    return Tree(walk.root, found, stamps, walk.skipped)
+        more = len(walk.problems) - SHOWN
+        tail = [f"and {more} more like these"] if more > 0 else []
+        raise PushFailed("\n".join(walk.problems[:SHOWN] + tail))
+    for path, stamp in walk.stamps.items():
+        kind = "x" if path in walk.executable else "f"
+        walk.entries.append(Entry(path, kind, stamp.size, contents[path].encode()))
+    return Tree(walk.root, manifest.make(walk.entries), walk.stamps, walk.skipped)
 
 
 def shown(path: bytes) -> str:
@@ -77,11 +82,12 @@ def shown(path: bytes) -> str:
 class _Walk:
     def __init__(self, root: bytes) -> None:
         self.root = root
-        self.entries: list[Entry] = []
-        self.files: dict[bytes, tuple[Stamp, bool]] = {}
+        self.entries: list[Entry] = []  # folders and links
+        self.stamps: dict[bytes, Stamp] = {}  # files
+        self.executable: set[bytes] = set()
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
-        # They change while a push runs, and belong to this machine: a home folder may hold them.
+        # A home folder may hold these. They change during a push and belong to this machine.
         own = (cache_home(), state_home(), home_folder() / ".ddpctl")
         self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
@@ -89,42 +95,41 @@ class _Walk:
         pending: list[tuple[bytes, Ignore | None]] = [(b"", ignore)]
         while pending:
             folder, rules = pending.pop()
-            if rules is not None:
-                texts = read_rules(os.path.join(self.root, folder))
+            if rules and (texts := read_rules(os.path.join(self.root, folder))):
                 rules = rules.inside(os.fsdecode(folder), texts)
             for child in self._children(folder):
                 path = folder + b"/" + child.name if folder else child.name
                 is_folder = child.is_dir(follow_symlinks=False)
-                if rules is not None and rules.skips(os.fsdecode(path), folder=is_folder):
+                if rules and rules.skips(os.fsdecode(path), is_folder=is_folder):
                     continue
-                if is_folder and os.path.join(self.root, path) in self.own:
-                    continue
-                if is_folder:
+                if not is_folder:
+                    self._leaf(path, child)
+                elif os.path.join(self.root, path) not in self.own:
                     self.entries.append(Entry(path, "d"))
                     pending.append((path, rules))
-                else:
-                    self._leaf(path, child)
 
     def _children(self, folder: bytes) -> Iterator[os.DirEntry[bytes]]:
-        where = os.path.join(self.root, folder)
         try:
-            with os.scandir(where) as found:
+            with os.scandir(os.path.join(self.root, folder)) as found:
                 yield from found
         except OSError as error:
-            self._problem(where, error)
+            self.problem(folder, error)
 
     def _leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
         try:
             status = child.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                stamp = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-                self.files[path] = (stamp, bool(status.st_mode & 0o111))
+                self.stamps[path] = Stamp(
+                    status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+                )
+                if status.st_mode & 0o111:
+                    self.executable.add(path)
             elif stat.S_ISLNK(status.st_mode):
                 self._link(path, os.readlink(child.path))
             else:
                 self.skipped.append(path)
         except OSError as error:
-            self._problem(child.path, error)
+            self.problem(path, error)
 
     def _link(self, path: bytes, target: bytes) -> None:
         inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
@@ -136,93 +141,62 @@ class _Walk:
             return
         self.entries.append(Entry(path, "l", 0, target))
 
-    def _problem(self, path: bytes, error: OSError) -> None:
+    def problem(self, path: bytes, error: OSError) -> None:
+        where = shown(os.path.join(self.root, path))
         self.problems.append(
-            f"{shown(path)}: {error.strerror}; make it readable or leave it out (.ddpctlignore)"
+            f"{where}: {error.strerror}; make it readable or leave it out (.ddpctlignore)"
         )
 
 
-def _contents(walk: _Walk, cache: _Cache) -> dict[bytes, str]:
-    """The sha256 of every file, from the cache where it may be believed."""
-    found = {}
+def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
+    """The sha256 of every file: from the cache of the last scan, or read now and cached."""
+    cache = caches / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
+    known = _read_cache(cache)
+    found: dict[bytes, str] = {}
     unknown = []
-    for path, (stamp, _) in walk.files.items():
-        known = cache.get(path, stamp)
-        if known is None:
-            unknown.append(path)
+    for path, stamp in walk.stamps.items():
+        row = known.get(os.fsdecode(path))
+        if isinstance(row, list) and len(row) == 5 and row[:4] == list(stamp):
+            found[path] = str(row[4])
         else:
-            found[path] = known
+            unknown.append(path)
 
-    def read(path: bytes) -> str:
-        try:
-            return _sha256(b"%b/%b" % (walk.root, path), walk.files[path][0][0])
-        except OSError as error:
-            walk._problem(os.path.join(walk.root, path), error)
-            return ""
+    def read(paths: list[bytes]) -> None:
+        for path in paths:
+            try:
+                found[path] = _sha256(b"%b/%b" % (walk.root, path), walk.stamps[path].size)
+            except OSError as error:
+                walk.problem(path, error)
 
-    def read_all(paths: list[bytes]) -> None:
-        found.update([(path, read(path)) for path in paths])
-
-    if sum(walk.files[path][0][0] for path in unknown) < LARGE * len(unknown):
-        read_all(unknown)
-    else:  # sha256 of large blocks leaves the interpreter free for a second thread
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(read_all, (unknown[::2], unknown[1::2])))
+    with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter's lock
+        list(pool.map(read, (unknown[::2], unknown[1::2])))
+    rows = {
+        os.fsdecode(path): [*stamp, found[path]]
+        for path, stamp in walk.stamps.items()
+        if path in found and max(stamp.mtime_ns, stamp.ctime_ns) < began - RACY
+    }
+    if rows != known:
+        write_cache(cache, json.dumps(rows))
     return found
 
 
-def _sha256(path: bytes, size: int) -> str:
-    """`size` as it was seen; a buffer that is much larger than a file costs more than its bytes."""
-    length = min(size + 1, BLOCK)
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+def _read_cache(file: Path) -> dict[str, list[int | str]]:
     try:
-        block = os.read(number, length)
-        digest = hashlib.sha256(block)
-        while len(block) == length:
-            block = os.read(number, length)
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _sha256(path: bytes, size: int) -> str:
+    length = min(size + 1, BLOCK)  # a buffer much larger than the file would cost more than it
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        digest = hashlib.sha256()
+        while block := os.read(descriptor, length):
             digest.update(block)
+            if len(block) < length:
+                break
         return digest.hexdigest()
     finally:
-        os.close(number)
-
-
-def _some(problems: list[str]) -> list[str]:
-    more = len(problems) - SHOWN
-    return problems[:SHOWN] + ([f"and {more} more like these"] if more > 0 else [])
-
-
-class _Cache:
-    """Hashes of the last scan of one folder. Losing it costs time only."""
-
-    def __init__(self, root: bytes) -> None:
-        name = hashlib.sha256(root).hexdigest()[:32]
-        self.file = cache_home() / "trees" / f"{name}.json"
-        self.known: dict[str, list[int | str]] = {}
-        try:
-            self.known = json.loads(self.file.read_bytes())
-        except (OSError, ValueError):
-            pass
-
-    def get(self, path: bytes, stamp: Stamp) -> str | None:
-        known = self.known.get(os.fsdecode(path))
-        if known is None or tuple(known[:4]) != stamp:
-            return None
-        return str(known[4])
-
-    def save(
-        self, files: dict[bytes, tuple[Stamp, bool]], contents: dict[bytes, str], began: int
-    ) -> None:
-        known = {
-            os.fsdecode(path): [*stamp, contents[path]]
-            for path, (stamp, _) in files.items()
-            if max(stamp[2], stamp[3]) < began - RACY
-        }
-        if known == self.known:
-            return
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            draft = self.file.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(known))
-            draft.replace(self.file)
-        except OSError:
-            pass
+        os.close(descriptor)

@@ -1,36 +1,37 @@
-"""A folder to `~/.ddpctl/{datasets,workdirs}/<digest>` of the hosts, of which only what is missing.
+"""A folder to `~/.ddpctl/{datasets,workdirs}/<digest>` of the hosts; only what is missing is sent.
 
-A host builds the new tree beside the old ones: what an earlier version has is linked (pushed trees
-are never written to), the rest comes as one tar stream, and a rename publishes it. A push that was
-cut leaves `.<digest>.<token>`; the next push takes that over where it ended. While a host works on
-such a folder, the process named in its `holder` lives, so two pushes at once keep apart.
+A host builds the new tree beside the old ones: files that an earlier tree has are hard links (pushed
+trees are never written to), the others come as one tar stream, and a rename publishes the tree. An
+interrupted push leaves a draft, `.<digest>.<token>`; the next push continues there. While a process
+writes to a draft, its pid is in the draft's file `holder`, so two pushes keep apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
-from launcher.push.files import manifest, tarstream
+from launcher.push.files import manifest, tar
+from launcher.push.files.listing import Draft, parse_trees
 from launcher.push.files.manifest import Delta, Entry, Manifest
 from launcher.push.files.scan import Tree
-from launcher.push.report import in_words
-from launcher.push.transfer.send import Journey, Parcel, refused
-from launcher.push.transfer.sender import Sender
+from launcher.push.report import format_bytes
+from launcher.push.tracker import Tracker
+from launcher.push.transfer.direct import Payload, failed
+from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.many import try_each
 from launcher.ssh.node import Node
-from launcher.state import cache_home
+from launcher.state import cache_home, write_cache
 
-T = TypeVar("T")
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
-MANIFEST = b"manifest.z"
-CANDIDATES = 5  # earlier trees that are looked at, the newest ones
+MANIFEST = "manifest.z"
+CANDIDATES = 5  # earlier trees to compare with, the newest ones
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
 # $1 datasets or workdirs, $2 digest, $3 token of this push
@@ -39,12 +40,12 @@ umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
 [ -d "$2" ] && { echo present; exit 0; }
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
-for left in ".$2".*; do
-  [ -f "$left/holder" ] || continue
-  read -r pid since base < "$left/holder"
+for draft in ".$2".*; do
+  [ -f "$draft/holder" ] || continue
+  read -r pid since base < "$draft/holder"
   [ "$since" = "${boot:-unknown}" ] || continue
   kill -0 "$pid" 2>/dev/null && continue
-  mv "$left" ".$2.$3" 2>/dev/null || continue
+  mv "$draft" ".$2.$3" 2>/dev/null || continue
   echo "resume $base $(find ".$2.$3/tree" -type f -print0 | tr -dc '\000' | wc -c)"
   break
 done
@@ -53,7 +54,7 @@ for name in $(ls -t); do [ -d "$name" ] && echo "earlier $name"; done
 exit 0
 """
 
-# as above, $4 digest of the earlier tree or none; stdin: the paths to take out of its copy, \0
+# as above, $4 digest of the earlier tree or none; stdin: paths to remove from its copy, each with \0
 PREPARE = r"""
 umask 022
 cd "$HOME/.ddpctl/$1" && mkdir ".$2.$3" || exit 1
@@ -91,133 +92,112 @@ ABANDON = 'rm -rf "$HOME/.ddpctl/$1/.$2.$3"'
 
 @dataclass(frozen=True)
 class Start:
-    """Where one host begins: from which earlier tree, and what is still to be written."""
+    """Where one host begins: from a copy of which earlier tree, and what is to be written to it."""
 
     base: str  # a digest, or none
-    remove: tuple[bytes, ...]
     write: tuple[Entry, ...]
 
 
-def push_tree(
-    tree: Tree, what: str, nodes: Sequence[Node], sender: Sender, journey: Journey
-) -> dict[Node, DdpctlError]:
-    """To hosts that do not have it. Gives the ones that failed; a host has all of it or nothing."""
-    return _TreePush(tree, what, sender, journey).run(nodes)
-
-
-class _TreePush:
-    def __init__(self, tree: Tree, what: str, sender: Sender, journey: Journey) -> None:
-        self.tree, self.what = tree, what
-        self.sender, self.journey = sender, journey
+class TreePush:
+    def __init__(self, tree: Tree, part: str, fanout: Fanout, tracker: Tracker) -> None:
+        self.tree, self.part = tree, part
+        self.fanout, self.tracker = fanout, tracker
         self.token = secrets.token_hex(6)
-        self.names = (FOLDERS[what], tree.manifest.digest, self.token)
-        self.failures: dict[Node, DdpctlError] = {}
         self.deltas: dict[str, Delta] = {}
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+        """To hosts that lack it. Returns those that failed; a host gets the whole tree or nothing."""
         save(self.tree.manifest)
-        starts = self._each(nodes, self._start)
-        groups: dict[tuple[str, int], tuple[Start, list[Node]]] = {}
+        starts, failures = try_each(nodes, self._start)
+        groups: dict[tuple[str, int], list[Node]] = {}
         for node, start in starts.items():
             if start is not None:
-                groups.setdefault((start.base, len(start.write)), (start, []))[1].append(node)
-        for start, members in groups.values():
-            self._send(start, members)
-        return self.failures
+                groups.setdefault((start.base, len(start.write)), []).append(node)
+        for members in groups.values():
+            start = starts[members[0]]
+            assert start is not None
+            failures |= self._send(start, members)
+        return failures
 
-    def _each(self, nodes: Sequence[Node], act: Callable[[Node], T]) -> dict[Node, T]:
-        """Results of the hosts that did it; the others are remembered as failures."""
-        results, failures = try_each(nodes, act)
-        self.failures.update(failures)
-        return results
+    def _names(self, node: Node) -> tuple[str, str, str]:
+        return FOLDERS[self.part], self.tree.manifest.digest, self.token
 
     def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
-        done = node.script(script, *self.names, *more, stdin=stdin, timeout=STEP_TIMEOUT)
+        arguments = *self._names(node), *more
+        done = node.script(script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
         if done.code != 0:
-            said = done.stderr.decode(errors="replace")
-            raise refused(node.name, self.what, said, done.code)
+            stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
+            raise failed(node.name, self.part, stderr)
         return done.stdout.decode(errors="replace")
 
     def _start(self, node: Node) -> Start | None:
-        """None: another push has published the tree meanwhile."""
-        said = [line.split() for line in self._script(node, BEGIN).splitlines()]
-        told = {words[0]: words[1:] for words in said if words}
-        if "present" in told:
+        """None if another push has published the tree meanwhile."""
+        trees = parse_trees(self._script(node, BEGIN))
+        if trees.present:
             return None
-        earlier = [words[1] for words in said if words[0] == "earlier"]
-        resumed = self._resumed(node, told.get("resume"))
-        if resumed is not None:
-            return resumed
-        start = self._best(node, earlier)
-        needed, free = sum(entry.size for entry in start.write), int((told.get("free") or ["0"])[0])
-        if told.get("free") and needed > free * 1024:
+        if trees.draft and (start := self._resume(node, trees.draft)):
+            return start
+        base, delta = self._best_base(node, trees.earlier)
+        if trees.free is not None and delta.size > trees.free:
             raise PushFailed(
-                f"{node.name}: {self.what}: needs {in_words(needed)} and the disk of ~/.ddpctl "
-                f"has {in_words(free * 1024)} free; free space there, then push again"
+                f"{node.name}: {self.part}: needs {format_bytes(delta.size)} and the disk of ~/.ddpctl "
+                f"has {format_bytes(trees.free)} free; free space there, then push again"
             )
-        self._script(node, PREPARE, start.base, stdin=b"\0".join((*start.remove, b"")))
-        return start
+        self._script(node, PREPARE, base, stdin=b"\0".join((*delta.remove, b"")))
+        return Start(base, delta.write)
 
-    def _resumed(self, node: Node, told: list[str] | None) -> Start | None:
-        """What a push that was cut has left; its last file may be half there and is sent again."""
-        if not told:
-            return None
-        base, count = told[0], int(told[1])
-        delta = self._delta(node, base)
+    def _resume(self, node: Node, draft: Draft) -> Start | None:
+        """The last file in the draft may be incomplete and is sent again."""
+        delta = self._delta(node, draft.base)
         if delta is None:
             self._script(node, ABANDON)
             return None
         files = [entry for entry in delta.write if entry.is_file]
         kept = self.tree.manifest.files - len(files)
-        there = set(files[: max(count - kept - 1, 0)])
-        write = tuple(entry for entry in delta.write if entry not in there)
-        return Start(base, (), write)
+        there = set(files[: max(draft.files - kept - 1, 0)])
+        return Start(draft.base, tuple(entry for entry in delta.write if entry not in there))
 
-    def _best(self, node: Node, earlier: Sequence[str]) -> Start:
-        """From the tree on that host that has the most of this one."""
-        best = Start("none", (), self.tree.manifest.entries)
-        least = self.tree.manifest.size
+    def _best_base(self, node: Node, earlier: Sequence[str]) -> tuple[str, Delta]:
+        """The tree on that host that has the most of this one, and what to change in its copy."""
+        best = "none", Delta((), self.tree.manifest.entries)
         for digest in earlier[:CANDIDATES]:
             delta = self._delta(node, digest)
-            if delta is not None and delta.size < least:
-                least = delta.size
-                best = Start(digest, delta.remove, delta.write)
+            if delta is not None and delta.size < best[1].size:
+                best = digest, delta
         return best
 
     def _delta(self, node: Node, earlier: str) -> Delta | None:
-        """Worked out once for all hosts. None when nobody knows what that tree holds."""
-        with self.turn:
+        """Computed once for all hosts. None if it is not known what the earlier tree holds."""
+        with self.lock:
             if earlier not in self.deltas:
-                old = manifest.make(()) if earlier == "none" else remembered(earlier)
+                old = manifest.make(()) if earlier == "none" else load(earlier)
                 if old is not None:
                     self.deltas[earlier] = self.tree.manifest.after(old)
             if earlier in self.deltas:
                 return self.deltas[earlier]
-        there = fetched(node, earlier)
+        there = fetch(node, earlier)
         return None if there is None else self.tree.manifest.after(there)
 
-    def _send(self, start: Start, nodes: Sequence[Node]) -> None:
+    def _send(self, start: Start, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         extra = self._manifest_file(start)
-        size = tarstream.size(start.write, prefix=b"tree/", extra=extra)
-        parcel = Parcel(
-            what=self.what,
-            argv=("sh", "-c", RECEIVE, "sh", *self.names, start.base),
-            size=size,
-            chunks=partial(self._stream, start, extra),
+        sizes = [*(entry.size for entry in start.write), *map(len, extra.values())]
+        payload = Payload(
+            part=self.part,
+            command=lambda node: ("sh", "-c", RECEIVE, "sh", *self._names(node), start.base),
+            size=tar.size_of(sizes),
+            chunks=lambda: tar.stream(self.tree, start.write, folder="tree", extra=extra),
             finish=partial(self._publish, start),
         )
-        failed = self.sender.send(parcel, nodes)
-        for node, error in failed.items():
-            self.failures[node] = error
+        failures = self.fanout.send([payload], nodes, payload.size)
+        for node, error in failures.items():
             if not isinstance(error, HostUnreachable):
-                self._abandon(node)
+                with contextlib.suppress(DdpctlError):  # the draft may be what fills the disk
+                    self._script(node, ABANDON)
+        return failures
 
-    def _stream(self, start: Start, extra: dict[bytes, bytes]) -> Iterator[bytes]:
-        return tarstream.stream(self.tree, start.write, prefix=b"tree/", extra=extra)
-
-    def _manifest_file(self, start: Start) -> dict[bytes, bytes]:
-        """Goes along for machines that push to this host next, where it does not weigh much."""
+    def _manifest_file(self, start: Start) -> dict[str, bytes]:
+        """For other machines that push to this host later, unless it is large for this transfer."""
         packed = zlib.compress(self.tree.manifest.text, 1)
         small = len(packed) * 10 <= sum(entry.size for entry in start.write)
         return {MANIFEST: packed} if small or len(packed) < 65536 else {}
@@ -225,41 +205,28 @@ class _TreePush:
     def _publish(self, start: Start, node: Node) -> None:
         self._script(node, PUBLISH)
         sent = sum(1 for entry in start.write if entry.is_file)
-        report = self.journey.hosts[node]
+        report = self.tracker.hosts[node]
         report.files_sent += sent
         report.files_skipped += self.tree.manifest.files - sent
-        self.journey.ready(node)
-
-    def _abandon(self, node: Node) -> None:
-        """What cannot be gone on with is taken away: it may be what fills the disk."""
-        try:
-            self._script(node, ABANDON)
-        except DdpctlError:
-            pass
+        self.tracker.ready(node)
 
 
 def save(tree: Manifest) -> None:
-    """Remembered here, so that the next push knows what a host has without asking it."""
+    """Keep a manifest here, so that the next push knows what a host has without asking."""
     file = cache_home() / "manifests" / tree.digest
     if not file.exists():
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft = file.with_name(f".{tree.digest}.{secrets.token_hex(4)}")
-            draft.write_bytes(tree.text)
-            draft.replace(file)
-        except OSError:
-            pass
+        write_cache(file, tree.text)
 
 
-def remembered(digest: str) -> Manifest | None:
+def load(digest: str) -> Manifest | None:
     try:
         return manifest.parse((cache_home() / "manifests" / digest).read_bytes(), digest)
     except OSError:
         return None
 
 
-def fetched(node: Node, digest: str) -> Manifest | None:
-    """The manifest of a tree from the host that has it; it proves itself by its digest."""
+def fetch(node: Node, digest: str) -> Manifest | None:
+    """The manifest of a tree from the host that has it. None if it does not match its digest."""
     done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     try:
         found = manifest.parse(zlib.decompress(done.stdout), digest)

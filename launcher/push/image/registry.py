@@ -1,8 +1,11 @@
 """A registry on loopback that takes an image's layers out of the local engine, compressed.
 
-`docker push` to it sends only layers that are asked for, and at once: the engine remembers the
-compressed digest of what it has pushed before, so the next push of an image costs what has changed.
-Layers are kept for the push only; what is remembered is which digest is which layer.
+The engine pushes only the layers that are asked for, and remembers the compressed digest of what it
+has pushed before: after a change, a push compresses only the change. Layers are kept for one push;
+which compressed digest belongs to which layer is kept in the cache.
+
+Other users of this machine can connect, so the repository's name holds a secret and nothing but the
+image is accepted.
 """
 
 from __future__ import annotations
@@ -11,59 +14,54 @@ import contextlib
 import hashlib
 import json
 import re
+import secrets
 import shutil
 import socket
 import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
-from launcher.state import cache_home
+from launcher.engines.engine_info import ImageInfo
+from launcher.push.image.archive import Blob, digest_of
+from launcher.state import cache_home, make_folder, write_cache
 
-BLOCK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Blob:
-    digest: str  # sha256:...
-    file: Path
-    size: int  # bytes
+BLOCK = 1 << 20  # bytes
+MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registries allow
 
 
 class Registry:
-    """wanted: the diffIDs of the layers that shall come; the engine is told that others are here."""
+    """wanted: the layers (diff ids) to receive; the engine is told that the others are here."""
 
-    def __init__(self, wanted: frozenset[str]) -> None:
-        self.wanted = wanted
+    def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
+        self.image, self.wanted = image, wanted
         cache = cache_home()
-        cache.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=cache))
+        self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
         self.blobs: dict[str, Blob] = {}
         self.by_diff_id: dict[str, Blob] = {}
         self.manifests: list[bytes] = []
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
+        self.name = f"ddpctl/{secrets.token_hex(16)}"
         self._index_file = cache / "layers.json"
-        self._index = _read_json(self._index_file)
+        self._index = _read_index(self._index_file)
         self._server = _server(self, cache / "registry-port")
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
     def repository(self) -> str:
-        """The same from push to push, as far as its port is free: the engine remembers by name."""
-        return f"localhost:{self._server.server_address[1]}/ddpctl"
+        return f"localhost:{self._server.server_address[1]}/{self.name}"
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def has(self, digest: str) -> int | None:
-        """The size that the engine is told, None to make it send the blob."""
+    def size_of(self, digest: str) -> int | None:
+        """The size to tell the engine; None to make it send the blob."""
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
@@ -71,59 +69,80 @@ class Registry:
             return None
         return int(known["size"])
 
-    def arrived(self, blob: Blob) -> None:
-        diff_id = _diff_id(blob.file)
-        with self.news:
-            self.blobs[blob.digest] = blob
+    def add_blob(self, digest: str, file: Path) -> bool:
+        """False if the file is not what its digest says, or neither a layer nor the configuration of
+        the image. A layer whose compression we cannot read is accepted: the manifest tells."""
+        with file.open("rb") as stream:
+            if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
+                return False
+        diff_id = _diff_id(file)
+        if diff_id is not None and diff_id not in self.image.layers:
+            return False
+        blob = Blob(digest, file, file.stat().st_size)
+        if diff_id is None and _looks_like_json(file) and self._config(blob) is None:
+            return False
+        with self.changed:
+            self.blobs[digest] = blob
             if diff_id is not None:
                 self.by_diff_id[diff_id] = blob
-            self.news.notify_all()
+            self.changed.notify_all()
+        return True
 
-    def finish(self, layers: tuple[str, ...]) -> tuple[bytes, bytes] | None:
-        """Manifest and config of the image with these layers, once the engine has pushed all."""
+    def finish(self) -> tuple[bytes, bytes] | None:
+        """Manifest and configuration of the image, once the engine has pushed all of it."""
         for text in self.manifests:
             manifest = json.loads(text)
             blob = self.blobs.get((manifest.get("config") or {}).get("digest", ""))
-            if blob is None:
-                continue
-            config = blob.file.read_bytes()
-            if tuple(json.loads(config)["rootfs"]["diff_ids"]) == layers:
-                self._learn(layers, manifest["layers"])
+            config = self._config(blob) if blob else None
+            if config is not None:
+                self._learn(manifest["layers"])
                 return text, config
         return None
 
-    def _learn(self, layers: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-        with self.news:
-            for diff_id, row in zip(layers, rows, strict=True):
+    def _config(self, blob: Blob) -> bytes | None:
+        """The blob's content if it is the configuration of this push's image."""
+        if blob.size > MAX_DOCUMENT:
+            return None
+        text = blob.file.read_bytes()
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if tuple(json.loads(text)["rootfs"]["diff_ids"]) == self.image.layers:
+                return text
+        return None
+
+    def _learn(self, rows: list[dict[str, Any]]) -> None:
+        with self.changed:
+            for diff_id, row in zip(self.image.layers, rows, strict=True):
                 self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
                 if row["digest"] in self.blobs:
                     self.by_diff_id[diff_id] = self.blobs[row["digest"]]
-            self.news.notify_all()
-        with contextlib.suppress(OSError):
-            draft = self.folder / "index"
-            draft.write_text(json.dumps(self._index))
-            draft.replace(self._index_file)
+            self.changed.notify_all()
+        write_cache(self._index_file, json.dumps(self._index))
 
 
-def _server(registry: Registry, memory: Path) -> ThreadingHTTPServer:
-    """On the port of last time if it is free."""
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that speaks nonsense or hangs up; the engine reports its own failures
+
+
+def _server(registry: Registry, port_file: Path) -> ThreadingHTTPServer:
+    """On the port of the last push if it is free: the engine reuses layers within one registry."""
 
     class Handler(_Handler):
-        kept = registry
+        pass
 
+    Handler.registry = registry
     try:
-        return ThreadingHTTPServer(("127.0.0.1", int(memory.read_text())), Handler)
+        return _Server(("127.0.0.1", int(port_file.read_text())), Handler)
     except (OSError, ValueError, OverflowError):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    with contextlib.suppress(OSError):
-        memory.write_text(str(server.server_address[1]))
+        server = _Server(("127.0.0.1", 0), Handler)
+    write_cache(port_file, str(server.server_address[1]))
     return server
 
 
 class _Handler(BaseHTTPRequestHandler):
     """As much of the distribution API as a push needs."""
 
-    kept: Registry
+    registry: Registry
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
@@ -133,58 +152,83 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def parse_request(self) -> bool:
+        """Refuses requests for anything but this push's repository."""
+        if not super().parse_request():
+            return False
+        if self.path in ("/v2/", "/v2") or self.path.startswith(f"/v2/{self.registry.name}/"):
+            return True
+        self.close_connection = True
+        self._answer(404)
+        return False
+
     def do_GET(self) -> None:
         self._answer(200 if self.path in ("/v2/", "/v2") else 404)
 
     def do_HEAD(self) -> None:
         digest = self.path.rpartition("/blobs/")[2]
-        size = self.kept.has(digest) if "/blobs/" in self.path else None
+        size = self.registry.size_of(digest)
         if size is None:
             self._answer(404)
         else:
             self._answer(200, {"Docker-Content-Digest": digest}, size)
 
     def do_POST(self) -> None:
-        self._drop_body()
-        with tempfile.NamedTemporaryFile(dir=self.kept.folder, delete=False) as file:
+        """Begins an upload, unless the engine asks to reuse a blob that counts as here."""
+        for _ in self._body():
+            pass
+        mounted = self._query("mount")
+        if self.registry.size_of(mounted) is not None:
+            self._answer(201, {"Docker-Content-Digest": mounted, "Location": self.path})
+            return
+        with tempfile.NamedTemporaryFile(dir=self.registry.folder, delete=False) as file:
             name = Path(file.name).name
         base = urlsplit(self.path).path.rstrip("/")
         self._answer(202, {"Location": f"{base}/{name}", "Range": "0-0"})
 
     def do_PATCH(self) -> None:
-        with self._file().open("ab") as file:
-            for block in self._body():
-                file.write(block)
-            end = file.tell()
+        end = self._append()
         self._answer(202, {"Location": self.path, "Range": f"0-{max(end - 1, 0)}"})
 
     def do_PUT(self) -> None:
         if "/manifests/" in self.path:
-            text = b"".join(self._body())
-            self.kept.manifests.append(text)
-            self._answer(201, {"Docker-Content-Digest": _sha256_of(text)})
+            self._put_manifest()
             return
-        with self._file().open("ab") as file:
-            for block in self._body():
-                file.write(block)
-        digest = parse_qs(urlsplit(self.path).query).get("digest", [""])[0]
-        with self._file().open("rb") as file:
-            right = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest() == digest
-        if not right:
+        self._append()
+        digest = self._query("digest")
+        if self.registry.add_blob(digest, self._file()):
+            self._answer(201, {"Docker-Content-Digest": digest, "Location": self.path})
+        else:
+            self._file().unlink()
             self._answer(400)
-            return
-        self.kept.arrived(Blob(digest, self._file(), self._file().stat().st_size))
-        self._answer(201, {"Docker-Content-Digest": digest, "Location": self.path})
+
+    def _put_manifest(self) -> None:
+        text = b""
+        for block in self._body():
+            text += block
+            if len(text) > MAX_DOCUMENT:
+                raise ValueError("too large")
+        if isinstance(json.loads(text), dict):
+            self.registry.manifests.append(text)
+            self._answer(201, {"Docker-Content-Digest": digest_of(text)})
+        else:
+            self._answer(400)
+
+    def _query(self, key: str) -> str:
+        return parse_qs(urlsplit(self.path).query).get(key, [""])[0]
 
     def _file(self) -> Path:
         name = urlsplit(self.path).path.rpartition("/")[2]
         if not re.fullmatch(r"tmp\w+", name):
             raise ValueError("no such upload")
-        return self.kept.folder / name
+        return self.registry.folder / name
 
-    def _drop_body(self) -> None:
-        for _ in self._body():
-            pass
+    def _append(self) -> int:
+        with self._file().open("r+b") as file:
+            file.seek(0, 2)
+            for block in self._body():
+                file.write(block)
+            return file.tell()
 
     def _body(self) -> Iterator[bytes]:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
@@ -214,18 +258,15 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
 
 
 def _diff_id(file: Path) -> str | None:
-    """The digest of a layer uncompressed; None where the standard library cannot tell."""
-    digest, undo = hashlib.sha256(), zlib.decompressobj(31)
+    """The digest of a layer without compression; None if it is not gzip."""
+    digest, gzip = hashlib.sha256(), zlib.decompressobj(31)
     with file.open("rb") as stream:
-        if stream.read(2) != b"\x1f\x8b":
-            return None
-        stream.seek(0)
         try:
             for block in _blocks(stream):
-                digest.update(undo.decompress(block))
+                digest.update(gzip.decompress(block))
         except zlib.error:
             return None
-    return f"sha256:{digest.hexdigest()}" if undo.eof else None
+    return f"sha256:{digest.hexdigest()}" if gzip.eof else None
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
@@ -233,13 +274,14 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _sha256_of(text: bytes) -> str:
-    return f"sha256:{hashlib.sha256(text).hexdigest()}"
+def _looks_like_json(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(1) == b"{"
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_index(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_bytes())
+        found = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found
+    return found if isinstance(found, dict) else {}

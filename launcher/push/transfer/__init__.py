@@ -1,1 +1,1 @@
-"""How bytes travel to hosts."""
+"""Bytes to hosts: directly, or through a chain of hosts."""

@@ -1,8 +1,8 @@
-"""Hosts in a row: the first is fed from here, each other one takes its bytes from one before it.
+"""A chain of hosts: this machine feeds the first, each other one takes its bytes from one before it.
 
-A host that goes away is left out by the ones after it, within seconds and at the byte where they are.
-A slow one is put at the end of a branch, where nobody waits for it. A host that no other can feed is
-fed from here, which is said, as it costs this machine's uplink once more.
+If a host fails, the ones after it continue from another host, within seconds and at the byte they
+had reached. A slow host becomes a leaf: no other host takes bytes from it. A host that no other host
+can feed is fed from here, with a notice, because that uses this machine's uplink once more.
 """
 
 from __future__ import annotations
@@ -10,289 +10,306 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
-from launcher.push.transfer.relay import Damaged, Relay, Stage, feed, outcome
-from launcher.push.transfer.send import END_TIMEOUT, Journey, Parcel
+from launcher.push.tracker import Tracker
+from launcher.push.transfer.direct import END_TIMEOUT, Payload, failed
+from launcher.push.transfer.relay_client import Event, Relay, TransferDamaged, feed
 from launcher.push.transfer.tls import one_time_pair
 from launcher.ssh.many import try_each
 from launcher.ssh.node import Node
 
 WINDOW = 3.0  # seconds over which a rate is measured
-BEHIND = 2.0  # seconds, at the best rate, that a slow host is behind the one that feeds it
+MIN_WINDOW = 2.0  # seconds; a shorter measurement does not count
+BEHIND = 2.0  # seconds, at the best rate, that a slow host lags behind its source
 SLOW = 0.5  # of the best rate
-SLOW_HEAD = 4e6  # bytes a second below which it may be the first host, not the uplink
+SLOW_HEAD = 4e6  # bytes per second below which the first host, not the uplink, may be slow
 WORTH_A_TRIAL = 15.0  # seconds that are left
 TICK = 0.5  # seconds
 
+Upstreams = list[tuple[str, int]]  # address and port
 
-class Transit:
-    """One parcel on its way. `fed` are the hosts that are fed from here."""
 
-    def __init__(self, name: str, parcel: Parcel, stages: dict[Relay, Stage]) -> None:
-        self.name, self.parcel, self.stages = name, parcel, stages
-        self.digest: str | None = None
-        self.fed: set[Relay] = set()
+@dataclass
+class HostTransfer:
+    """How far one payload is on one host."""
+
+    have: int = 0  # bytes
+    recent: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes)
+    done: bool = False
+    error: DdpctlError | None = None
+    upstreams: Upstreams = field(default_factory=list)  # what the host was told
+    fed: bool = False  # from here
+
+    def update(self, have: int, now: float) -> None:
+        self.have = have
+        self.recent = [(at, count) for at, count in self.recent if now - at <= WINDOW]
+        self.recent.append((now, have))
+
+    @property
+    def rate(self) -> float:
+        """Recent bytes per second; 0 if not measured for long enough."""
+        if not self.recent or self.recent[-1][0] - self.recent[0][0] < MIN_WINDOW:
+            return 0.0
+        (began, had), (now, have) = self.recent[0], self.recent[-1]
+        return (have - had) / (now - began)
+
+
+class Transfer:
+    """One payload on its way to the hosts of `hosts`, which are in the chain's order."""
+
+    def __init__(self, name: str, payload: Payload, row: Sequence[Relay]) -> None:
+        self.name, self.payload = name, payload
+        self.hosts = {relay: HostTransfer() for relay in row}
+        self.result: tuple[int, str] | None = None  # size and sha256, known at the end
         self.source_error: DdpctlError | None = None
-        self.began = time.monotonic()
-        self.trial: float | None = None  # when the second host began to be fed from here too
-        self.judged = False
-        self.wired: dict[Relay, list[list[object]]] = {}
+        self.trial: float | None = None  # when feeding the second host from here began
+        self.trial_over = False
+
+    @property
+    def unfinished(self) -> dict[Relay, HostTransfer]:
+        return {relay: host for relay, host in self.hosts.items() if not host.done}
+
+    def order_all(self, op: str, **arguments: object) -> None:
+        for relay in self.hosts:
+            relay.order(op, id=self.name, **arguments)
 
 
 class Chain:
-    def __init__(self, nodes: Sequence[tuple[Node, str]], journey: Journey) -> None:
-        """`nodes` with the address that the others reach each by, in the order of the row."""
-        self._journey = journey
-        self._relays = [Relay(node, address) for node, address in nodes]
+    def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
+        """addresses: where the other hosts reach each host, in the chain's order."""
+        self._tracker = tracker
+        self._relays = {node: Relay(node, address) for node, address in addresses.items()}
         self._leaves: set[Relay] = set()
         self._blamed: dict[Relay, int] = {}
-        self._transits: dict[str, Transit] = {}
+        self._transfers: dict[str, Transfer] = {}
         self._numbers = itertools.count()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
-    def start(self) -> dict[Node, DdpctlError]:
-        """Gives the hosts that cannot relay, and why; the row is made of the others."""
+    @property
+    def nodes(self) -> frozenset[Node]:
+        """The hosts that relay."""
+        return frozenset(self._relays)
+
+    def start(self) -> None:
+        """Start the agents. A host whose agent does not start is not part of the chain."""
         pair = one_time_pair()
-        relays = {relay.node: relay for relay in self._relays}
-        _, failed = try_each(list(relays), lambda node: relays[node].start(*pair))
-        self._relays = [relay for relay in self._relays if relay.node not in failed]
-        for relay in self._relays:
-            threading.Thread(target=self._hear, args=(relay,), daemon=True).start()
-        return failed
+        started, _ = try_each(list(self._relays), lambda node: self._relays[node].start(*pair))
+        self._relays = {node: self._relays[node] for node in started}
+        for relay in self._relays.values():
+            threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
 
     def close(self) -> None:
-        for relay in self._relays:
+        for relay in self._relays.values():
             relay.close()
 
-    def put(self, parcel: Parcel, nodes: Sequence[Node]) -> Transit:
-        """Starts a parcel on its way; `settle` waits for it."""
-        row = [relay for relay in self._relays if relay.node in nodes]
-        transit = Transit(f"p{next(self._numbers)}", parcel, {relay: Stage() for relay in row})
-        with self._news:
-            self._transits[transit.name] = transit
-        for relay in row:
-            self._journey.progress.begin(relay.node.name, parcel.what, parcel.size)
-            transit.wired[relay] = upstreams = self._upstreams(transit, relay)
+    def begin(self, payload: Payload, nodes: Sequence[Node]) -> Transfer:
+        """Start sending a payload; `finish` waits for it."""
+        row = [relay for node, relay in self._relays.items() if node in nodes]
+        transfer = Transfer(f"p{next(self._numbers)}", payload, row)
+        with self._changed:
+            self._transfers[transfer.name] = transfer
+        for relay, host in transfer.hosts.items():
+            self._tracker.progress.begin(relay.node.name, payload.part, payload.size)
+            host.upstreams = self._upstreams(transfer, relay)
             if relay.lost is not None:
-                self._settled(transit, relay, relay.lost)
+                self._end(transfer, relay, relay.lost)
                 continue
-            relay.tell(op="open", id=transit.name, argv=list(parcel.argv), upstreams=upstreams)
-        return transit
+            argv = payload.command(relay.node)
+            relay.order("open", id=transfer.name, argv=argv, upstreams=host.upstreams)
+        return transfer
 
-    def settle(self, transit: Transit) -> dict[Node, DdpctlError]:
-        """Waits for all. Gives the hosts that do not have it, and why."""
-        last_change, seen = time.monotonic(), -1
+    def finish(self, transfer: Transfer) -> dict[Node, DdpctlError]:
+        """Wait for all hosts. Returns those that failed, with the reason."""
+        last_change, seen = time.monotonic(), (-1, 0)
         while True:
-            with self._news:
-                open_ones = [stage for stage in transit.stages.values() if not stage.over]
-                if not open_ones:
+            with self._changed:
+                if not transfer.unfinished:
                     break
-                self._news.wait(TICK)
-                total = sum(stage.have for stage in transit.stages.values()) - len(open_ones)
-            if total != seen:
-                last_change, seen = time.monotonic(), total
+                self._changed.wait(TICK)
+                have = sum(host.have for host in transfer.hosts.values())
+                state = (have, len(transfer.unfinished))
+            if state != seen:
+                last_change, seen = time.monotonic(), state
             elif time.monotonic() - last_change > END_TIMEOUT:
-                self._give_up(transit)
-            self._mind_the_slow(transit)
-            self._mind_the_head(transit)
-        return {
-            relay.node: stage.error
-            for relay, stage in transit.stages.items()
-            if stage.error is not None
-        }
+                for relay in transfer.unfinished:
+                    why = f"{relay.node.name}: {transfer.payload.part}: no progress for"
+                    self._end(transfer, relay, PushFailed(f"{why} {END_TIMEOUT:.0f} s"))
+            self._bypass_slow_hosts(transfer)
+            self._try_the_second_host(transfer)
+        return {r.node: host.error for r, host in transfer.hosts.items() if host.error is not None}
 
-    def _give_up(self, transit: Transit) -> None:
-        for relay, stage in transit.stages.items():
-            if not stage.over:
-                why = f"{relay.node.name}: {transit.parcel.what}: nothing for {END_TIMEOUT:.0f} s"
-                self._settled(transit, relay, PushFailed(why))
+    # events of the hosts
 
-    # what the hosts say
-
-    def _hear(self, relay: Relay) -> None:
-        why: DdpctlError = Damaged(f"{relay.node.name}: its relay ended")
+    def _follow(self, relay: Relay) -> None:
+        why: DdpctlError = TransferDamaged(f"{relay.node.name}: its relay agent ended")
         try:
-            for words in relay.words():
-                self._heard(relay, words)
+            for event in relay.events():
+                self._handle(relay, event)
         except DdpctlError as error:
-            why = HostUnreachable(f"{error}; the next push goes on from there")
+            why = HostUnreachable(f"{error}; the next push continues from there")
         except (OSError, ValueError):
             pass
         relay.lost = why
-        for transit in list(self._transits.values()):
-            if relay in transit.stages:
-                self._settled(transit, relay, why)
+        for transfer in list(self._transfers.values()):
+            if relay in transfer.hosts:
+                self._end(transfer, relay, why)
 
-    def _heard(self, relay: Relay, words: dict[str, object]) -> None:
-        kind = words["ev"]
-        if kind == "have":
-            self._progress(relay, words["have"])  # type: ignore[arg-type]
+    def _handle(self, relay: Relay, event: Event) -> None:
+        if event.kind == "have":
+            for name, count in event.have.items():
+                if (transfer := self._transfers.get(name)) and relay in transfer.hosts:
+                    self._count(transfer, relay, count)
             return
-        transit = self._transits.get(str(words.get("id")))
-        if transit is None or relay not in transit.stages:
+        transfer = self._transfers.get(event.payload)
+        if transfer is None or relay not in transfer.hosts:
             return
-        if kind == "starved":
-            self._starved(transit, relay, int(str(words["have"])), str(words["why"]))
-        elif kind in ("done", "failed"):
-            self._settled(transit, relay, self._finished(transit, relay, words))
+        host, part = relay.node.name, transfer.payload.part
+        if event.kind == "starved":
+            self._feed_from_here(transfer, relay, event)
+        elif event.kind == "failed":
+            why = "damaged on the way" if event.text == "damaged" else event.text
+            self._end(transfer, relay, TransferDamaged(str(failed(host, part, why))))
+        elif event.kind == "done" and event.count != 0:
+            why = event.text or f"exit {event.count}"
+            self._end(transfer, relay, failed(host, part, why))
+        elif event.kind == "done":
+            self._end(transfer, relay, self._complete(transfer, relay))
 
-    def _finished(
-        self, transit: Transit, relay: Relay, words: dict[str, object]
-    ) -> DdpctlError | None:
-        error = outcome(relay, transit.parcel, words)
-        if error is None and transit.parcel.finish is not None:
-            try:
-                transit.parcel.finish(relay.node)
-            except DdpctlError as refusal:
-                return refusal
-        return error
-
-    def _progress(self, relay: Relay, have: dict[str, int]) -> None:
-        now = time.monotonic()
-        for name, count in have.items():
-            transit = self._transits.get(name)
-            stage = transit.stages.get(relay) if transit else None
-            if transit is None or stage is None:
-                continue
-            fresh = count - stage.have
-            with self._news:
-                stage.heard(count, now, WINDOW)
-            if fresh:
-                self._journey.count(relay.node, transit.parcel, fresh, from_here=False)
-
-    def _settled(self, transit: Transit, relay: Relay, error: DdpctlError | None) -> None:
-        with self._news:
-            stage = transit.stages[relay]
-            if stage.over:
-                return
-            if transit.source_error is not None:
-                error = transit.source_error
-            elif error is None and transit.digest is not None:
-                total = int(transit.digest.split()[0])
-                missing, stage.have = total - stage.have, total
-                self._journey.count(relay.node, transit.parcel, missing, from_here=False)
-            stage.over, stage.error = True, error
-            last = all(other.over for other in transit.stages.values())
-            self._news.notify_all()
-        if last:
-            for other in transit.stages:  # the room that it takes there is wanted for the next
-                other.tell(op="close", id=transit.name)
-        self._journey.progress.end(relay.node.name, transit.parcel.what)
-
-    # what they are fed
-
-    def _starved(self, transit: Transit, relay: Relay, have: int, why: str) -> None:
-        with self._news:
-            first = not transit.fed
-            transit.fed.add(relay)
-        if not first and transit.trial is None and all(r.lost is None for r in transit.fed):
-            self._journey.say(
-                f"{relay.node.name}: cannot take the {transit.parcel.what} from the other hosts "
-                f"({why}): it is sent from here, over this machine's uplink once more"
-            )
-        threading.Thread(target=self._feed, args=(transit, relay, have), daemon=True).start()
-
-    def _feed(self, transit: Transit, relay: Relay, at: int) -> None:
-        count = self._journey.count_sent
+    def _complete(self, transfer: Transfer, relay: Relay) -> DdpctlError | None:
         try:
-            with relay.feeding:  # the parcel that was put first goes first
-                wanted = partial(transit.fed.__contains__, relay)
-                digest = feed(relay, transit.parcel, transit.name, at, count, wanted)
-        except OSError:
-            return  # that host has gone; `_hear` says so, and the next one starves
-        except HostUnreachable:
-            return
+            if transfer.payload.finish is not None:
+                transfer.payload.finish(relay.node)
         except DdpctlError as error:
-            transit.source_error = error
-            for other in transit.stages:
-                other.tell(op="drop", id=transit.name)
+            return error
+        return None
+
+    def _count(self, transfer: Transfer, relay: Relay, have: int) -> None:
+        host = transfer.hosts[relay]
+        with self._changed:
+            fresh = have - host.have
+            host.update(have, time.monotonic())
+        if fresh:
+            self._tracker.received(relay.node, transfer.payload.part, fresh)
+
+    def _end(self, transfer: Transfer, relay: Relay, error: DdpctlError | None) -> None:
+        host = transfer.hosts[relay]
+        with self._changed:
+            if host.done:
+                return
+            host.done, host.error = True, transfer.source_error or error
+            if host.error is None and transfer.result is not None:
+                self._count(transfer, relay, transfer.result[0])
+            all_done = not transfer.unfinished
+            self._changed.notify_all()
+        if all_done:
+            transfer.order_all("close")  # the next payload needs the disk space
+        self._tracker.progress.end(relay.node.name, transfer.payload.part)
+
+    # feeding from here
+
+    def _feed_from_here(self, transfer: Transfer, relay: Relay, event: Event) -> None:
+        with self._changed:
+            others = [r for r, host in transfer.hosts.items() if host.fed]
+            transfer.hosts[relay].fed = True
+        if others and transfer.trial is None and all(r.lost is None for r in others):
+            self._tracker.say(
+                f"{relay.node.name}: cannot take the {transfer.payload.part} from the other hosts "
+                f"({event.text}): sending it from here, over this machine's uplink once more"
+            )
+        threading.Thread(
+            target=self._feed, args=(transfer, relay, event.count), daemon=True
+        ).start()
+
+    def _feed(self, transfer: Transfer, relay: Relay, at: int) -> None:
+        try:
+            with relay.feeding:  # payloads go to a host in their order
+                result = feed(
+                    relay,
+                    transfer.payload,
+                    transfer.name,
+                    at,
+                    sent=lambda count: self._tracker.sent(relay.node, count),
+                    wanted=lambda: transfer.hosts[relay].fed,
+                )
+        except (OSError, HostUnreachable):
+            return  # the host is gone: `_follow` notices, and the next host will be starved
+        except DdpctlError as error:
+            transfer.source_error = error
+            transfer.order_all("drop")
             return
-        if digest is None:
-            return
-        with self._news:
-            first, transit.digest = transit.digest is None, transit.digest or digest
-        if first:
-            size, sha256 = digest.split()
-            for other in transit.stages:
-                other.tell(op="end", id=transit.name, size=int(size), sha256=sha256)
+        with self._changed:
+            first = transfer.result is None
+            transfer.result = transfer.result or result
+        if first and result:
+            transfer.order_all("end", size=result[0], sha256=result[1])
 
     # who takes from whom
 
-    def _upstreams(self, transit: Transit, relay: Relay) -> list[list[object]]:
-        """All before it that are neither lost nor slow, the nearest first."""
-        row = list(transit.stages)
-        before = row[: row.index(relay)]
-        good = [r for r in before if r.lost is None and r not in self._leaves]
-        return [[r.address, r.port] for r in reversed(good)]
+    def _sources(self, transfer: Transfer, relay: Relay) -> list[Relay]:
+        """The hosts before it that are neither lost nor slow, the nearest first."""
+        row = list(transfer.hosts)
+        before = reversed(row[: row.index(relay)])
+        return [r for r in before if r.lost is None and r not in self._leaves]
 
-    def _mind_the_slow(self, transit: Transit) -> None:
-        """A host well behind the one before it, at less than half of the best rate, is bypassed."""
-        with self._news:
-            running = [r for r, stage in transit.stages.items() if not stage.over]
-            rates = {relay: transit.stages[relay].rate for relay in running}
-            best = max((transit.stages[r].rate for r in transit.stages), default=0.0)
-        for relay in running:
-            if relay in self._leaves or relay in transit.fed or not best:
+    def _upstreams(self, transfer: Transfer, relay: Relay) -> Upstreams:
+        return [(source.address, source.port) for source in self._sources(transfer, relay)]
+
+    def _rewire(self, transfer: Transfer, relay: Relay, upstreams: Upstreams) -> None:
+        """Tell a host where to continue from, if its first source has changed."""
+        host = transfer.hosts[relay]
+        if upstreams[:1] != host.upstreams[:1]:
+            host.upstreams = upstreams
+            relay.order("from", id=transfer.name, upstreams=upstreams)
+
+    def _bypass_slow_hosts(self, transfer: Transfer) -> None:
+        """Find a host far behind its source, at less than half of the best rate."""
+        best = max((host.rate for host in transfer.hosts.values()), default=0.0)
+        for relay, host in transfer.unfinished.items():
+            source = next(iter(self._sources(transfer, relay)), None)
+            if relay in self._leaves or host.fed or source is None:
                 continue
-            feeder = self._feeder(transit, relay)
-            if feeder is None or not rates[relay] or rates[relay] >= SLOW * best:
-                continue
-            behind = transit.stages[feeder].have - transit.stages[relay].have
-            if behind > BEHIND * best:
-                self._bypass(transit, relay, feeder)
+            behind = transfer.hosts[source].have - host.have
+            if 0 < host.rate < SLOW * best and behind > BEHIND * best:
+                self._bypass(transfer, relay, source)
                 return
 
-    def _feeder(self, transit: Transit, relay: Relay) -> Relay | None:
-        row = list(transit.stages)
-        before = [r for r in row[: row.index(relay)] if r.lost is None and r not in self._leaves]
-        return before[-1] if before else None
+    def _bypass(self, transfer: Transfer, relay: Relay, source: Relay) -> None:
+        """The second slow host behind one source means that the source's uplink is slow."""
+        self._blamed[source] = self._blamed.get(source, 0) + 1
+        if self._blamed[source] > 1 and not transfer.hosts[source].fed:
+            row = list(transfer.hosts)
+            self._leaves -= set(row[row.index(source) : row.index(relay) + 1])
+            relay = source
+        self._make_leaf(transfer, relay)
 
-    def _bypass(self, transit: Transit, relay: Relay, feeder: Relay) -> None:
-        """The second complaint about the same feeder blames the feeder: its uplink is slow."""
-        self._blamed[feeder] = self._blamed.get(feeder, 0) + 1
-        slow = feeder if self._blamed[feeder] > 1 and feeder not in transit.fed else relay
-        if slow is feeder:
-            row = list(transit.stages)
-            self._leaves -= set(row[row.index(feeder) + 1 : row.index(relay) + 1])
-        self._leave_out(transit, slow)
-
-    def _mind_the_head(self, transit: Transit) -> None:
-        """Is it the uplink that is slow, or the first host? The second, fed from here too, tells."""
-        row = [r for r in transit.stages if r.lost is None and r not in self._leaves]
-        if len(row) < 2 or transit.judged or transit.stages[row[0]].over:
+    def _try_the_second_host(self, transfer: Transfer) -> None:
+        """If the first host is slow: feed the second from here too. Is that faster?"""
+        row = [r for r in transfer.hosts if r.lost is None and r not in self._leaves]
+        if len(row) < 2 or transfer.trial_over or transfer.hosts[row[0]].done:
             return
-        head, second = row[0], row[1]
-        rate, now = transit.stages[head].rate, time.monotonic()
-        if transit.trial is None:
-            left = transit.parcel.size - transit.stages[head].have
-            slow = 0 < rate < SLOW_HEAD and left > WORTH_A_TRIAL * rate
-            if slow and not transit.stages[second].over:
-                transit.trial = now
-                transit.wired[second] = []
-                second.tell(op="from", id=transit.name, upstreams=[])
-        elif transit.stages[second].over or now - transit.trial > WINDOW + 1:
-            transit.judged = True
-            if transit.stages[second].over or transit.stages[second].rate > rate / SLOW:
-                self._leave_out(transit, head)
+        head, second = transfer.hosts[row[0]], transfer.hosts[row[1]]
+        now = time.monotonic()
+        if transfer.trial is None:
+            left = transfer.payload.size - head.have
+            if 0 < head.rate < SLOW_HEAD and left > WORTH_A_TRIAL * head.rate and not second.done:
+                transfer.trial = now
+                self._rewire(transfer, row[1], [])
+        elif second.done or now - transfer.trial > WINDOW + 1:
+            transfer.trial_over = True
+            if second.done or second.rate > head.rate / SLOW:
+                self._make_leaf(transfer, row[0])
             else:
-                transit.fed.discard(second)
-                self._wire(transit, second)
+                second.fed = False
+                self._rewire(transfer, row[1], self._upstreams(transfer, row[1]))
 
-    def _leave_out(self, transit: Transit, slow: Relay) -> None:
+    def _make_leaf(self, transfer: Transfer, slow: Relay) -> None:
         self._leaves.add(slow)
-        self._journey.say(f"{slow.node.name}: slow, so no other host waits for it any more")
-        for other, stage in transit.stages.items():
-            with self._news:
-                stage.past.clear()  # what was measured was measured in the old row
-            if other is not slow and other not in transit.fed and not stage.over:
-                self._wire(transit, other)
-
-    def _wire(self, transit: Transit, relay: Relay) -> None:
-        """Tells a host where to go on from, if the one that feeds it has changed."""
-        upstreams = self._upstreams(transit, relay)
-        if upstreams[:1] != transit.wired.get(relay, [])[:1]:
-            transit.wired[relay] = upstreams
-            relay.tell(op="from", id=transit.name, upstreams=upstreams)
+        self._tracker.say(f"{slow.node.name}: slow; no other host waits for it any more")
+        for relay, host in transfer.hosts.items():
+            with self._changed:
+                host.recent.clear()  # measured in the old order
+            if relay is not slow and not host.fed and not host.done:
+                self._rewire(transfer, relay, self._upstreams(transfer, relay))

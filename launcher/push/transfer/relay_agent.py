@@ -1,22 +1,23 @@
-"""Runs on a host while a push lasts: takes parcels from the host before it and hands them on.
+"""Runs on a host during a push: takes payloads from the host before it and passes them on.
 
-Standard library only, Python 3.8 or later; its text comes over SSH and nothing is installed. It lives
-as long as its standard input. There it is told what to do, one JSON object a line:
+Standard library only, Python 3.8 or later. Its source comes over SSH and nothing is installed. It ends
+when its standard input does. Orders arrive there, one JSON object per line:
 
-    hello  cert: the one-time certificate and key that all hosts of this push share
-    open   id, argv, size, upstreams [[address, port], ...]: a parcel and the command that reads it
-    feed   id, at, n: n bytes of the parcel, from offset `at` on, follow the line
-    from   id, upstreams: where to go on from
-    end    id, size, sha256: what the parcel had to be
-    drop   id
-    close  id: every host has it
+    hello  cert, key: the certificate of this push; address: where the other hosts reach this one
+    open   id, argv, upstreams [[address, port], ...]: a payload and the command that reads it
+    feed   id, at, n: n bytes of the payload from offset `at` follow the line
+    from   id, upstreams: continue from these
+    end    id, size, sha256: what the payload has to be
+    drop   id: give up
+    close  id: all hosts have it
 
-On standard output it says `ready` (port), `have` (bytes so far, by parcel), `starved` (nobody to take
-the parcel from: feed it), `done` (code, said) and `failed` (why).
+Events go to standard output, one JSON object per line: `ready` (count: port), `have` (have: bytes by
+payload), `starved` (no host to take the payload from; count: bytes so far, text: why), `done` (count: exit
+code, text: stderr) and `failed` (text: why).
 
-Hosts talk over mutual TLS: a line {id, at}, then frames of a 4-byte length and bytes. Length 0 means
-"nothing new, still here"; the last frame has length END. The command is given the last bytes only once
-the digest is right, so that damage never ends as a whole tree.
+Hosts speak mutual TLS: a line {id, at}, then frames of a 4-byte length and bytes. Length 0 means "nothing
+new yet"; END is the last frame. The command gets the last bytes only once the digest of the payload is
+right, so damage never ends as a complete tree.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
 FRAME = 256 * 1024
 SEGMENT = 32 << 20  # bytes in one file of the spool
-KEEP = 256 << 20  # bytes kept behind the slowest reader, for hosts that come later
-ROOM = 0.25  # of the free disk, that slow readers may take
-AHEAD = 1 << 30  # bytes that may wait for a slow command
-HELD = 64 * 1024  # bytes that the command gets only when the digest is right
-TICK = 0.25  # seconds between reports
-ALIVE = 1.0  # seconds after which a host that has nothing to send says so
-STALL = 5.0  # seconds of silence after which a host counts as gone
-CONNECT = 4.0
+KEEP = 256 << 20  # bytes kept behind the slowest reader, for hosts that connect later
+DISK_SHARE = 0.25  # of the free disk, for slow readers
+MAX_AHEAD = 1 << 30  # bytes that may wait for a slow command
+HELD_BACK = 64 * 1024  # bytes that the command gets only once the digest is right
+REPORT_INTERVAL = 0.25  # seconds
+KEEPALIVE = 1.0  # seconds after which a host that has nothing to send says so
+SILENCE_TIMEOUT = 5.0  # seconds after which a silent host counts as lost
+CONNECT_TIMEOUT = 4.0
 END = 0xFFFFFFFF
 
 
 class Spool:
-    """A stream on disk that is read while it grows, in nameless files, so none is ever left."""
+    """A stream on disk that is read while it grows, in unnamed files, so none can be left behind."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size, self.first = folder, 0, 0
@@ -60,19 +61,17 @@ class Spool:
             number, at = divmod(self.size, SEGMENT)
             if number not in self.segments:
                 self.segments[number] = tempfile.TemporaryFile(dir=self.folder)
-            part = view[: SEGMENT - at]
-            done = os.pwrite(self.segments[number].fileno(), part, at)
+            done = os.pwrite(self.segments[number].fileno(), view[: SEGMENT - at], at)
             self.size += done
             view = view[done:]
 
     def read(self, at: int, count: int) -> Optional[bytes]:
-        """Bytes from `at` on; None when they are kept no longer."""
+        """Bytes from `at` on; None if they are gone."""
         number, offset = divmod(at, SEGMENT)
         segment = self.segments.get(number)
         if segment is None:
             return None
-        count = min(count, SEGMENT - offset, self.size - at)
-        return os.pread(segment.fileno(), count, offset)
+        return os.pread(segment.fileno(), min(count, SEGMENT - offset, self.size - at), offset)
 
     def forget(self, before: int) -> None:
         while (self.first + 1) * SEGMENT <= before:
@@ -87,30 +86,40 @@ class Spool:
         self.segments = {}
 
 
-class Parcel:
+class Payload:
+    """One payload on this host: received, spooled, passed on, and read by a command."""
+
     def __init__(self, agent: Agent, order: Dict[str, Any]) -> None:
         self.agent, self.id, self.argv = agent, str(order["id"]), order["argv"]
         self.spool = Spool(agent.folder)
         self.changed = threading.Condition()
         self.upstreams: List[Tuple[str, int]] = order["upstreams"]
-        self.version = 0
-        self.total: Optional[int] = None
-        self.digest = ""
+        self.version = 0  # of the upstreams
+        self.size: Optional[int] = None
+        self.sha256 = ""
         self.hash = hashlib.sha256()
-        self.used = 0  # bytes that the command has had
-        self.readers: Dict[int, int] = {}  # bytes that hosts which take it from here have had
-        self.whole = self.over = False
+        self.consumed = 0  # bytes that the command has had
+        self.readers: Dict[int, int] = {}  # bytes that each host which reads from here has had
+        self.complete = self.given_up = False
 
     @property
     def have(self) -> int:
         return self.spool.size
 
-    def take(self, at: int, data: bytes) -> None:
-        """Bytes that came. Those that are here already, and those beyond a gap, do not count."""
+    @property
+    def failed(self) -> bool:
+        return self.given_up and not self.complete
+
+    @property
+    def over(self) -> bool:
+        return self.given_up or self.complete
+
+    def receive(self, at: int, data: bytes) -> None:
+        """Bytes already here and bytes beyond a gap are ignored."""
         with self.changed:
-            while self.have - self.used > AHEAD and not self.over:
-                self.changed.wait(ALIVE)
-            if self.over or at != self.have:
+            while self.have - self.consumed > MAX_AHEAD and not self.given_up:
+                self.changed.wait(KEEPALIVE)
+            if self.given_up or at != self.have:
                 return
             try:
                 self.spool.write(data)
@@ -118,34 +127,32 @@ class Parcel:
                 self.fail("%s: %s" % (self.agent.folder, error.strerror))
                 return
             self.hash.update(data)
-            slowest = min([self.used, self.have, *list(self.readers.values())])
+            slowest = min([self.consumed, self.have, *list(self.readers.values())])
             kept = max(slowest - KEEP, self.have - self.agent.room)
-            self.spool.forget(min(kept, self.used))
+            self.spool.forget(min(kept, self.consumed))
             self.check()
-            self.changed.notify_all()
 
-    def end(self, total: int, digest: str) -> None:
+    def end(self, size: int, sha256: str) -> None:
         with self.changed:
-            self.total, self.digest = total, digest
+            self.size, self.sha256 = size, sha256
             self.check()
-            self.changed.notify_all()
 
     def check(self) -> None:
-        if self.total is None or self.have < self.total or self.whole:
-            return
-        if self.have == self.total and self.hash.hexdigest() == self.digest:
-            self.whole = True
-        else:
-            self.fail("damaged")
+        if self.size is not None and self.have >= self.size and not self.complete:
+            if self.have == self.size and self.hash.hexdigest() == self.sha256:
+                self.complete = True
+            else:
+                self.fail("damaged")
+        self.changed.notify_all()
 
     def fail(self, why: str) -> None:
         with self.changed:
-            if not self.over:
-                self.over = True
-                self.agent.say(ev="failed", id=self.id, why=why)
+            if not self.given_up:
+                self.given_up = True
+                self.agent.emit("failed", id=self.id, text=why)
             self.changed.notify_all()
 
-    def go_on_from(self, upstreams: List[Tuple[str, int]]) -> None:
+    def continue_from(self, upstreams: List[Tuple[str, int]]) -> None:
         with self.changed:
             self.upstreams, self.version = upstreams, self.version + 1
             self.changed.notify_all()
@@ -153,106 +160,96 @@ class Parcel:
     # from the hosts before this one
 
     def pull(self) -> None:
-        while not (self.whole or self.over):
+        while not self.over:
             version, why = self.version, "no host before it"
             for address, port in list(self.upstreams):
                 try:
                     self.pull_from(address, port, version)
                 except (OSError, ValueError) as error:
                     why = "%s:%d: %s" % (address, port, error)
-                if self.whole or self.over or self.version != version:
+                if self.over or self.version != version:
                     break
             else:
-                self.agent.say(ev="starved", id=self.id, have=self.have, why=why)
+                self.agent.emit("starved", id=self.id, count=self.have, text=why)
                 with self.changed:
-                    while self.version == version and not (self.whole or self.over):
-                        self.changed.wait(ALIVE)
+                    while self.version == version and not self.over:
+                        self.changed.wait(KEEPALIVE)
 
     def pull_from(self, address: str, port: int, version: int) -> None:
-        raw = socket.create_connection((address, port), CONNECT)
+        raw = socket.create_connection((address, port), CONNECT_TIMEOUT)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self.agent.client_side.wrap_socket(raw) as link:
-            link.settimeout(STALL)
+            link.settimeout(SILENCE_TIMEOUT)
             link.sendall(json.dumps({"id": self.id, "at": self.have}).encode() + b"\n")
             stream = link.makefile("rb", FRAME)
-            while self.version == version and not (self.whole or self.over):
-                head = stream.read(4)
-                if len(head) < 4:
-                    raise ValueError("it stopped")
-                (length,) = struct.unpack(">I", head)
+            while self.version == version and not self.over:
+                (length,) = struct.unpack(">I", exactly(stream, 4))
                 if length == END:
-                    with self.changed:  # the launcher's word on the digest is on its way
-                        self.changed.wait_for(lambda: self.whole or self.over, STALL)
+                    with self.changed:  # the launcher's digest is on its way
+                        self.changed.wait_for(lambda: self.over, SILENCE_TIMEOUT)
                     return
                 if length > FRAME:
                     raise ValueError("it does not speak this protocol")
-                data = stream.read(length)
-                if len(data) < length:
-                    raise ValueError("it stopped")
-                if data:
-                    self.take(self.have, data)
+                if length:
+                    self.receive(self.have, exactly(stream, length))
 
     # to the hosts after this one
 
     def serve(self, link: ssl.SSLSocket, at: int) -> None:
-        self.readers[id(link)] = at
         try:
-            self.serve_from(link, at)
+            while not self.failed:
+                self.readers[id(link)] = at
+                with self.changed:
+                    if at >= self.have and not self.complete:
+                        self.changed.wait(KEEPALIVE)
+                    data = self.spool.read(at, FRAME) if at < self.have else b""
+                if data is None:
+                    return  # forgotten
+                if not data and self.complete:
+                    link.sendall(struct.pack(">I", END))
+                    return
+                link.sendall(struct.pack(">I", len(data)) + data)
+                at += len(data)
         finally:
-            del self.readers[id(link)]
-
-    def serve_from(self, link: ssl.SSLSocket, at: int) -> None:
-        while not (self.over and not self.whole):
-            with self.changed:
-                if at >= self.have and not self.whole:
-                    self.changed.wait(ALIVE)
-                data = self.spool.read(at, FRAME) if at < self.have else b""
-            if data is None:
-                return  # no longer kept here
-            if not data and self.whole:
-                link.sendall(struct.pack(">I", END))
-                return
-            link.sendall(struct.pack(">I", len(data)) + data)
-            at += len(data)
-            self.readers[id(link)] = at
+            self.readers.pop(id(link), None)
 
     # to the command
 
-    def consume(self) -> None:
-        said = tempfile.TemporaryFile(dir=self.agent.folder)
+    def run_command(self) -> None:
+        stderr = tempfile.TemporaryFile(dir=self.agent.folder)
         command = subprocess.Popen(
-            self.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
+            self.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr
         )
         try:
             assert command.stdin is not None
             with command.stdin:
-                self.give(command.stdin)
+                self.write_to(command.stdin)
         except OSError:
-            pass  # it reads no more: its exit code and last words say why
-        if self.over and not self.whole:
+            pass  # the command stopped reading: its exit code and stderr tell why
+        if self.failed:
             command.kill()
         code = command.wait()
-        said.seek(0)
-        words = said.read()[-4000:].decode(errors="replace").strip()
+        stderr.seek(0)
+        text = stderr.read()[-4000:].decode(errors="replace").strip()
         with self.changed:
-            self.used = 1 << 62  # the command wants nothing more; the hosts after this one may
+            self.consumed = 1 << 62  # the command is done; the hosts after this one may not be
             self.changed.notify_all()
-        self.agent.say(ev="done", id=self.id, code=code, said=words)
+        self.agent.emit("done", id=self.id, count=code, text=text)
 
-    def give(self, pipe: Any) -> None:
+    def write_to(self, pipe: Any) -> None:
         while True:
             with self.changed:
-                while not (self.whole or self.over or self.have - self.used > HELD):
+                while not (self.over or self.have - self.consumed > HELD_BACK):
                     self.changed.wait()
-                if self.over and not self.whole:
+                if self.failed:
                     return
-                end = self.have if self.whole else self.have - HELD
-                if self.used >= end:
+                end = self.have if self.complete else self.have - HELD_BACK
+                if self.consumed >= end:
                     return
-                data = self.spool.read(self.used, min(FRAME, end - self.used)) or b""
+                data = self.spool.read(self.consumed, min(FRAME, end - self.consumed)) or b""
             pipe.write(data)
             with self.changed:
-                self.used += len(data)
+                self.consumed += len(data)
                 self.changed.notify_all()
 
 
@@ -260,23 +257,22 @@ class Agent:
     def __init__(self) -> None:
         self.folder = os.path.expanduser("~/.ddpctl/spool")
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        self.room = AHEAD + KEEP + int(shutil.disk_usage(self.folder).free * ROOM)
-        self.parcels: Dict[str, Parcel] = {}
-        self.queue: List[Parcel] = []
-        self.news = threading.Condition()
-        self.voice = threading.Lock()
+        self.room = MAX_AHEAD + KEEP + int(shutil.disk_usage(self.folder).free * DISK_SHARE)
+        self.payloads: Dict[str, Payload] = {}
+        self.queue: List[Payload] = []
+        self.changed = threading.Condition()
+        self.writing = threading.Lock()
 
-    def say(self, **words: Any) -> None:
-        with self.voice:
-            sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
+    def emit(self, event: str, **details: Any) -> None:
+        with self.writing:
+            sys.stdout.buffer.write(json.dumps({"event": event, **details}).encode() + b"\n")
             sys.stdout.buffer.flush()
 
     def run(self, orders: BinaryIO) -> None:
         for line in iter(orders.readline, b""):
             order = json.loads(line)
             if order["op"] == "feed":
-                data = orders.read(order["n"])
-                self.parcels[order["id"]].take(order["at"], data)
+                self.payloads[order["id"]].receive(order["at"], orders.read(order["n"]))
             else:
                 getattr(self, "on_" + order["op"])(order)
 
@@ -290,52 +286,53 @@ class Agent:
             load_pair(side, order["cert"] + order["key"], self.folder)
         listener = listen()
         start(self.accept, listener)
-        start(self.work)
-        start(self.tell)
-        self.say(ev="ready", port=listener.getsockname()[1])
+        start(self.run_commands)
+        start(self.report)
+        self.emit("ready", count=listener.getsockname()[1])
 
     def on_open(self, order: Dict[str, Any]) -> None:
-        parcel = Parcel(self, order)
-        with self.news:
-            self.parcels[parcel.id] = parcel
-            self.queue.append(parcel)
-            self.news.notify_all()
-        start(parcel.pull)
+        payload = Payload(self, order)
+        with self.changed:
+            self.payloads[payload.id] = payload
+            self.queue.append(payload)
+            self.changed.notify_all()
+        start(payload.pull)
 
     def on_from(self, order: Dict[str, Any]) -> None:
-        self.parcels[order["id"]].go_on_from(order["upstreams"])
+        self.payloads[order["id"]].continue_from(order["upstreams"])
 
     def on_end(self, order: Dict[str, Any]) -> None:
-        self.parcels[order["id"]].end(order["size"], order["sha256"])
+        self.payloads[order["id"]].end(order["size"], order["sha256"])
 
     def on_drop(self, order: Dict[str, Any]) -> None:
-        self.parcels[order["id"]].fail("dropped")
+        self.payloads[order["id"]].fail("dropped")
 
     def on_close(self, order: Dict[str, Any]) -> None:
-        parcel = self.parcels[order["id"]]
-        with parcel.changed:
-            parcel.spool.close()
+        payload = self.payloads[order["id"]]
+        with payload.changed:
+            payload.spool.close()
 
-    def work(self) -> None:
-        """The commands one after the other, in the order in which the parcels were opened."""
+    def run_commands(self) -> None:
+        """One after the other, in the order in which the payloads were opened."""
         while True:
-            with self.news:
+            with self.changed:
                 while not self.queue:
-                    self.news.wait()
-                parcel = self.queue.pop(0)
+                    self.changed.wait()
+                payload = self.queue.pop(0)
             try:
-                parcel.consume()
+                payload.run_command()
             except OSError as error:
-                parcel.fail(str(error))
+                payload.fail(str(error))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         last: Dict[str, int] = {}
         while True:
-            threading.Event().wait(TICK)
-            now = {parcel.id: parcel.have for parcel in list(self.parcels.values())}
-            if now != last or not all(p.whole or p.over for p in list(self.parcels.values())):
-                self.say(ev="have", have=now)
-                last = now
+            threading.Event().wait(REPORT_INTERVAL)
+            payloads = list(self.payloads.values())
+            have = {payload.id: payload.have for payload in payloads}
+            if have != last or not all(payload.over for payload in payloads):
+                self.emit("have", have=have)
+                last = have
 
     def accept(self, listener: socket.socket) -> None:
         while True:
@@ -343,37 +340,44 @@ class Agent:
 
     def answer(self, raw: socket.socket) -> None:
         try:
-            raw.settimeout(STALL)
+            raw.settimeout(SILENCE_TIMEOUT)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self.server_side.wrap_socket(raw, server_side=True) as link:
-                wish = json.loads(link.makefile("rb").readline(4096))
-                parcel = self.known(link, wish["id"])
-                if parcel is not None:
+                request = json.loads(link.makefile("rb").readline(4096))
+                payload = self.wait_for(link, request["id"])
+                if payload is not None:
                     link.settimeout(None)
-                    parcel.serve(link, wish["at"])
+                    payload.serve(link, request["at"])
         except (OSError, ValueError, KeyError):
-            raw.close()  # that host has gone, or is none of ours
+            raw.close()  # the host is gone, or not part of this push
 
-    def known(self, link: ssl.SSLSocket, name: str) -> Optional[Parcel]:
-        """A host may ask before this one has been told of the parcel."""
-        for _ in range(int(STALL / ALIVE)):
-            with self.news:
-                if name not in self.parcels:
-                    self.news.wait(ALIVE)
-                if name in self.parcels:
-                    return self.parcels[name]
+    def wait_for(self, link: ssl.SSLSocket, name: str) -> Optional[Payload]:
+        """A host may ask before this one has been told of the payload."""
+        for _ in range(int(SILENCE_TIMEOUT / KEEPALIVE)):
+            with self.changed:
+                if name not in self.payloads:
+                    self.changed.wait(KEEPALIVE)
+                if name in self.payloads:
+                    return self.payloads[name]
             link.sendall(struct.pack(">I", 0))
         return None
 
 
+def exactly(stream: Any, size: int) -> bytes:
+    data: bytes = stream.read(size)
+    if len(data) < size:
+        raise ValueError("it stopped")
+    return data
+
+
 def load_pair(side: ssl.SSLContext, text: str, folder: str) -> None:
-    """OpenSSL wants a file: one that nobody else can read, for as long as it takes."""
-    number, path = tempfile.mkstemp(dir=folder)
+    """OpenSSL needs a file: one that only this user can read, for as long as it takes."""
+    descriptor, path = tempfile.mkstemp(dir=folder)
     try:
-        os.write(number, text.encode())
+        os.write(descriptor, text.encode())
         side.load_cert_chain(path)
     finally:
-        os.close(number)
+        os.close(descriptor)
         os.unlink(path)
 
 

@@ -1,4 +1,4 @@
-"""One certificate for one push: whoever holds its key is one of the push's hosts."""
+"""One certificate per push: a machine that holds its key takes part in the push."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-VALID = datetime.timedelta(days=2)  # and for clocks that are wrong, a day before now too
+VALID = datetime.timedelta(days=2)  # and a day back, for hosts whose clock is wrong
 
 
 def one_time_pair() -> tuple[str, str]:
-    """A self-signed P-256 certificate and its key, PEM. Neither is ever written to a disk here."""
+    """A self-signed P-256 certificate and its key as PEM. Neither is written to a disk here."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl push")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""Following a node whose journal is known already: what it said before is remembered first."""
+"""Following a node whose journal is known already: its earlier events are read first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.base import NodeStatus
 from launcher.engines.process import LocalProcesses
-from launcher.follow.monitor import Follow, NodeOutcome
+from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.store import Mark
@@ -19,7 +19,7 @@ from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
 
 JOURNAL = b"""\
-1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled"}}
+1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled", "message": "", "node_rank": 0}}
 1.6\t0\tlast words
 1.7\t!\t{"kind": "end", "state": "cancelled", "exit_code": 1}
 """
@@ -41,7 +41,7 @@ class Busy(Node):
         return done
 
 
-def test_a_run_that_ended_before_anybody_attached_is_judged_by_its_events(tmp_path: Path) -> None:
+def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
     control = tmp_path / "node-0"
     control.mkdir()
     (control / "journal").write_bytes(JOURNAL)
@@ -51,10 +51,10 @@ def test_a_run_that_ended_before_anybody_attached_is_judged_by_its_events(tmp_pa
     try:
         attempt = RunningAttempt((RunningNode(node, engine, place),))
         known = {0: Mark(1.7, 1, len(JOURNAL), 0)}
-        follow = Follow(attempt, known=known)
-        [outcome] = [event for event in follow.events() if isinstance(event, NodeOutcome)]
+        monitor = Monitor(attempt, known, None)
+        [outcome] = [event for event in monitor.events() if isinstance(event, NodeOutcome)]
     finally:
         node.close()
     assert isinstance(outcome.status, NodeStatus)
-    assert outcome.end is not None and outcome.end["state"] == "cancelled"
-    assert [event["kind"] for _, event in outcome.events] == ["stopping", "end"]
+    assert outcome.end is not None and outcome.end.state == "cancelled"
+    assert [event.kind for _, event in outcome.events] == ["stopping", "end"]

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.follow.metrics_poller import Gauges, Gpus, gpus_of, progress_of
+from launcher.follow.metrics_poller import Gpus, Metrics, parse_gpus, parse_progress
 from launcher.follow.monitor import Line, NodeOutcome
 from launcher.follow.panel import panel_lines, view
 from launcher.terminal import live
@@ -34,20 +34,20 @@ def lines_of(*entries: object) -> bytes:
 
 def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not() -> None:
     text = lines_of(START, {**TRAIN, "step": 20}, TRAIN, {"kind": "eval", "top1": 0.5}) + b'{"to'
-    progress = progress_of(text, attempt=2)
+    progress = parse_progress(text, attempt=2)
     assert progress is not None
-    shown = view("r", 2, {}, Gauges(progress), 61).below
+    shown = view("r", 2, {}, Metrics(progress), 61).below
     assert shown == "epoch 1/4  step 120/400  loss 1.2500  top1 50.00 %  512 images/s  eta 1:02:05"
-    assert progress_of(text, attempt=3) is None
-    assert progress_of(lines_of(TRAIN, START), attempt=2) is None
+    assert parse_progress(text, attempt=3) is None
+    assert parse_progress(lines_of(TRAIN, START), attempt=2) is None
 
 
 def test_gpus_of_a_host_are_told_together() -> None:
-    gpus = gpus_of(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
+    gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
     assert gpus == Gpus(count=2, use=25.0, used=4096, total=163840)
-    assert gpus_of(b"NVIDIA-SMI has failed\n") is None
+    assert parse_gpus(b"NVIDIA-SMI has failed\n") is None
     outcomes = {0: NodeOutcome(0, "a")}
-    shown = view("r", 1, outcomes, Gauges(None, {0: gpus}), 0)
+    shown = view("r", 1, outcomes, Metrics(None, {0: gpus}), 0)
     assert shown.rows == (("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB"),)
 
 
@@ -55,15 +55,15 @@ def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cur
     outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
     outcomes[0].tail.append(Line("h0", 0, b"older", 1.0))
     outcomes[1].tail.append(Line("h1", 3, b"10%\r20% \x1b[2Jdone", 2.0))
-    outcomes[0].unseen_since = 5.0
-    shown = view("r", 1, outcomes, Gauges(), 3600)
+    outcomes[0].lost_since = 5.0
+    shown = view("r", 1, outcomes, Metrics(), 3600)
     assert (shown.head, shown.below) == ("r  up 1:00:00", "[h1:3] 20%  [2Jdone")
-    assert [state for _, state, _ in shown.rows] == ["out of sight", "running"]
+    assert [state for _, state, _ in shown.rows] == ["contact lost", "running"]
 
 
 def test_a_panel_is_never_larger_than_its_room() -> None:
     outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
-    lines = panel_lines(view("r" * 90, 1, outcomes, Gauges(), 0), 40, 8)
+    lines = panel_lines(view("r" * 90, 1, outcomes, Metrics(), 0), 40, 8)
     assert len(lines) == 8
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40
@@ -236,7 +236,7 @@ def test_plain_moves_no_cursor(machine: Machine) -> None:
 def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
     run_id = machine.ddpctl("launch", "hosts.yaml", "-d", "--env", f"GO={machine.folder / 'go'}")
     name = run_id.stdout.strip()
-    terminal = Terminal(machine, "ps", "hosts.yaml", "--watch", "--interval", "0.2")
+    terminal = Terminal(machine, "ps", "hosts.yaml", "--nodes", "--watch", "--interval", "0.2")
 
     def rows(paper: list[str]) -> list[str]:
         return [line for line in paper if name in line]
@@ -245,17 +245,22 @@ def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
         terminal.read_until(lambda paper: len(rows(paper)) == 2, "the run's two nodes")
     finally:
         (machine.folder / "go").touch()
-    terminal.read_until(lambda paper: "no run there is alive" in paper, "their end")
+    terminal.read_until(
+        lambda paper: "no live run on local; --all shows finished runs too" in paper, "their end"
+    )
     assert rows(terminal.paper()) == []
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.read_to_the_end() == 130
-    assert "no run there is alive" in terminal.paper() and rows(terminal.paper()) == []
+    assert (
+        "no live run on local; --all shows finished runs too" in terminal.paper()
+        and rows(terminal.paper()) == []
+    )
 
 
 def test_ps_watch_without_a_terminal_prints_each_table_that_differs(machine: Machine) -> None:
-    watching = machine.start("ps", "hosts.yaml", "--all", "--watch", "--interval", "0.1")
+    watching = machine.start("ps", "hosts.yaml", "--all", "--nodes", "--watch", "--interval", "0.1")
     assert watching.stdout is not None
-    assert watching.stdout.readline() == "no run there is known\n"
+    assert watching.stdout.readline() == "no run on local\n"
     (machine.folder / "go").touch()
     go = f"GO={machine.folder / 'go'}"
     done = machine.ddpctl("launch", "hosts.yaml", "--name", "w", "--env", go)

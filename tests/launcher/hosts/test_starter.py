@@ -58,7 +58,7 @@ def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_pat
     assert cluster.job.command == ("train.py", "--name", "two words")
     assert cluster.job.workdir == str(tmp_path)
     before = (tmp_path / "hosts.yaml").read_text()
-    assert "is there already; give --force" in run(tmp_path, "--host", "b", code=2)
+    assert "already exists; give --force" in run(tmp_path, "--host", "b", code=2)
     assert (tmp_path / "hosts.yaml").read_text() == before
     run(tmp_path, "--host", "b", "--force")
     assert [host.host for host in load(tmp_path / "hosts.yaml").hosts] == ["b"]
@@ -79,14 +79,14 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
     assert ssh_aliases(config) == ["gpu1", "gpu2", "gpu3", "bastion"]
     run(tmp_path, "--ssh-config", "gpu*")
     assert sorted(h.host for h in load(tmp_path / "hosts.yaml").hosts) == ["gpu1", "gpu2", "gpu3"]
-    assert "no Host of" in run(tmp_path, "b.yaml", "--ssh-config", "tpu*", code=2)
+    assert "matches no Host of" in run(tmp_path, "b.yaml", "--ssh-config", "tpu*", code=2)
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         ([], "no hosts: give --host"),
-        (["--host", "a", "--command", "'"], "mend the quotes"),
+        (["--host", "a", "--command", "'"], "fix the quotes"),
         (["--host", "a b"], "hosts"),
         (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
     ],

@@ -64,7 +64,7 @@ def test_a_killed_rank_is_worth_a_restart_that_goes_on(machine: Machine, how: li
 def test_what_a_restart_does_not_mend_is_not_tried_again(machine: Machine) -> None:
     words = ["launch", "hosts.yaml", "--max-restarts", "2", "--", "again.py", "refuse"]
     done = machine.ddpctl(*words, code=1)
-    assert "no restart: a restart does not mend `exit-code`" in done.stderr
+    assert "no restart: a failure of kind `exit-code` would happen again" in done.stderr
     assert len(machine.record()["attempts"]) == 1
 
 

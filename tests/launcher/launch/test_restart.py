@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.diagnosis.first_failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.launch.restart import BACKOFF, decide, with_spares
 from launcher.launch.resume import on_other_hosts
@@ -20,7 +21,7 @@ def attempt(kind: str, progress: bool | None = True, by: str = "restart") -> Att
         world_size=2,
         master_addr="a",
         master_port=1,
-        first_failure={"kind": kind},
+        first_failure=FirstFailure("a", 0, None, None, 1, None, kind, "", "", "", ""),
         progress=progress,
         by=by,
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from launcher.logs.journal import Reader, by_time
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, known_marks
+from launcher.supervisor.events import RankPids
 
 Said = tuple[float, int | None, bytes]
 WHO = st.one_of(st.none(), st.integers(0, 5))
@@ -40,11 +41,11 @@ def test_lines_come_out_as_they_went_in(said: list[Said], chance: random.Random)
 
 
 def test_an_event_stands_between_the_lines_around_it() -> None:
-    event = json.dumps({"kind": "ranks"}).encode()
+    event = json.dumps({"kind": "ranks", "pids": {}}).encode()
     data = b"1.0\t0\ta\n1.0\t0\tb\n1.0\t!\t" + event + b"\n1.0\t0\tc\n"
     records = Reader().feed(data)
     assert [record.lines for record in records] == [[b"a", b"b"], [], [b"c"]]
-    assert records[1].event == {"kind": "ranks"}
+    assert records[1].event == RankPids({})
     assert sum(record.size for record in records) == len(data)
 
 

@@ -319,7 +319,7 @@ def test_the_clock_is_measured_against_all_and_within_its_own_error() -> None:
 
 def test_a_port_for_root_only() -> None:
     finding = one(judge(machine(0), of=cluster(master_port=80)))
-    assert "only root may listen on port 80" in finding.what
+    assert "port 80 is for root only" in finding.what
     assert judge(machine(0), of=cluster(master_port=80, user="root")) == []
 
 

@@ -328,9 +328,10 @@ def test_two_names_of_one_machine_need_no_way_to_each_other() -> None:
 def test_the_words_of_an_agent() -> None:
     orders = {4: Dial(0, 1, "10.0.0.2")}
     assert parse_listening("listening 0 40001") == (0, 40001)
-    assert parse_dialed("dialed 4 ok 1 0.125", orders) == (orders[4], Answer("ok", 0.125))
-    assert parse_dialed("dialed 4 ok 2 0.125", orders) == (orders[4], Answer("wrong", 0.125))
-    assert parse_dialed("dialed 4 timeout", orders) == (orders[4], Answer("timeout"))
+    assert parse_dialed("dialed 4 ok 1 0.125", orders, 0) == (4, Answer("ok", 0.125))
+    assert parse_dialed("dialed 4 ok 2 0.125", orders, 0) == (4, Answer("wrong", 0.125))
+    assert parse_dialed("dialed 4 timeout", orders, 0) == (4, Answer("timeout"))
+    assert parse_dialed("dialed 4 timeout", orders, 1) is None  # an order of another agent
 
 
 @pytest.mark.parametrize(
@@ -339,5 +340,5 @@ def test_the_words_of_an_agent() -> None:
      "dialed ² refused", "dialed 4 ok 1 nan", "listening 0 99999999999", "listening x 1"],
 )  # fmt: skip
 def test_anything_else_that_a_host_says_is_passed_over(line: str) -> None:
-    assert parse_dialed(line, {4: Dial(0, 1, "10.0.0.2")}) is None
+    assert parse_dialed(line, {4: Dial(0, 1, "10.0.0.2")}, 0) is None
     assert parse_listening(line) is None

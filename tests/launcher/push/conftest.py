@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
-    """machines(3): so many hosts; path: what their PATH is; others: more of their environment."""
+    """machines(3) starts three hosts. path: their PATH; others: more of their environment."""
     made: list[Machine] = []
 
     def start(count: int, *, path: str = "/usr/bin:/bin", **others: str) -> list[Machine]:
@@ -52,10 +52,10 @@ def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
 
 
 @pytest.fixture
-def pushes() -> Callable[..., push.Pushed]:
-    """pushes(machines, dataset=..., workdir=...): one push of what is given."""
+def pushes() -> Callable[..., push.PushResult]:
+    """pushes(machines, dataset=..., workdir=...): one push of these."""
 
-    def run(hosts: list[Machine], **job: str) -> push.Pushed:
+    def run(hosts: list[Machine], **job: str) -> push.PushResult:
         return push_to(hosts, **job)
 
     return run

@@ -1,4 +1,4 @@
-"""Names in the local engine that a push makes for its own use, and what a killed one has left."""
+"""Tags that a push creates in the local engine, and those that a killed push has left."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import engines
 import pytest
 
+from launcher.engines import images
 from launcher.hosts import Host
 from launcher.push.image import layers, registry
-from launcher.push.image.image import Launcher
 from launcher.ssh.node import Node
 
 pytestmark = [
@@ -43,25 +43,25 @@ def names(image: str) -> set[str]:
     return set(tags.strip("[]").replace('"', "").split(","))
 
 
-def test_what_a_killed_push_has_left_goes_and_a_push_under_way_stays(image: str) -> None:
+def test_tags_of_killed_pushes_are_removed_and_those_of_running_pushes_stay(image: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
-        dead = f"localhost:{gone.getsockname()[1]}/ddpctl:push"
+        dead = f"localhost:{gone.getsockname()[1]}/ddpctl/abc:push"
     with socket.create_server(("127.0.0.1", 0)) as under_way:
-        live = f"localhost:{under_way.getsockname()[1]}/ddpctl:push"
-        other = live.replace("ddpctl:push", "ddpctl:mine")
+        live = f"localhost:{under_way.getsockname()[1]}/ddpctl/abc:push"
+        other = live.replace("abc:push", "abc:mine")
         for name in (dead, live, other):
             docker("tag", image, name)
-        layers.sweep(Node(Host(host="local")))
+        layers.remove_stale_tags(Node(Host(host="local")))
         assert names(image) == {f"{image}:latest", live, other}
-    layers.sweep(Node(Host(host="local")))
+    layers.remove_stale_tags(Node(Host(host="local")))
     assert names(image) == {f"{image}:latest", other}
 
 
-def test_a_push_that_the_engine_refuses_leaves_no_name(
+def test_a_push_that_the_engine_refuses_leaves_no_tag(
     image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl")
-    here = Launcher().image(image)
+    monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl/abc")
+    here = images.inspect(Node(Host(host="local")), image)
     assert here is not None
     pushing = layers.Layers(Node(Host(host="local")), image, here, 0)
     try:

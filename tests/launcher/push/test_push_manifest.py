@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import PushFailed
-from launcher.push.files import manifest, tarstream
+from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.scan import scan
 
@@ -54,7 +54,9 @@ def test_an_unchanged_old_file_is_not_read_again(
     (tmp_path / "a").write_text("one")
     monkeypatch.setattr("launcher.push.files.scan.RACY", -(10**12))
     first = scan(str(tmp_path), ignore=False).manifest.digest
-    monkeypatch.setattr("launcher.push.files.scan._sha256", lambda path: pytest.fail("was read"))
+    monkeypatch.setattr(
+        "launcher.push.files.scan._sha256", lambda path, size: pytest.fail("was read")
+    )
     assert scan(str(tmp_path), ignore=False).manifest.digest == first
 
 
@@ -119,13 +121,13 @@ def test_the_delta_turns_one_tree_into_the_other(
     assert kept == {path for path in old if new.get(path) == old[path]}
 
 
-def test_a_folder_that_becomes_a_file_is_taken_away_whole() -> None:
+def test_a_folder_that_becomes_a_file_is_removed_whole() -> None:
     old = manifest.make([Entry(b"a", "d"), Entry(b"a/b", "f", 1, b"x")])
     delta = manifest.make([Entry(b"a", "f", 1, b"x")]).after(old)
     assert delta.remove == (b"a",)
 
 
-def test_the_stream_is_a_tar_that_others_read(tmp_path: Path) -> None:
+def test_tarfile_reads_the_stream(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 90) / ("e" * 90)
     deep.mkdir(parents=True)
     (deep / "long").write_bytes(b"x" * 700)
@@ -135,20 +137,23 @@ def test_the_stream_is_a_tar_that_others_read(tmp_path: Path) -> None:
     raw = os.fsencode(tmp_path) + b"/\xff\n"
     Path(os.fsdecode(raw)).write_text("odd")
     tree = scan(str(tmp_path), ignore=False)
-    data = b"".join(tarstream.stream(tree, tree.manifest.entries, prefix=b"t/", extra={b"m": b"1"}))
-    assert len(data) == tarstream.size(tree.manifest.entries, prefix=b"t/", extra={b"m": b"1"})
-    with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
-        members = {member.name: member for member in tar}
-        assert tar.extractfile("t/" + "d" * 90 + "/" + "e" * 90 + "/long").read() == b"x" * 700
-        assert tar.extractfile("m").read() == b"1"
+    data = b"".join(tar.stream(tree, tree.manifest.entries, folder="t", extra={"m": b"1"}))
+    with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as archive:
+        members = {member.name: member for member in archive}
+        deep_name = "t/" + "d" * 90 + "/" + "e" * 90 + "/long"
+        assert archive.extractfile(deep_name).read() == b"x" * 700
+        assert archive.extractfile("m").read() == b"1"
     assert members["t/run.sh"].mode == 0o755
     assert members["t/link"].linkname == "d" * 90 + "/" + "e" * 90
     assert members["t/\udcff\n"].mode == 0o644
 
 
-def test_sizes_beyond_octal_are_written_in_base_256() -> None:
-    block = tarstream.header(Entry(b"huge", "f", 9 << 30), 0)
-    assert tarfile.TarInfo.frombuf(block, "utf-8", "strict").size == 9 << 30
+def test_the_size_of_an_archive_is_known_before_it_is_made(tmp_path: Path) -> None:
+    for size in (0, 1, 512, 513):
+        (tmp_path / str(size)).write_bytes(bytes(size))
+    tree = scan(str(tmp_path), ignore=False)
+    data = b"".join(tar.stream(tree, tree.manifest.entries, folder="t", extra={"m": b"1"}))
+    assert len(data) == tar.size_of([1, *(entry.size for entry in tree.manifest.entries)])
 
 
 def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> None:
@@ -157,11 +162,11 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
     tree = scan(str(tmp_path), ignore=False)
     for text in ("two", "on", "onee"):
         file.write_text(text)
-        with pytest.raises(PushFailed, match="changed while it was pushed"):
-            list(tarstream.stream(tree, tree.manifest.entries))
+        with pytest.raises(PushFailed, match="changed during the push"):
+            list(tar.stream(tree, tree.manifest.entries, folder="t", extra={}))
 
 
-def test_folders_of_ddpctls_own_are_never_pushed(
+def test_ddpctls_own_folders_are_never_pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A home folder as workdir: its records and caches change while the push runs."""

@@ -13,8 +13,6 @@ from push_machines import Machine, Machines, push_to
 from launcher import push
 from launcher.hosts import Cluster, Job
 from launcher.push.files import prune as pruning
-from launcher.push.progress import Lines
-from launcher.terminal.console import Console
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +21,7 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def versions(machine: Machine, data: Path, count: int) -> list[str]:
-    """So many pushed versions of one dataset; their digests."""
+    """Push several versions of one dataset; return their digests."""
     data.mkdir(exist_ok=True)
     digests = []
     for number in range(count):
@@ -32,9 +30,9 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
     return digests
 
 
-def prune(machine: Machine, data: Path, sure: Callable[[str], bool]) -> push.Pruned:
+def prune(machine: Machine, data: Path, confirm: Callable[[str], bool]) -> push.PruneResult:
     cluster = Cluster((machine.node.host,), Job(engine="process", dataset=str(data)))
-    return push.prune([machine.node], cluster, Lines(Console(quiet=True)), sure=sure)
+    return push.prune([machine.node], cluster, confirm)
 
 
 def test_what_this_hosts_file_or_a_process_uses_is_kept(machines: Machines, tmp_path: Path) -> None:
@@ -53,7 +51,7 @@ def test_what_this_hosts_file_or_a_process_uses_is_kept(machines: Machines, tmp_
     assert not (home / "manifests" / second).exists()
 
 
-def test_nothing_goes_when_nobody_is_sure(machines: Machines, tmp_path: Path) -> None:
+def test_nothing_is_removed_without_confirmation(machines: Machines, tmp_path: Path) -> None:
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 2)
     done = prune(machine, tmp_path / "data", lambda text: False)
@@ -62,7 +60,7 @@ def test_nothing_goes_when_nobody_is_sure(machines: Machines, tmp_path: Path) ->
     assert len(machine.trees("datasets")) == 2
 
 
-def test_a_draft_that_nobody_works_on_goes_too(machines: Machines, tmp_path: Path) -> None:
+def test_an_abandoned_draft_is_removed_too(machines: Machines, tmp_path: Path) -> None:
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 1)
     draft = machine.home / ".ddpctl" / "datasets" / ".abc.1"

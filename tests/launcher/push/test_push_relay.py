@@ -16,11 +16,11 @@ from push_machines import Machine, Machines
 
 from launcher import push
 from launcher.errors import HostUnreachable
-from launcher.push.transfer import relay
+from launcher.push.transfer import relay_client
 
 SIZE = 24 << 20  # bytes
 
-Pushes = Callable[..., push.Pushed]
+Pushes = Callable[..., push.PushResult]
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def test_the_bytes_leave_this_machine_once(machines: Machines, pushes: Pushes, d
     hosts = machines(4)
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
-    assert SIZE < report.sent < 1.02 * SIZE
-    assert all(host.received == report.sent for host in report.hosts)
+    assert SIZE < report.sent_bytes < 1.02 * SIZE
+    assert all(host.received_bytes == report.sent_bytes for host in report.hosts)
     until(lambda: not any(agents(machine) for machine in hosts))
     assert not any(list((machine.home / ".ddpctl" / "spool").iterdir()) for machine in hosts)
 
 
-def test_a_host_that_dies_half_way_does_not_hold_up_the_others(
+def test_a_host_that_dies_half_way_does_not_delay_the_others(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for victim in (0, 1):  # the one that is fed from here, and one in the middle
@@ -72,25 +72,25 @@ def test_a_host_that_dies_half_way_does_not_hold_up_the_others(
         assert isinstance(caught.value.failures[hosts[victim].node.name], HostUnreachable)
         rest = [machine for machine in hosts if machine is not hosts[victim]]
         assert all(has(machine, data) for machine in rest)
-        assert caught.value.report.sent < 1.9 * SIZE
+        assert caught.value.report.sent_bytes < 1.9 * SIZE
         assert not hosts[victim].trees("datasets")
 
 
-def test_a_flipped_byte_on_the_way_is_seen_and_mended(
+def test_a_flipped_byte_on_the_way_is_detected_and_sent_again(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second host hands on one wrong byte; those after it notice and get it again."""
+    """The second host relays one wrong byte; the one after it detects that."""
     hosts = machines(3)
     wrong = (
         b"data = data[:-1] + bytes([data[-1] ^ 1]) if at <= 4 << 20 < at + len(data) and "
-        b"os.environ['HOME'].endswith('host1') else data\n            "
+        b"os.environ['HOME'].endswith('host1') else data\n                "
     )
-    assert relay.SOURCE.count(b'link.sendall(struct.pack(">I", len(data)) + data)') == 1
-    bent = relay.SOURCE.replace(
+    assert relay_client.SOURCE.count(b'link.sendall(struct.pack(">I", len(data)) + data)') == 1
+    altered = relay_client.SOURCE.replace(
         b'link.sendall(struct.pack(">I", len(data)) + data)',
         wrong + b'link.sendall(struct.pack(">I", len(data)) + data)',
     )
-    monkeypatch.setattr(relay, "SOURCE", bent)
+    monkeypatch.setattr(relay_client, "SOURCE", altered)
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     (notice,) = report.notices
@@ -98,44 +98,44 @@ def test_a_flipped_byte_on_the_way_is_seen_and_mended(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lame", [0, 1])
-def test_nobody_waits_for_a_slow_host(
-    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch, lame: int
+@pytest.mark.parametrize("slow", [0, 1])
+def test_no_host_waits_for_a_slow_one(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
     """The first host, fed from here, or one in the middle takes a megabyte a second."""
     hosts = machines(4)
     slowly(monkeypatch, 8 << 20)
-    take = b"    def take(self, at: int, data: bytes) -> None:\n"
-    assert relay.SOURCE.count(take) == 1
+    receive = b"    def receive(self, at: int, data: bytes) -> None:\n"
+    assert relay_client.SOURCE.count(receive) == 1
     late = (
         b"        import time\n"
         b"        if os.environ['HOME'].endswith('host%d'):\n"
         b"            time.sleep(len(data) / 1e6)\n"
-    ) % lame
-    doc = b'        """Bytes that came.'
-    monkeypatch.setattr(relay, "SOURCE", relay.SOURCE.replace(doc, late + doc))
+    ) % slow
+    doc = b'        """Bytes already here'
+    monkeypatch.setattr(relay_client, "SOURCE", relay_client.SOURCE.replace(doc, late + doc))
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
-    rest = [host.seconds for number, host in enumerate(report.hosts) if number != lame]
-    assert report.hosts[lame].seconds > 20
+    rest = [host.seconds for number, host in enumerate(report.hosts) if number != slow]
+    assert report.hosts[slow].seconds > 20
     assert max(rest) < 14
-    assert f"{hosts[lame].node.name}: slow, so no other host waits for it" in report.notices[0]
+    assert f"{hosts[slow].node.name}: slow; no other host waits for it" in report.notices[0]
 
 
-def test_hosts_that_cannot_reach_each_other_are_fed_from_here_and_it_is_said(
+def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = machines(3)
     monkeypatch.setattr(
-        relay, "SOURCE", relay.SOURCE.replace(b'bind(("", 0))', b'bind(("::1", 0))')
+        relay_client, "SOURCE", relay_client.SOURCE.replace(b'bind(("", 0))', b'bind(("::1", 0))')
     )
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
-    assert report.sent > 2.9 * SIZE
+    assert report.sent_bytes > 2.9 * SIZE
     assert sum("from here, over this machine's uplink" in text for text in report.notices) == 2
 
 
-def test_a_host_without_python_gets_it_directly(
+def test_a_host_without_python_is_sent_the_bytes_directly(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
 ) -> None:
     tools = tmp_path / "tools"
@@ -148,10 +148,10 @@ def test_a_host_without_python_gets_it_directly(
     others = machines(2)
     report = pushes(plain + others, dataset=str(data)).report
     assert all(has(machine, data) for machine in plain + others)
-    assert 1.9 * SIZE < report.sent < 2.1 * SIZE
+    assert 1.9 * SIZE < report.sent_bytes < 2.1 * SIZE
 
 
-def test_a_refusing_disk_is_told_and_the_hosts_after_it_have_it(
+def test_a_read_only_disk_is_reported_and_the_hosts_after_it_have_the_tree(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     hosts = machines(3)
@@ -172,11 +172,13 @@ def test_a_refusing_disk_is_told_and_the_hosts_after_it_have_it(
     assert has(hosts[2], data)
 
 
-def test_only_holders_of_the_pushs_certificate_are_answered(machines: Machines, data: Path) -> None:
+def test_an_agent_answers_only_with_the_certificate_of_the_push(
+    machines: Machines, data: Path
+) -> None:
     from launcher.push.transfer.tls import one_time_pair
 
     (machine,) = machines(1)
-    agent = relay.Relay(machine.node, "127.0.0.1")
+    agent = relay_client.Relay(machine.node, "127.0.0.1")
     agent.start(*one_time_pair())
     try:
         import socket
@@ -195,13 +197,13 @@ def test_only_holders_of_the_pushs_certificate_are_answered(machines: Machines, 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
     """The launcher feeds no faster than `rate` bytes a second."""
-    feed = relay.Relay.feed
+    feed = relay_client.Relay.feed
 
-    def later(self: relay.Relay, name: str, at: int, data: bytes) -> None:
+    def later(self: relay_client.Relay, name: str, at: int, data: bytes) -> None:
         time.sleep(len(data) / rate)
         feed(self, name, at, data)
 
-    monkeypatch.setattr(relay.Relay, "feed", later)
+    monkeypatch.setattr(relay_client.Relay, "feed", later)
 
 
 def kill_when(machine: Machine, size: int) -> None:

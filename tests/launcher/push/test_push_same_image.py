@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.push.host import parse_image
-from launcher.push.image.alias import remember, same
+from launcher.engines.engine_info import parse_image
+from launcher.push.image.aliases import remember, same
 
 
 def inspected(id: str, *layers: str, **config: Any) -> dict[str, Any]:
     return {"Id": id, "RootFS": {"Layers": list(layers)}, "Config": config}
 
 
-def test_stores_that_name_an_image_differently_have_the_same_image() -> None:
+def test_different_ids_in_different_image_stores_are_the_same_image() -> None:
     one = parse_image(inspected("sha256:config", "a", "b", Env=["A=1"], Cmd=None))
     other = parse_image(inspected("sha256:manifest", "a", "b", Env=["A=1"]))
     assert same(one, other)
@@ -32,7 +32,7 @@ def test_an_image_from_a_registry_is_known_by_its_digest() -> None:
     assert same(parse_image(one), parse_image(other))
 
 
-def test_what_was_sent_and_shows_no_layers_is_remembered() -> None:
+def test_a_pushed_image_without_visible_layers_is_remembered_by_its_id() -> None:
     here = parse_image(inspected("sha256:here", "a"))
     bare, twin = parse_image(inspected("sha256:x")), parse_image(inspected("sha256:y"))
     remember(bare, here)

@@ -14,11 +14,11 @@ from push_machines import Machines
 
 from launcher import push
 from launcher.errors import PushFailed
-from launcher.push.files import tarstream
+from launcher.push.files import tar
 from launcher.push.files.scan import scan
 from launcher.push.files.tree import BEGIN, RECEIVE
 
-Pushes = Callable[..., push.Pushed]
+Pushes = Callable[..., push.PushResult]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def same(one: Path, other: Path) -> bool:
     )
 
 
-def test_a_tree_arrives_whole_and_is_not_sent_twice(
+def test_a_tree_arrives_complete_and_is_not_sent_twice(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     hosts = machines(2)
@@ -57,7 +57,7 @@ def test_a_tree_arrives_whole_and_is_not_sent_twice(
         assert not machine.drafts("datasets")
     assert first.report.hosts[0].files_sent == 44
     again = pushes(hosts, dataset=str(data))
-    assert again.report.sent == 0
+    assert again.report.sent_bytes == 0
     assert again.report.hosts[1].dataset == "present"
     assert again.dataset_digest == first.dataset_digest
 
@@ -84,7 +84,7 @@ def test_only_what_changed_travels_and_the_old_version_stays_as_it_was(
     assert (new / untouched).stat().st_ino == (old / untouched).stat().st_ino
 
 
-def test_another_machine_learns_from_the_host_what_is_there(
+def test_another_machine_learns_from_the_host_what_it_has(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine,) = machines(1)
@@ -94,7 +94,7 @@ def test_another_machine_learns_from_the_host_what_is_there(
     assert pushes([machine], dataset=str(data)).report.hosts[0].files_sent == 1
 
 
-def test_a_workdir_goes_beside_the_dataset_and_without_ignored_files(
+def test_a_workdir_is_pushed_beside_the_dataset_without_ignored_files(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
@@ -106,7 +106,7 @@ def test_a_workdir_goes_beside_the_dataset_and_without_ignored_files(
     assert (code / "run.sh").exists()
 
 
-def test_a_host_that_cannot_take_it_is_named_and_the_others_have_it(
+def test_a_host_that_fails_is_named_and_the_others_have_the_tree(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     good, bad = machines(2)
@@ -119,7 +119,7 @@ def test_a_host_that_cannot_take_it_is_named_and_the_others_have_it(
     assert [host.error is None for host in caught.value.report.hosts] == [True, False]
 
 
-def test_a_full_disk_is_said_in_one_line_and_nothing_is_published(
+def test_a_full_disk_is_one_line_and_publishes_nothing(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
 ) -> None:
     (machine,) = machines(1)
@@ -143,34 +143,34 @@ def test_a_full_disk_is_said_in_one_line_and_nothing_is_published(
         subprocess.run(["umount", small], check=True)
 
 
-def test_a_file_that_changes_while_it_is_sent_leaves_nothing_behind(
+def test_a_file_that_changes_during_the_push_leaves_nothing_behind(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = machines(2)
-    whole = tarstream.stream
+    whole = tar.stream
 
     def late(*args, **kwargs):  # type: ignore[no-untyped-def]
         (data / "class 1" / "7.bin").write_bytes(os.urandom(3000))
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(tarstream, "stream", late)
-    with pytest.raises(PushFailed, match=r"7\.bin: changed while it was pushed") as caught:
+    monkeypatch.setattr(tar, "stream", late)
+    with pytest.raises(PushFailed, match=r"7\.bin: changed during the push") as caught:
         pushes(hosts, dataset=str(data))
     assert "\n" not in str(caught.value)
     assert not any(machine.trees("datasets") + machine.drafts("datasets") for machine in hosts)
 
 
-def test_a_push_that_was_cut_is_gone_on_with(
+def test_an_interrupted_push_is_continued(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher dies half-way: here, the stream stops and nothing tidies up."""
+    """The launcher dies half-way: the stream stops and no one cleans up."""
     (machine,) = machines(1)
     tree = scan(str(data), ignore=False)
     names = ["datasets", tree.manifest.digest, "cut"]
     draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
     (draft / "tree").mkdir(parents=True)
     stream = machine.node.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
-    whole = b"".join(tarstream.stream(tree, tree.manifest.entries, prefix=b"tree/"))
+    whole = b"".join(tar.stream(tree, tree.manifest.entries, folder="tree", extra={}))
     stream.write(whole[: len(whole) // 2])
     stream.close_stdin()
     assert stream.wait(10) != 0
@@ -178,10 +178,10 @@ def test_a_push_that_was_cut_is_gone_on_with(
     assert same(machine.trees("datasets")[0], data)
     assert not machine.drafts("datasets")
     assert 15 <= done.report.hosts[0].files_sent <= 30
-    assert done.report.sent < 0.7 * len(whole)
+    assert done.report.sent_bytes < 0.7 * len(whole)
 
 
-def test_a_draft_that_somebody_works_on_is_left_alone(
+def test_a_draft_that_a_process_writes_to_is_left_alone(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
@@ -200,7 +200,7 @@ def test_two_pushes_at_once_end_with_one_tree(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
-    results: list[push.Pushed] = []
+    results: list[push.PushResult] = []
     threads = [
         threading.Thread(target=lambda: results.append(pushes([machine], dataset=str(data))))
         for _ in range(4)
@@ -235,7 +235,7 @@ def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_host_that_cannot_be_reached_does_not_keep_it_from_the_others(
+def test_an_unreachable_host_does_not_stop_the_others(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     good, gone = machines(2)

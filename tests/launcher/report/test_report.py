@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.diagnosis.first_failure import FirstFailure
 from launcher.report.curves import MOST_POINTS, chart_svg, thinned
 from launcher.report.making import without_secrets
 from launcher.report.numbers import Chart, Curve, charts, charts_by_host
@@ -24,17 +25,19 @@ EVIL = "<script>document.title='taken'</script><img src=\"http://evil.example/x\
 
 
 def record_of(evil: str = "plain") -> RunRecord:
-    failure = {
-        "host": f"gpu2{evil}",
-        "node_rank": 1,
-        "rank": 3,
-        "exit_code": 1,
-        "kind": "exception",
-        "time": "2026-11-21T05:00:30.000Z",
-        "message": f"ValueError: boom {evil}",
-        "excerpt": f"Traceback {evil}\x1b[31m\n  line two",
-        "remedy": f"look at {evil}",
-    }
+    failure = FirstFailure(
+        host=f"gpu2{evil}",
+        node_rank=1,
+        rank=3,
+        local_rank=None,
+        exit_code=1,
+        signal=None,
+        kind="exception",
+        time="2026-11-21T05:00:30.000Z",
+        message=f"ValueError: boom {evil}",
+        excerpt=f"Traceback {evil}\x1b[31m\n  line two",
+        remedy=f"look at {evil}",
+    )
     nodes = [NodeRecord(0, f"gpu1{evil}", "/r", "FAILED", 1), NodeRecord(1, "gpu2", "/r")]
     times = ("2026-11-21T05:00:00.000Z", "2026-11-21T05:00:01.000Z", "2026-11-21T05:00:40.000Z")
     attempts = [
@@ -240,7 +243,7 @@ def test_a_host_that_is_not_seen_hides_no_other(tmp_path: Path) -> None:
     (folder / "hosts.yaml").write_text(json.dumps(hosts))
     done = report(env, tmp_path, "-o", "out.html")
     assert (done.returncode, done.stdout) == (4, "out.html\n"), done.stderr
-    assert "cannot see 127.0.0.1: connection refused" in done.stderr
+    assert "no answer from 127.0.0.1: connection refused" in done.stderr
     made = (tmp_path / "out.html").read_text()
     assert "0.625 at the end" in made and "Curves of 127.0.0.1 may be missing" in made
 

@@ -67,9 +67,9 @@ def test_a_run_is_found_by_its_beginning_and_the_newest_without_a_name() -> None
 def test_a_beginning_of_several_and_of_none_are_said() -> None:
     remember("aa-1")
     remember("aa-2")
-    with pytest.raises(UsageError, match="beginning of several runs"):
+    with pytest.raises(UsageError, match="matches several runs"):
         find_run("aa")
-    with pytest.raises(UsageError, match="no run of this machine"):
+    with pytest.raises(UsageError, match="this machine has no run"):
         find_run("zz")
     assert find_run("aa-1").run_id == "aa-1"
 

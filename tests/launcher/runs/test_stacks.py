@@ -90,7 +90,7 @@ def test_the_rank_elsewhere_is_named_and_the_run_goes_on(machine: Machine) -> No
     assert "\n0-2 (3)  local\n" in shown and "\n3  local\n" in shown
     assert "  train.py:8 in dawdle: wait()\n" in shown
     last = shown.splitlines()[-1]
-    assert last.startswith("rank 3 of local stands elsewhere than the others: at train.py:")
+    assert last.startswith("rank 3 of local is not where the other ranks are: at train.py:")
 
     state = machine.folder / "state"
     shutil.rmtree(state)  # the launching machine is lost
@@ -123,4 +123,4 @@ def test_a_node_that_does_not_answer_hides_no_other(machine: Machine) -> None:
     document = json.loads(told.stdout)
     assert [rank["rank"] for node in document["nodes"] for rank in node["ranks"]] == [0, 1]
     assert [unseen["host"] for unseen in document["unseen"]] == ["local (2)"]
-    assert "cannot see local" in told.stderr
+    assert "no answer from local" in told.stderr

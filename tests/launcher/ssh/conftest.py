@@ -13,7 +13,7 @@ from launcher.ssh.node import Node
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder of its own: nobody's ~/.ssh or agent is ever looked at."""
+    """An empty home folder, so that no test reads your ~/.ssh or uses your agent."""
     folder = tmp_path / "home"
     (folder / ".ssh").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("HOME", str(folder))
@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def config(home: Path) -> Callable[[str], None]:
-    """Writes ~/.ssh/config."""
+    """Write ~/.ssh/config."""
 
     def write(text: str) -> None:
         (home / ".ssh" / "config").write_text(text)
@@ -64,7 +64,7 @@ def sshd(tmp_path: Path, home: Path) -> Iterator[Callable[..., Sshd]]:
 
 @pytest.fixture
 def node() -> Iterator[Callable[..., Node]]:
-    """Makes nodes and closes them at the end."""
+    """Makes nodes and closes them after the test."""
     made: list[Node] = []
 
     def make(host: Host, connect_timeout: float = 5.0) -> Node:

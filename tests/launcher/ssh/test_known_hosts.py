@@ -1,4 +1,4 @@
-"""known_hosts is read as ssh reads it: ssh-keygen -F is asked the same."""
+"""known_hosts files, compared with what `ssh-keygen -F` finds in them."""
 
 from __future__ import annotations
 
@@ -43,46 +43,46 @@ def test_one_of_several_keys_is_enough() -> None:
     assert verdict(line("gpu1", B) + line("gpu1", A), A) == "known"
 
 
-def test_a_revocation_of_another_key_says_nothing() -> None:
+def test_revoking_another_key_has_no_effect() -> None:
     assert verdict(line("gpu1", A) + line("*", B, "@revoked"), A) == "known"
 
 
-def test_a_port_of_its_own_is_another_machine() -> None:
+def test_another_port_is_another_machine() -> None:
     text = line("[gpu1]:2222", A)
     assert verdict(text, A, port=2222) == "known"
     assert verdict(text, A, port=22) == "unknown"
     assert verdict(text, B, port=2222) == "changed"
 
 
-def test_a_key_known_without_the_port_is_taken_and_a_different_one_is_not_changed() -> None:
+def test_a_key_known_by_name_alone_is_known_and_a_different_one_is_not_changed() -> None:
     assert verdict(line("gpu1", A), A, port=2222) == "known"
     assert verdict(line("gpu1", A), B, port=2222) == "unknown"
 
 
-def test_an_alias_stands_for_name_and_port() -> None:
+def test_an_alias_replaces_name_and_port() -> None:
     assert verdict(line("the-alias", A), A, port=2222, alias="the-alias") == "known"
     assert verdict(line("gpu1", A), A, alias="the-alias") == "unknown"
 
 
-def test_a_certificate_authority_is_no_key() -> None:
+def test_a_certificate_authority_is_not_a_host_key() -> None:
     finding = judge(parse(line("*", A, "@cert-authority"), "kh"), A, ["gpu1"])
     assert finding.verdict == "unknown"
     assert [found.marker for found in finding.lines] == ["@cert-authority"]
 
 
-def test_kinds_to_ask_for_are_those_of_the_host() -> None:
+def test_the_known_kinds_are_those_of_the_host() -> None:
     text = line("gpu1", R) + line("gpu2", A) + line("gpu1", A, "@revoked")
     assert known_kinds(parse(text, "kh"), ["gpu1"]) == ("ssh-rsa",)
     assert known_kinds(parse(text, "kh"), ["[gpu1]:2222", "gpu1"]) == ("ssh-rsa",)
 
 
-def test_places_are_files_and_lines() -> None:
+def test_a_place_is_a_file_and_a_line() -> None:
     lines = parse("# a comment\n\n" + line("gpu1", A), "/home/me/.ssh/known_hosts")
     assert [found.place for found in lines] == ["/home/me/.ssh/known_hosts:3"]
 
 
 @given(st.one_of(st.text(), st.from_regex(r"(\|1\|\S*|\S+) \S+ \S+", fullmatch=True)))
-def test_no_text_is_too_strange(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     for found in parse(text, "kh"):
         found.matches("gpu1")
 
@@ -126,7 +126,7 @@ def test_patterns_match_as_in_ssh_keygen(pattern: str, name: str, tmp_path: Path
     assert ours == theirs
 
 
-def test_hashed_names_are_those_of_ssh_keygen(tmp_path: Path) -> None:
+def test_hashed_names_match_as_in_ssh_keygen(tmp_path: Path) -> None:
     kind, blob = Path(f"{keygen(tmp_path / 'key')}.pub").read_text().split()[:2]
     file = tmp_path / "known_hosts"
     file.write_text(f"gpu1,[gpu2]:2222 {kind} {blob}\n")
@@ -137,7 +137,7 @@ def test_hashed_names_are_those_of_ssh_keygen(tmp_path: Path) -> None:
         assert sum(found.matches(name) for found in lines) == count
 
 
-def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
+def test_a_fingerprint_equals_ssh_keygens(tmp_path: Path) -> None:
     key = keygen(tmp_path / "key", "rsa")
     kind, blob = Path(f"{key}.pub").read_text().split()[:2]
     shown = subprocess.run(
@@ -146,7 +146,7 @@ def test_a_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
     assert Key(kind, base64.b64decode(blob)).fingerprint == shown.split()[1]
 
 
-def test_what_is_appended_is_found_again(tmp_path: Path) -> None:
+def test_an_appended_line_is_found(tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "known_hosts"
     known_hosts.append(str(file), "[gpu1]:2222", A, hashed=False)
     known_hosts.append(str(file), "gpu2", B, hashed=True)

@@ -1,4 +1,4 @@
-"""Every way in which a connection fails is one line: where, what, remedy. And the ways it works."""
+"""Connecting: what works, and the one-line error (where, what, remedy) for each way it fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Config = Callable[[str], None]
 
 
 def why_not(node: Node) -> str:
-    """The one line that a user gets to read."""
+    """The error that the user sees."""
     with pytest.raises(HostUnreachable) as caught:
         node.connect()
     message = str(caught.value)
@@ -51,8 +51,8 @@ def test_connection_refused(node: NodeMaker) -> None:
     assert "check that sshd runs" in message
 
 
-def test_no_answer_ends_within_the_timeout(node: NodeMaker) -> None:
-    with socket.socket() as full:  # a listener whose queue is full drops what comes
+def test_no_answer_is_an_error_within_the_timeout(node: NodeMaker) -> None:
+    with socket.socket() as full:  # a listener with a full queue drops connections
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         port = full.getsockname()[1]
@@ -69,7 +69,7 @@ def test_no_answer_ends_within_the_timeout(node: NodeMaker) -> None:
     assert "within 0.7 s" in message
 
 
-def test_connect_timeout_of_the_config_counts(node: NodeMaker, config: Config) -> None:
+def test_connect_timeout_of_the_config_is_used(node: NodeMaker, config: Config) -> None:
     config("Host slow\n  HostName 127.0.0.1\n  ConnectTimeout 1\n")
     with listener(lambda sock: time.sleep(4)) as port:
         start = time.monotonic()
@@ -78,13 +78,13 @@ def test_connect_timeout_of_the_config_counts(node: NodeMaker, config: Config) -
     assert "within 1 s" in message
 
 
-def test_something_that_takes_the_connection_and_says_nothing(node: NodeMaker) -> None:
+def test_a_server_that_accepts_and_sends_nothing(node: NodeMaker) -> None:
     with listener(lambda sock: time.sleep(3)) as port:
         message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.5))
     assert "no sshd answers within 0.5 s" in message
 
 
-def test_something_that_is_not_sshd(node: NodeMaker) -> None:
+def test_a_server_that_is_not_sshd(node: NodeMaker) -> None:
     with listener(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 200)) as port:
         message = why_not(node(Host("127.0.0.1", port=port)))
     assert "is not sshd" in message
@@ -100,10 +100,10 @@ def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.Monk
     assert "MaxStartups" in message
 
 
-# -- who we are
+# -- authentication
 
 
-def test_a_key_that_the_server_does_not_know(sshd: Server, node: NodeMaker, home: Path) -> None:
+def test_a_key_that_is_not_authorized(sshd: Server, node: NodeMaker, home: Path) -> None:
     server = sshd()
     other = keygen(home / "other key")
     message = why_not(node(server.host(identity_file=str(other))))
@@ -111,17 +111,17 @@ def test_a_key_that_the_server_does_not_know(sshd: Server, node: NodeMaker, home
     assert f"ssh-copy-id -p {server.port} {USER}@127.0.0.1" in message
 
 
-def test_no_key_at_all(sshd: Server, node: NodeMaker) -> None:
+def test_no_key_to_try(sshd: Server, node: NodeMaker) -> None:
     message = why_not(node(sshd().host(identity_file=None)))
     assert "there is no key to try" in message
 
 
-def test_an_identity_file_that_is_not_there(sshd: Server, node: NodeMaker) -> None:
+def test_a_missing_identity_file(sshd: Server, node: NodeMaker) -> None:
     message = why_not(node(sshd().host(identity_file="/nowhere/key")))
     assert "/nowhere/key (no such file)" in message
 
 
-def test_a_key_that_others_may_read_is_not_used_as_with_ssh(sshd: Server, node: NodeMaker) -> None:
+def test_a_key_that_others_can_read_is_not_used(sshd: Server, node: NodeMaker) -> None:
     server = sshd()
     server.user_key.chmod(0o644)
     message = why_not(node(server.host()))
@@ -139,7 +139,7 @@ def test_a_public_key_is_not_a_key_to_log_in_with(
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
-def test_keys_of_every_kind_let_in(sshd: Server, node: NodeMaker, home: Path, kind: str) -> None:
+def test_every_kind_of_key_works(sshd: Server, node: NodeMaker, home: Path, kind: str) -> None:
     server = sshd()
     server.authorize(keygen(home / "key", kind))
     node(server.host(identity_file=str(home / "key"))).connect()
@@ -153,7 +153,7 @@ def test_a_default_key_of_the_home_folder_is_found(
     node(server.host(identity_file=None)).connect()
 
 
-def test_a_key_with_a_passphrase_comes_from_the_agent_or_the_error_says_so(
+def test_a_key_with_a_passphrase_needs_the_agent(
     sshd: Server, node: NodeMaker, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sshd()
@@ -180,7 +180,7 @@ def test_identity_agent_of_the_config_is_used(
         assert "there is no key to try" in why_not(node(server.host(identity_file=None)))
 
 
-def test_too_many_keys_of_an_agent_and_identities_only(
+def test_an_agent_with_too_many_keys(
     sshd: Server, node: NodeMaker, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sshd(MaxAuthTries="3")
@@ -212,7 +212,7 @@ def test_a_named_key_in_the_agent_comes_first(
         node(server.host(identity_file=None)).connect()
 
 
-def test_a_certificate_lets_in(sshd: Server, node: NodeMaker, home: Path) -> None:
+def test_a_certificate_works(sshd: Server, node: NodeMaker, home: Path) -> None:
     authority = keygen(home / "ca")
     server = sshd(TrustedUserCAKeys=f"{authority}.pub")
     for kind in ("ed25519", "rsa", "ecdsa"):
@@ -223,12 +223,12 @@ def test_a_certificate_lets_in(sshd: Server, node: NodeMaker, home: Path) -> Non
         node(server.host(identity_file=str(key))).connect()
 
 
-def test_a_server_that_takes_no_keys(sshd: Server, node: NodeMaker) -> None:
+def test_a_server_that_accepts_no_keys(sshd: Server, node: NodeMaker) -> None:
     server = sshd(PubkeyAuthentication="no", PasswordAuthentication="yes")
     assert "sshd accepts no keys, only password" in why_not(node(server.host()))
 
 
-def test_a_server_that_wants_more_than_a_key(sshd: Server, node: NodeMaker) -> None:
+def test_a_server_that_requires_more_than_a_key(sshd: Server, node: NodeMaker) -> None:
     server = sshd(AuthenticationMethods="publickey,password", PasswordAuthentication="yes")
     assert "requires password in addition to the key" in why_not(node(server.host()))
 
@@ -239,7 +239,7 @@ def test_an_unknown_user(sshd: Server, node: NodeMaker) -> None:
     assert f"permission denied for no-such-user@127.0.0.1:{server.port}" in message
 
 
-# -- what the config says
+# -- the ssh configuration
 
 
 def test_match_include_and_host_alias(
@@ -256,13 +256,13 @@ def test_match_include_and_host_alias(
     assert node(Host("trainer")).run(["echo", "hi"]).stdout == b"hi\n"
 
 
-def test_the_hosts_file_wins_over_the_config(sshd: Server, node: NodeMaker, config: Config) -> None:
+def test_the_hosts_file_overrides_the_config(sshd: Server, node: NodeMaker, config: Config) -> None:
     server = sshd()
     config("Host *\n  User nobody-at-all\n  Port 1\n  ProxyJump nowhere.invalid\n")
     node(server.host(user=USER, proxy_jump="none")).connect()
 
 
-def test_a_config_that_ssh_refuses(node: NodeMaker, config: Config) -> None:
+def test_a_config_with_an_error(node: NodeMaker, config: Config) -> None:
     config("NoSuchOption yes\n")
     message = why_not(node(Host("gpu1")))
     assert "bad configuration option: nosuchoption" in message.lower()
@@ -334,10 +334,10 @@ def test_a_command_on_this_machine_without_a_path(
     assert (done.code, done.stderr) == (127, b"docker: not found\n")
 
 
-# -- the connection's life
+# -- keepalive
 
 
-def test_a_peer_that_stops_answering_is_noticed(
+def test_a_server_that_stops_replying_is_noticed(
     sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.3)
@@ -345,14 +345,14 @@ def test_a_peer_that_stops_answering_is_noticed(
     with node(server.host()).open(["sh", "-c", "echo up; sleep 60"]) as stream:
         assert stream.read() == b"up\n"
         for pid in server.descendants():
-            os.kill(pid, 19)  # SIGSTOP: the kernel still acknowledges, nobody answers
+            os.kill(pid, 19)  # SIGSTOP: only the kernel still acknowledges
         start = time.monotonic()
         with pytest.raises(HostUnreachable, match=r"no reply for 0\.9 s"):
             stream.read(timeout=20)
         assert time.monotonic() - start < 5
 
 
-def test_a_quiet_connection_is_kept(
+def test_an_idle_connection_stays_open(
     sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.1)
@@ -363,7 +363,7 @@ def test_a_quiet_connection_is_kept(
 # -- the server's limits
 
 
-def test_max_startups_one_lets_all_in_after_a_while(sshd: Server, node: NodeMaker) -> None:
+def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:
     server = sshd(MaxStartups="1")
     nodes = [node(server.host(), connect_timeout=10) for _ in range(8)]
     failures: list[Exception] = []
@@ -383,7 +383,7 @@ def test_max_startups_one_lets_all_in_after_a_while(sshd: Server, node: NodeMake
     assert "MaxStartups" in server.log.read_text()  # it did drop some
 
 
-def test_max_sessions_is_met_by_further_connections(sshd: Server, node: NodeMaker) -> None:
+def test_more_connections_are_made_when_sessions_are_refused(sshd: Server, node: NodeMaker) -> None:
     server = sshd(MaxSessions="2")
     machine = node(server.host())
     streams = [machine.open(["cat"]) for _ in range(7)]
@@ -404,7 +404,7 @@ def test_ten_sessions_share_one_connection(sshd: Server, node: NodeMaker) -> Non
         stream.close()
 
 
-def test_no_session_at_all(sshd: Server, node: NodeMaker) -> None:
+def test_a_server_that_allows_no_sessions(sshd: Server, node: NodeMaker) -> None:
     machine = node(sshd(MaxSessions="0").host())
     with pytest.raises(HostUnreachable, match="sshd allows no sessions"):
         machine.run(["true"])
@@ -414,7 +414,7 @@ def test_no_session_at_all(sshd: Server, node: NodeMaker) -> None:
 def listener(
     answer: Callable[[socket.socket], object], address: str = "127.0.0.1"
 ) -> Iterator[int]:
-    """A server that is not sshd; `answer` has each connection until it returns."""
+    """A server that is not sshd; calls `answer` with each connection."""
     with socket.create_server((address, 0)) as server:
 
         def serve(sock: socket.socket) -> None:

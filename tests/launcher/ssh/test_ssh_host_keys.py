@@ -1,4 +1,4 @@
-"""The server's own key, against a real server, by each policy that ssh has."""
+"""Host keys of a real server, under each StrictHostKeyChecking policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def known(home: Path) -> Path:
     return home / ".ssh" / "known_hosts"
 
 
-def test_an_unknown_key_is_named_with_the_remedies(sshd: Server, node: NodeMaker) -> None:
+def test_the_error_for_an_unknown_key_has_its_fingerprint_and_remedies(
+    sshd: Server, node: NodeMaker
+) -> None:
     server = sshd(know=False)
     message = why_not(node(server.host()))
     assert f"host key is unknown: ssh-ed25519 {server.fingerprint()}" in message
@@ -29,7 +31,7 @@ def test_an_unknown_key_is_named_with_the_remedies(sshd: Server, node: NodeMaker
     assert "`host_keys: accept-new`" in message
 
 
-def test_accept_new_writes_the_key_once_and_says_so(
+def test_accept_new_writes_the_key_once_and_warns(
     sshd: Server, node: NodeMaker, home: Path, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     config("Host *\n  HashKnownHosts no\n")
@@ -44,10 +46,10 @@ def test_accept_new_writes_the_key_once_and_says_so(
     assert known(home).read_text() == f"{server.known_as} {kind} {blob}\n"
     assert known(home).stat().st_mode & 0o777 == 0o600
     assert f"{server.fingerprint()} and wrote it to {known(home)}" in caplog.text
-    node(server.host()).connect()  # and asking finds it now
+    node(server.host()).connect()  # it is known now
 
 
-def test_a_key_that_another_connection_has_just_accepted_is_not_written_again(
+def test_a_key_that_another_connection_accepted_is_not_written_twice(
     home: Path,
 ) -> None:
     route = ssh_config.route_to(Host("gpu1", host_keys="accept-new"))
@@ -57,9 +59,7 @@ def test_a_key_that_another_connection_has_just_accepted_is_not_written_again(
     assert len(known(home).read_text().splitlines()) == 1
 
 
-def test_accept_new_keeps_what_is_there(
-    sshd: Server, node: NodeMaker, home: Path, config: Config
-) -> None:
+def test_accept_new_appends(sshd: Server, node: NodeMaker, home: Path, config: Config) -> None:
     config("Host *\n  HashKnownHosts no\n")
     server = sshd(know=False)
     known(home).write_text("# mine, without a newline at its end")
@@ -69,7 +69,7 @@ def test_accept_new_keeps_what_is_there(
     assert lines[1].startswith(server.known_as)
 
 
-def test_accept_new_writes_hashed_names_where_the_config_says_so(
+def test_accept_new_hashes_names_if_configured(
     sshd: Server, node: NodeMaker, home: Path, config: Config
 ) -> None:
     config("Host *\n  HashKnownHosts yes\n")
@@ -82,7 +82,7 @@ def test_accept_new_writes_hashed_names_where_the_config_says_so(
 
 
 @pytest.mark.parametrize("policy", ["ask", "accept-new"])
-def test_a_changed_key_is_an_error_that_names_the_line(
+def test_the_error_for_a_changed_key_names_the_line(
     sshd: Server, node: NodeMaker, home: Path, policy: str
 ) -> None:
     server = sshd(know=False)
@@ -97,7 +97,7 @@ def test_a_changed_key_is_an_error_that_names_the_line(
     assert known(home).read_bytes() == before
 
 
-def test_hashed_names_are_understood(sshd: Server, node: NodeMaker, home: Path) -> None:
+def test_hashed_names_are_found(sshd: Server, node: NodeMaker, home: Path) -> None:
     server = sshd()
     subprocess.run(["ssh-keygen", "-H", "-f", str(known(home))], check=True, capture_output=True)
     assert known(home).read_text().startswith("|1|")
@@ -105,16 +105,14 @@ def test_hashed_names_are_understood(sshd: Server, node: NodeMaker, home: Path) 
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
-def test_the_server_is_asked_for_the_kind_of_key_that_is_known(
-    sshd: Server, node: NodeMaker, kind: str
-) -> None:
+def test_the_known_kind_of_key_is_requested(sshd: Server, node: NodeMaker, kind: str) -> None:
     server = sshd(host_key_kinds=("ed25519", "ecdsa", "rsa"), know=False)
     line = {"rsa": "ssh-rsa", "ecdsa": "ecdsa-sha2-nistp256", "ed25519": "ssh-ed25519"}[kind]
     server.know(kinds=(line,))
     node(server.host()).connect()
 
 
-def test_a_revoked_key_is_refused_even_where_checking_is_off(
+def test_a_revoked_key_is_refused_even_without_checking(
     sshd: Server, node: NodeMaker, home: Path, config: Config
 ) -> None:
     config("Host *\n  StrictHostKeyChecking no\n")
@@ -125,7 +123,7 @@ def test_a_revoked_key_is_refused_even_where_checking_is_off(
     assert f"marked @revoked in {known(home)}:2" in why_not(node(server.host()))
 
 
-def test_checking_that_the_user_has_turned_off_is_off_with_a_warning(
+def test_disabled_checking_connects_with_a_warning(
     sshd: Server,
     node: NodeMaker,
     home: Path,
@@ -139,7 +137,7 @@ def test_checking_that_the_user_has_turned_off_is_off_with_a_warning(
     assert not known(home).exists()
 
 
-def test_strict_checking_of_the_config_is_not_softened_by_accept_new(
+def test_accept_new_does_not_weaken_strict_checking(
     sshd: Server, node: NodeMaker, home: Path, config: Config
 ) -> None:
     config("Host *\n  StrictHostKeyChecking yes\n")
@@ -148,7 +146,7 @@ def test_strict_checking_of_the_config_is_not_softened_by_accept_new(
     assert not known(home).exists()
 
 
-def test_a_certificate_authority_is_said_not_to_be_supported(
+def test_the_error_names_an_unsupported_certificate_authority(
     sshd: Server, node: NodeMaker, home: Path
 ) -> None:
     server = sshd(know=False)
@@ -158,7 +156,7 @@ def test_a_certificate_authority_is_said_not_to_be_supported(
     assert f"({known(home)}:1 names a certificate authority for it, which ddpctl" in message
 
 
-def test_several_files_and_a_known_hosts_that_cannot_be_written(
+def test_several_known_hosts_files_and_one_that_cannot_be_written(
     sshd: Server, node: NodeMaker, home: Path, config: Config
 ) -> None:
     config(f"Host *\n  UserKnownHostsFile {home} /dev/zero {home}/second\n")

@@ -1,4 +1,4 @@
-"""Through one jump host, through two, and what is said when one of them is the trouble."""
+"""ProxyJump through one host and through two, and the errors when a jump host fails."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_through_a_jump_host_on_another_port(
     machine.close()
     end = time.monotonic() + 10
     while jump.descendants():
-        assert time.monotonic() < end, "the connection to the jump host stays"
+        assert time.monotonic() < end, "the connection to the jump host is still open"
         time.sleep(0.05)
 
 
-def test_through_two_jump_hosts_of_the_config(
+def test_through_two_jump_hosts_in_the_config(
     sshd: Server, node: NodeMaker, config: Config
 ) -> None:
     first, second, target = (sshd(address=f"127.0.0.{n}") for n in (2, 3, 4))
@@ -75,7 +75,7 @@ def test_many_machines_share_one_connection_to_the_jump_host(
     assert nodes[1].run(["echo", "still"]).stdout == b"still\n"
 
 
-def test_a_jump_host_that_is_down_is_named(
+def test_the_error_names_a_jump_host_that_is_down(
     behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
 ) -> None:
     target, jump, name = behind()
@@ -86,7 +86,7 @@ def test_a_jump_host_that_is_down_is_named(
         assert message.startswith("127.0.0.3: through jump host 127.0.0.2: connection refused")
 
 
-def test_a_jump_host_that_came_back_is_used_again(
+def test_a_lost_connection_to_the_jump_host_is_replaced(
     behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
 ) -> None:
     target, jump, name = behind()
@@ -100,7 +100,7 @@ def test_a_jump_host_that_came_back_is_used_again(
     assert machine.run(["echo", "back"]).stdout == b"back\n"
 
 
-def test_those_who_leave_a_lost_jump_connection_do_not_close_the_new_one(
+def test_closing_a_lost_connection_does_not_close_its_replacement(
     behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
 ) -> None:
     target, jump, name = behind()
@@ -128,7 +128,7 @@ def test_a_machine_that_is_its_own_jump_host(sshd: Server, node: NodeMaker, conf
     assert [one.run(["echo", "ok"]).stdout for one in nodes] == [b"ok\n"] * 10
 
 
-def test_a_jump_host_with_an_unknown_key_is_named(sshd: Server, node: NodeMaker) -> None:
+def test_the_error_names_a_jump_host_with_an_unknown_key(sshd: Server, node: NodeMaker) -> None:
     jump, target = sshd(address="127.0.0.2", know=False), sshd(address="127.0.0.3")
     jump.authorize(target.user_key)
     message = why_not(node(target.host(proxy_jump=f"127.0.0.2:{jump.port}")))
@@ -154,7 +154,7 @@ def test_a_jump_host_that_forwards_nothing(
     assert "AllowTcpForwarding yes" in message
 
 
-def test_jump_hosts_that_go_round_in_circles(node: NodeMaker, config: Config, sshd: Server) -> None:
+def test_jump_hosts_in_a_circle(node: NodeMaker, config: Config, sshd: Server) -> None:
     config("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     message = why_not(node(sshd().host(host="a", port=None)))
     assert "in circles" in message

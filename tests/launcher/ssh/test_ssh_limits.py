@@ -1,4 +1,4 @@
-"""Many hosts at once: no more logins than one server accepts, no more threads than connections."""
+"""Many hosts at once: bounded logins per server, one thread per connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.ssh.node import Node
 
 
 def connect_all(nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-    """Connect all nodes, all at the same time; return the failures."""
+    """Connect all nodes concurrently; return the failures."""
     return many.try_each(nodes, Node.connect)[1]
 
 
@@ -57,7 +57,7 @@ def test_at_most_eight_logins_at_once_go_through_one_server(
     assert 2 <= max(itertools.accumulate(steps)) <= 8
 
 
-def test_a_bastion_that_drops_some_logins_is_asked_again(
+def test_logins_that_a_bastion_drops_are_retried(
     sshd: Server, node: NodeMaker, config: Config, home: Path
 ) -> None:
     bastion = sshd(address="127.0.0.2", MaxStartups="1")
@@ -70,7 +70,7 @@ def test_a_bastion_that_drops_some_logins_is_asked_again(
     assert "MaxStartups" in bastion.log.read_text()  # it did drop some
 
 
-def test_a_connection_takes_one_thread_however_many_streams_it_has(
+def test_a_connection_uses_one_thread_for_all_its_streams(
     sshd: Callable[..., Sshd], node: NodeMaker
 ) -> None:
     server = sshd()

@@ -1,4 +1,4 @@
-"""What `ssh -G` says becomes a Route; what it says is asked of the real ssh."""
+"""Routes parsed from `ssh -G` output, made up and real."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def route(text: str = "", host: Host | None = None) -> Route:
     return from_options(host or Host("gpu1"), parse(text), home="/home/me")
 
 
-def test_plain_words() -> None:
+def test_plain_values() -> None:
     found = route(
         "hostname 10.0.0.1\nuser ada\nport 2222\nidentitiesonly yes\nhashknownhosts yes\n"
         "connecttimeout 7\nserveraliveinterval 3\nserveralivecountmax 4\nhostkeyalias alias\n"
@@ -38,7 +38,7 @@ def test_plain_words() -> None:
     assert found.proxy_jump == "a,b"
 
 
-def test_none_is_none() -> None:
+def test_none_means_no_value() -> None:
     found = route(
         "connecttimeout none\nproxycommand none\nproxyjump none\nuserknownhostsfile none\n"
         "identityagent none\nidentityfile none\n"
@@ -61,7 +61,7 @@ def test_tokens_and_tildes_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.proxy_command == "nc -p 22 10.0.0.1"
 
 
-def test_paths_with_spaces_in_a_list_of_paths() -> None:
+def test_a_list_of_paths_may_contain_spaces() -> None:
     found = route("userknownhostsfile /home/me/.ssh/known_hosts /with a space/kh ~/x\n")
     assert found.known_hosts == (
         "/home/me/.ssh/known_hosts",
@@ -110,7 +110,7 @@ def test_jump_specifications(text: str, parts: tuple[object, ...]) -> None:
     assert jump_parts(text) == parts
 
 
-def test_the_real_ssh_and_its_defaults(home: Path) -> None:
+def test_defaults_of_the_real_ssh(home: Path) -> None:
     found = ssh_config.route_to(Host("gpu1.lab"))
     assert (found.hostname, found.user, found.port) == ("gpu1.lab", USER, 22)
     assert f"{home}/.ssh/id_ed25519" in found.identity_files
@@ -118,7 +118,7 @@ def test_the_real_ssh_and_its_defaults(home: Path) -> None:
     assert found.host_keys == "ask"
 
 
-def test_the_real_ssh_with_a_config(home: Path, config: Config) -> None:
+def test_a_config_read_by_the_real_ssh(home: Path, config: Config) -> None:
     config(
         "Match host gpu*.lab exec false\n  User wrong\n"
         'Host gpu*.lab !gpu9.lab\n  User ada\n  Port 2222\n  IdentityFile "~/.ssh/lab key"\n'
@@ -132,7 +132,7 @@ def test_the_real_ssh_with_a_config(home: Path, config: Config) -> None:
     assert ssh_config.route_to(Host("gpu9.lab")).user == getpass.getuser()
 
 
-def test_values_of_the_hosts_file_win(config: Config) -> None:
+def test_the_hosts_file_overrides_the_config(config: Config) -> None:
     config("Host *\n  User ada\n  Port 2222\n  IdentityFile /config/key\n  ProxyJump a\n")
     found = ssh_config.route_to(
         Host("gpu1", user="bob", port=22, identity_file='/my "odd" 100% key', proxy_jump="b:23,c")
@@ -146,7 +146,7 @@ def test_user_at_host(config: Config) -> None:
     assert (found.user, found.hostname) == ("ada", "gpu1")
 
 
-def test_jumps_are_those_of_ssh(config: Config) -> None:
+def test_jump_hosts_follow_their_own_config(config: Config) -> None:
     config("Host inner\n  Port 2201\n  ProxyJump ignored\nHost outer\n  User eve\n")
     inner = ssh_config.jump_route(
         ssh_config.route_to(Host("gpu1", proxy_jump="outer,ada@inner", identity_file="/k"))
@@ -161,7 +161,7 @@ def test_jumps_are_those_of_ssh(config: Config) -> None:
     assert (inner.depth, outer.depth) == (1, 2)
 
 
-def test_a_name_that_looks_like_an_option_is_no_option(tmp_path: Path) -> None:
+def test_a_host_name_that_looks_like_an_option_is_not_one(tmp_path: Path) -> None:
     marker = tmp_path / "touched"
     with pytest.raises(HostUnreachable):
         ssh_config.route_to(Host(f"-oProxyCommand=touch {marker}"))

@@ -1,341 +1,319 @@
-"""Several nodes: whatever happens to one, all end, soon, and all know the same reason."""
+"""Supervisors that talk to each other over real sockets, in one process and by a clock of the test's."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
+import selectors
 import socket
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import Gang, Node, free_port, gang, until
+from supervisors import free_port, spec, status, until, why
 
-from launcher.diagnosis.first_failure import headline
-from launcher.supervisor.channel import Link
-from launcher.supervisor.coordinator import odd_one_out
-from launcher.supervisor.ranks import Rank, Ranks
+from launcher.logs.journal import Reader
+from launcher.supervisor import channel, coordinator, peers, server
+from launcher.supervisor.channel import Channel, Refused
+from launcher.supervisor.coordinator import RECONNECT
+from launcher.supervisor.events import Clock, Event, Joined
+from launcher.supervisor.events import Refused as RefusedEvent
+from launcher.supervisor.journal import Journal
+from launcher.supervisor.peers import REFUSED_EVERY, TIME_LIMIT_MARGIN, NodePeer, Peers
+from launcher.supervisor.server import HELLO_TIMEOUT, Server
 
-BAR = 5.0  # seconds from a fault to the end of every node
-
-
-def told_at(made: Gang, rank: int) -> float:
-    """When the rank said that it would now misbehave."""
-    node = made.nodes[rank // 2]
-    return next(r.time for r in node.records() if r.rank == rank and r.lines == [b"now"])
-
-
-def end_times(made: Gang) -> list[float]:
-    return [time for node in made.nodes for time, _ in node.events("end")]
+TOKEN = "a run's secret"
 
 
-@pytest.mark.parametrize(
-    ("deed", "kind", "sentence"),
-    [
-        ("raise", "exception", "rank 3 (gpu2, local_rank 1) raised ValueError: boom"),
-        ("record", "exception", "rank 3 (gpu2, local_rank 1) raised KeyError: 'lost'"),
-        ("exit", "exit-code", "rank 3 (gpu2, local_rank 1) exited with code 7"),
-        ("kill", "killed", "rank 3 (gpu2, local_rank 1) was killed by SIGKILL"),
-        ("segv", "segv", "rank 3 (gpu2, local_rank 1) was killed by SIGSEGV"),
-    ],
-)
-def test_a_failed_rank_ends_all_nodes(tmp_path: Path, deed: str, kind: str, sentence: str) -> None:
-    with gang(tmp_path, 2, [deed, "3"]) as made:
-        codes = made.wait()
-        assert made.survivors() == []
-    assert codes[0] == 143 and codes[1] not in (0, 143)
-    assert max(end_times(made)) - told_at(made, 3) < BAR
-    ends = [node.event("end") for node in made.nodes]
-    assert [end["state"] for end in ends] == ["stopped", "failed"]
-    assert ends[0]["reason"] == ends[1]["reason"]
-    assert (ends[0]["reason"]["rank"], ends[0]["reason"]["host"]) == (3, "gpu2")
-    cause = made.cause()
-    assert cause is not None
-    assert (cause.kind, cause.rank, headline(cause)) == (kind, 3, sentence)
+class Time:
+    """The `time` module of every supervisor here; the clock moves when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
 
 
-@contextlib.contextmanager
-def held(node: Node, until_reaped: list[int]) -> Iterator[None]:
-    """Its supervisor sees nothing of what is done inside, until torchrun has reaped those."""
-    os.kill(node.pid, signal.SIGSTOP)
-    try:
-        yield
-        until(lambda: not any(Path("/proc", str(pid)).exists() for pid in until_reaped), 20)
-    finally:
-        os.kill(node.pid, signal.SIGCONT)
+class Network:
+    """Node 0 and node 1, each with a journal, a status and a loop that the test turns."""
 
+    def __init__(self, folder: Path, clock: Time, **given: Any) -> None:
+        self.clock, self.folder = clock, folder
+        self.given = {"master_addr": "127.0.0.1", "control_port": free_port(), "token": TOKEN}
+        self.given |= given
+        self.nodes: list[Peers] = []
+        self.statuses = [status(0), status(1)]
 
-def test_the_first_is_named_even_when_all_are_gone_before_anybody_looked(tmp_path: Path) -> None:
-    """The supervisor is held while a rank dies and torchrun ends the other one for it."""
-    with gang(tmp_path, 2, ["work"]) as made:
-        pids = made.ranks_running()
-        with held(made.nodes[1], until_reaped=[pids[2], pids[3]]):
-            os.kill(pids[3], signal.SIGKILL)
-        made.wait()
-    reason = made.nodes[0].event("end")["reason"]
-    assert (reason["rank"], reason["host"]) == (3, "gpu2")
-    cause = made.cause()
-    assert cause is not None and (cause.kind, cause.rank) == ("killed", 3)
+    def add(self, kind: type[Peers], **given: Any) -> Peers:
+        rank = len(self.nodes)
+        folder = self.folder / str(rank)
+        folder.mkdir()
+        given = {**self.given, "node_rank": rank, "host": f"gpu{rank + 1}", **given}
+        made = kind(spec(**given), Journal(str(folder), "h"), selectors.DefaultSelector())
+        self.nodes.append(made)
+        return made
 
+    def turn(self, *nodes: Peers) -> None:
+        for node in nodes or self.nodes:
+            for key, _ in node.selector.select(0):
+                key.data(key.fileobj)
+            node.turn(self.statuses[node.spec.node_rank])
 
-def test_good_ends_that_nobody_saw_are_good(tmp_path: Path) -> None:
-    """The supervisor is held until torchrun has reaped its ranks and gone."""
-    with gang(tmp_path, 2, ["gentle"]) as made:
-        pids = made.ranks_running()
-        with held(made.nodes[1], until_reaped=[pids[2], pids[3]]):
-            for pid in pids.values():
-                os.kill(pid, signal.SIGTERM)
-        assert made.wait() == [0, 0]
-    ends = [event["exit_code"] for node in made.nodes for _, event in node.events("rank_exit")]
-    assert ends == [0] * 4
-    assert made.cause() is None
+    def until(self, true: Callable[[], bool], *nodes: Peers, step: float = 0.0) -> None:
+        """The clock moves by `step` seconds between two looks at everything."""
 
+        def turned() -> bool:
+            self.turn(*nodes)
+            while step and not true() and self.clock.now < self.end:
+                self.clock.now += step
+                self.turn(*nodes)
+            return true()
 
-@pytest.mark.parametrize(
-    ("codes", "first"),
-    [
-        ([-signal.SIGTERM, -signal.SIGSEGV], 1),
-        ([-signal.SIGTERM, None], 1),  # torchrun has reaped it
-        ([None, 7], 1),  # it may have ended well
-        ([0, -signal.SIGTERM], 1),
-        ([-signal.SIGTERM, -signal.SIGTERM], 0),
-        ([None, 0], None),
-    ],
-)
-def test_of_ranks_gone_at_one_look_the_one_that_torchrun_did_not_end_is_first(
-    codes: list[int | None], first: int | None
-) -> None:
-    ranks = Ranks(2)
-    for number, code in enumerate(codes):
-        ranks.by_local_rank[number] = rank = Rank(os.getpid(), number, number)
-        rank.exited, rank.exit_code = 1.0, code
-        if rank.fd is not None:
-            os.close(rank.fd)
-    found = ranks.first_failed()
-    assert (found and found.rank) == first
+        self.end = self.clock.now + 1000.0
+        until(turned, 20)
 
+    def events(self, rank: int, kind: type[Event]) -> list[Any]:
+        records = Reader().feed((self.folder / str(rank) / "journal").read_bytes())
+        return [record.event for record in records if isinstance(record.event, kind)]
 
-def test_a_rank_that_ends_early_while_the_others_stand_still(tmp_path: Path) -> None:
-    with gang(tmp_path, 2, ["zero", "3"], early_exit_timeout=2.0) as made:
-        made.wait()
-    assert 2.0 < max(end_times(made)) - told_at(made, 3) < 2.0 + BAR
-    cause = made.cause()
-    assert cause is not None and (cause.kind, cause.rank) == ("early-exit", 3)
-
-
-def test_others_that_still_work_are_given_their_time(tmp_path: Path) -> None:
-    """Rank 0 writes its last checkpoint for longer than the early exit's patience."""
-    with gang(tmp_path, 2, ["finish", "0"], early_exit_timeout=3.0) as made:
-        assert made.wait() == [0, 0]
-    assert [node.event("end")["state"] for node in made.nodes] == ["succeeded"] * 2
-    assert made.cause() is None
-    ends = end_times(made)
-    assert max(ends) - min(ends) < 1.0, "a node that is done waits for the others"
-
-
-def test_of_a_hung_gang_the_rank_that_stands_elsewhere_is_named(tmp_path: Path) -> None:
-    with gang(tmp_path, 2, ["elsewhere", "3"], hang_timeout=3.0) as made:
-        made.wait()
-    assert [node.event("end")["state"] for node in made.nodes] == ["hung"] * 2
-    cause = made.cause()
-    assert cause is not None
-    assert (cause.kind, cause.rank, cause.host) == ("hung", 3, "gpu2")
-
-
-def test_nobody_is_named_when_several_stand_elsewhere() -> None:
-    assert odd_one_out({0: "202", 1: "202", 2: "230", 3: "202"}) == 2
-    assert odd_one_out({0: "202", 1: "202", 2: "230", 3: "230"}) is None
-    assert odd_one_out({0: "202", 1: "7", 2: "230", 3: "202"}) is None
-    assert odd_one_out({0: "202", 1: "230"}) is None
-
-
-def test_a_stopped_rank_is_found(tmp_path: Path) -> None:
-    with gang(tmp_path, 2, ["stop", "3"], peer_timeout=2.0) as made:
-        made.wait()
-        assert made.survivors() == []
-    cause = made.cause()
-    assert cause is not None and (cause.kind, cause.rank) == ("stopped", 3)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_supervisor_is_missed_at_once(tmp_path: Path, victim: int) -> None:
-    with gang(tmp_path, 2, ["wait"]) as made:
-        made.ranks_running()
-        began = time.time()
-        os.kill(made.nodes[victim].pid, signal.SIGKILL)
-        made.wait()
-        until(lambda: made.survivors() == [], 10)
-    [end] = end_times(made)
-    assert end - began < BAR
-    [survivor] = [node for node in made.nodes if node.node_rank != victim]
-    reason = survivor.event("end")["reason"]
-    assert (reason["kind"], reason["node_rank"]) == ("peer-lost", victim)
-    facts = {f"node_{victim}": {"exit_code": 137}}
-    cause = made.cause(**facts)
-    assert cause is not None
-    assert (cause.kind, cause.node_rank) == ("container-killed", victim)
-
-
-class Wire:
-    """A TCP relay that can be cut: nothing comes through then, and nobody is told. What was sent
-    arrives after the mending, as TCP has it."""
-
-    def __init__(self, port: int) -> None:
-        self.whole = threading.Event()
-        self.whole.set()
-        self.target = port
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.port = self.server.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self.server.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:
-                    near.close()
-                    continue
-                for ends in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
-
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                self.whole.wait()
-                sink.sendall(data)
-            self.whole.wait()
-            sink.close()
+    def close(self) -> None:
+        for node in self.nodes:
+            node.over = False  # do not wait for the other end
+            node.close()
 
 
 @pytest.fixture
-def wired(tmp_path: Path) -> Iterator[tuple[Gang, Wire]]:
-    """Two nodes whose supervisors talk through a wire."""
-    made = Gang(tmp_path)
-    nodes = made.add(2, ["wait"], peer_timeout=3.0)
-    wire = Wire(nodes[0].spec["control_port"])
-    nodes[1].spec["control_port"] = wire.port
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    for module in (channel, coordinator, peers, server):
+        monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr("os.set_blocking", lambda *_: None)  # this process's own stdout
+    return made
+
+
+@pytest.fixture
+def network(tmp_path: Path, clock: Time) -> Iterator[Network]:
+    """Node 0 alone."""
+    made = Network(tmp_path, clock)
+    made.add(Server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair(network: Network) -> Network:
+    """Both nodes, once they have heard each other."""
+    peer = network.add(NodePeer)
+    assert isinstance(peer, NodePeer)
+    network.until(lambda: peer.joined, step=0.1)
+    assert [event.host for event in network.events(0, Joined)] == ["gpu2"]
+    return network
+
+
+def test_a_reason_of_one_node_is_the_verdict_on_both(pair: Network) -> None:
+    reason = why("rank-failed", 1, 5.0)
+    pair.statuses[1] = status(1, reason=reason, phase="stopped")
+    pair.until(lambda: all(node.verdict == reason for node in pair.nodes))
+    assert not any(node.over for node in pair.nodes)
+    pair.statuses[0] = status(0, reason=reason, phase="stopped")
+    pair.until(lambda: all(node.over for node in pair.nodes))
+
+
+def test_nodes_that_have_nothing_to_report_send_heartbeats(pair: Network) -> None:
+    end = pair.clock.now + 30.0
+    pair.until(lambda: pair.clock.now > end, step=0.5)
+    assert not any(node.verdict for node in pair.nodes)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_node_whose_peer_goes_silent_ends(pair: Network, silent: int) -> None:
+    """Each side of a cut network finds out by itself."""
+    other = pair.nodes[1 - silent]
+    pair.until(lambda: other.verdict is not None, other, step=0.5)
+    assert other.verdict is not None
+    assert (other.verdict.kind, other.verdict.node_rank) == ("peer-lost", silent)
+
+
+def test_a_short_silence_is_nothing(pair: Network) -> None:
+    first, second = pair.nodes
+    end = pair.clock.now + 7.5
+    pair.until(lambda: pair.clock.now > end, second, step=0.5)
+    assert second.verdict is None
+    first.turned = pair.clock.now  # it ran, but its packets were lost
+    pair.until(lambda: pair.clock.now > end + 10, step=0.5)
+    assert not any(node.verdict for node in pair.nodes)
+
+
+def test_a_connection_that_breaks_comes_back(pair: Network) -> None:
+    peer = pair.nodes[1]
+    assert isinstance(peer, NodePeer) and peer.channel
+    peer.channel.sock.shutdown(socket.SHUT_RDWR)
+    pair.until(lambda: peer.channel is None or peer.lost_at is not None)
+    pair.until(lambda: peer.channel is not None and peer.lost_at is None, step=0.02)
+    assert not any(node.verdict for node in pair.nodes)
+    assert len(pair.events(0, Joined)) == 1
+
+
+def test_a_supervisor_that_is_gone_is_missed_at_once(pair: Network) -> None:
+    first, second = pair.nodes
+    first.close()
+    gone = pair.clock.now
+    pair.until(lambda: second.over, second, step=0.1)
+    assert second.verdict and (second.verdict.kind, second.verdict.node_rank) == ("peer-lost", 0)
+    assert pair.clock.now - gone < RECONNECT + 1.0
+    pair.nodes.remove(first)
+
+
+def test_clocks_are_compared(pair: Network) -> None:
+    [clock, *_] = pair.events(1, Clock)
+    assert abs(clock.offset) < clock.error + 0.001 < 1.0
+
+
+def test_a_late_node_is_told_that_it_is_over(network: Network) -> None:
+    [first] = network.nodes
+    reason = why("start", 0, 1.0)
+    network.statuses[0] = status(0, reason=reason, phase="stopped", alive=0)
+    network.until(lambda: first.verdict == reason)
+    second = network.add(NodePeer)
+    network.until(lambda: second.verdict == reason, step=0.1)
+
+
+def test_a_node_that_cannot_reach_node_0_says_so(network: Network) -> None:
+    peer = network.add(NodePeer, control_port=free_port(), start_timeout=30.0)
+    network.until(lambda: peer.over, peer, step=1.0)
+    assert peer.verdict and peer.verdict.kind == "never-joined"
+    assert peer.verdict.message == "could not join node 0 (gpu1) within 30 s"
+
+
+def test_a_stranger_is_refused_and_does_no_harm(pair: Network) -> None:
+    where = ("127.0.0.1", pair.given["control_port"])
+    stranger = Channel(socket.create_connection(where), "a guess", listening=False)
+    pair.until(lambda: stranger.receive() == [] and stranger.ready)
+    stranger.send(status(1, reason=why("rank-failed", 1, 0.0), phase="stopped"))
+    pair.until(lambda: bool(pair.events(0, RefusedEvent)))
+    with socket.create_connection(where) as noise:
+        noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        pair.until(lambda: noise.recv(1) == b"" or True)
+    end = pair.clock.now + 3.0
+    pair.until(lambda: pair.clock.now > end, step=0.5)
+    assert not any(node.verdict for node in pair.nodes)
+    stranger.sock.close()
+
+
+def test_the_token_never_travels_and_nothing_can_be_replayed() -> None:
+    ends = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(ends.getsockname())
+    accepted, _ = ends.accept()
+    first, second = Channel(accepted, TOKEN, True), Channel(client, TOKEN, False)
+    until(lambda: first.receive() == [] and first.ready, 5)
+    until(lambda: second.receive() == [] and second.ready, 5)
+    second.send(status(1))
+    until(lambda: bool(first.receive()), 5)
+    recorded = second._signature(b"{}", 0, False) + b" {}\n"
+    client.send(recorded)  # number 0 was used
+    with pytest.raises(Refused, match="token"):
+        until(lambda: bool(first.receive()), 5)
+    for each in (accepted, client, ends):
+        each.close()
+
+
+def test_a_taken_control_port_is_reported(network: Network) -> None:
+    [first] = network.nodes
+    with socket.create_server(("127.0.0.1", network.given["control_port"])):
+        network.until(lambda: first.verdict is not None, step=0.5)
+    assert first.verdict and first.verdict.kind == "control-port"
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strangers(network: Network) -> Iterator[list[socket.socket]]:
+    """Connections from `127.0.0.<n>` that the tests open."""
+    opened: list[socket.socket] = []
+    yield opened
+    for sock in opened:
+        sock.close()
+
+
+def connect(network: Network, number: int) -> socket.socket:
+    where = ("127.0.0.1", network.given["control_port"])
+    return socket.create_connection(where, source_address=(f"127.0.0.{number}", 0))
+
+
+def test_idle_connections_cannot_use_up_the_descriptors(
+    network: Network, strangers: list[socket.socket]
+) -> None:
+    """From one address or from many: a node can still join, and is not dropped."""
+    [first] = network.nodes
+    network.turn()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in [2] * 40 + list(range(3, 203)):
+        strangers.append(connect(network, number))
+        network.turn()
+        held = len(list(Path("/proc/self/fd").iterdir())) - before - len(strangers)
+        assert held <= (8 if number == 2 else 64)
+    peer = network.add(NodePeer)
+    assert isinstance(peer, NodePeer)
+    network.until(lambda: peer.joined, step=0.1)
+    network.clock.now += HELLO_TIMEOUT + 0.1
+    first.turned = network.clock.now
+    network.until(lambda: all(sock_closed(sock) for sock in strangers))
+    assert peer.channel is not None and not any(node.verdict for node in network.nodes)
+
+
+def sock_closed(sock: socket.socket) -> bool:
+    """By the other end."""
+    sock.setblocking(False)
     try:
-        made.start()
-        made.ranks_running()
-        until(lambda: bool(nodes[1].events("clock")), 10)
-        yield made, wire
-    finally:
-        made.close()
-        wire.server.close()
+        while sock.recv(4096):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
-def test_a_cut_wire_ends_both_sides(wired: tuple[Gang, Wire]) -> None:
-    made, wire = wired
-    began = time.time()
-    wire.whole.clear()
-    made.wait()
-    assert max(end_times(made)) - began < 3.0 + BAR
-    reasons = [node.event("end")["reason"] for node in made.nodes]
-    assert [reason["kind"] for reason in reasons] == ["peer-lost"] * 2
-    assert [reason["node_rank"] for reason in reasons] == [1, 0], "each misses the other"
-    cause = made.cause()
-    assert cause is not None and cause.kind == "network-cut"
+def test_bad_hellos_do_not_fill_the_journal(pair: Network, strangers: list[socket.socket]) -> None:
+    for _ in range(50):
+        strangers.append(connect(pair, 2))
+        strangers[-1].sendall(b"hello\nworld\n")
+        pair.until(lambda: sock_closed(strangers[-1]))
+    assert [event.count for event in pair.events(0, RefusedEvent)] == [1]
+    end = pair.clock.now + REFUSED_EVERY
+    pair.until(lambda: pair.clock.now > end, step=0.5)
+    strangers.append(connect(pair, 2))
+    strangers[-1].sendall(b"hello\nworld\n")
+    pair.until(lambda: len(pair.events(0, RefusedEvent)) == 2)
+    assert [event.count for event in pair.events(0, RefusedEvent)] == [1, 50]
 
 
-def test_a_short_cut_is_nothing(wired: tuple[Gang, Wire]) -> None:
-    made, wire = wired
-    wire.whole.clear()
-    time.sleep(1.5)  # the length of the cut is what is tested
-    wire.whole.set()
-    time.sleep(2.5)  # longer than the rest of the patience
-    assert all(node.process and node.process.poll() is None for node in made.nodes)
-    assert not any(node.events("stopping") for node in made.nodes)
+# --- the time limit -------------------------------------------------------------------------------
 
 
-def test_clocks_are_compared(wired: tuple[Gang, Wire]) -> None:
-    made, _ = wired
-    clocks = [event for _, event in made.nodes[1].events("clock")]
-    assert abs(clocks[-1]["offset"]) < 0.05 and clocks[-1]["error"] < 0.05
+def test_node_0_ends_all_nodes_at_the_time_limit(tmp_path: Path, clock: Time) -> None:
+    network = Network(tmp_path, clock, time_limit=60.0)
+    network.add(Server)
+    network.add(NodePeer)
+    began = clock.now
+    network.until(lambda: all(node.verdict for node in network.nodes), step=0.5)
+    assert 60 < clock.now - began < 62
+    for node in network.nodes:
+        assert node.verdict
+        assert (node.verdict.kind, node.verdict.node_rank) == ("time-limit", 0)
+        assert node.verdict.message == "the run reached its time limit of 60 s"
+    network.close()
 
 
-def test_sigterm_to_one_node_stops_all(tmp_path: Path) -> None:
-    with gang(tmp_path, 2, ["gentle"]) as made:
-        made.ranks_running()
-        os.kill(made.nodes[1].pid, signal.SIGTERM)
-        assert made.wait() == [143, 143]
-        assert made.survivors() == []
-    for rank in range(4):
-        assert made.nodes[rank // 2].lines(rank)[-1] == b"saved"
-
-
-def test_a_kill_that_reaches_one_node_first_is_a_cancellation_everywhere(tmp_path: Path) -> None:
-    marks = tmp_path / "cancelled"
-    with gang(tmp_path, 2, ["wait"], cancel_file=str(marks)) as made:
-        made.ranks_running()
-        marks.touch()
-        os.kill(made.nodes[1].pid, signal.SIGTERM)
-        made.wait()
-    assert [node.event("end")["state"] for node in made.nodes] == ["cancelled"] * 2
-
-
-def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
-    made = Gang(tmp_path)
-    made.add(3, ["wait"], start_timeout=3.0)
-    present = [made.nodes[0], made.nodes[2]]
-    try:
-        for node in present:
-            node.start()
-        for node in present:
-            node.wait()
-    finally:
-        made.nodes = present
-        made.close()
-    for node in present:
-        reason = node.event("end")["reason"]
-        assert (reason["kind"], reason["node_rank"]) == ("never-joined", 1)
-        assert "gpu2" in reason["message"]
-
-
-def test_a_late_node_is_told_that_it_is_over(tmp_path: Path) -> None:
-    made = Gang(tmp_path)
-    first, second = made.add(2, ["exit", "0"], cwd="/nowhere")
-    try:
-        first.start()
-        until(lambda: bool(first.events("stopping")), 10)
-        second.spec["cwd"] = None
-        second.start()
-        assert second.wait() == 143
-        first.wait()
-    finally:
-        made.close()
-    assert second.event("end")["reason"]["kind"] == "start"
-    assert second.event("end")["reason"]["host"] == "gpu1"
-
-
-def test_a_stranger_is_refused_and_does_no_harm(tmp_path: Path) -> None:
-    with gang(tmp_path, 2, ["wait"]) as made:
-        hub = made.nodes[0]
-        made.ranks_running()
-        until(lambda: bool(hub.events("joined")), 10)
-        sock = socket.create_connection(("127.0.0.1", hub.spec["control_port"]))
-        stranger = Link(sock, "a guess", listening=False)
-        until(lambda: stranger.receive() == [] and stranger.ready, 5)
-        reason: dict[str, Any] = {"kind": "rank-failed", "time": 0.0}
-        stranger.send({"node_rank": 1, "phase": "stopped", "reason": reason, "sent": 0.0})
-        until(lambda: bool(hub.events("refused")), 5)
-        with socket.create_connection(("127.0.0.1", hub.spec["control_port"])) as noise:
-            noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        time.sleep(1.5)  # two beats
-        assert not any(node.events("stopping") for node in made.nodes)
-
-
-def test_a_taken_control_port_is_said(tmp_path: Path) -> None:
-    port = free_port()
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        gang(tmp_path, 2, ["wait"], control_port=port, start_timeout=10.0) as made,
-    ):
-        made.nodes[0].wait()
-    reason = made.nodes[0].event("end")["reason"]
-    assert reason["kind"] == "control-port" and str(port) in reason["message"]
+def test_a_node_enforces_the_time_limit_if_node_0_does_not(tmp_path: Path, clock: Time) -> None:
+    network = Network(tmp_path, clock)
+    network.add(Server)
+    peer = network.add(NodePeer, time_limit=60.0)
+    began = clock.now
+    network.until(lambda: bool(peer.verdict), step=0.5)
+    assert peer.verdict and (peer.verdict.kind, peer.verdict.node_rank) == ("time-limit", 1)
+    assert 60 + TIME_LIMIT_MARGIN < clock.now - began < 62 + TIME_LIMIT_MARGIN
+    network.close()

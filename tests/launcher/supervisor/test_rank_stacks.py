@@ -6,16 +6,16 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gangs import Gang, Node, gang, until
+from supervisors import Attempt, Node, attempt, spec, until
 
+from launcher.supervisor.events import Frame, RankExit, RankStacks, Stopping
 from launcher.supervisor.proc import proc_stat
-from launcher.supervisor.stacks import Stacks, parse
+from launcher.supervisor.stacks import StackTaker, parse
 
 WAIT = """
 import os, sys, time
@@ -34,7 +34,7 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
-def running(made: Gang, code: Path, *args: str) -> dict[int, int]:
+def running(made: Attempt, code: Path, *args: str) -> dict[int, int]:
     """Starts the gang with another script than ranks.py; rank -> pid once all say `working`."""
     for node in made.nodes:
         at = node.spec["argv"].index("--")
@@ -61,13 +61,13 @@ def innermost(told: Mapping[str, Any]) -> tuple[str, str]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Any:
-    gang = Gang(tmp_path / "gang")
-    gang.add(1, [])
-    yield gang
-    gang.close()
+    made = Attempt(tmp_path / "attempt")
+    made.add(1, [])
+    yield made
+    made.close()
 
 
-def test_every_rank_tells_its_stack_and_goes_on(made: Gang, tmp_path: Path) -> None:
+def test_every_rank_tells_its_stack_and_goes_on(made: Attempt, tmp_path: Path) -> None:
     pids = running(made, script(tmp_path, WAIT), "1")
     [node] = made.nodes
     for _ in range(3):  # one answer leaves the rank as ready for the next
@@ -78,10 +78,10 @@ def test_every_rank_tells_its_stack_and_goes_on(made: Gang, tmp_path: Path) -> N
         assert Path(told[1]["frames"][0]["file"]).name == "train.py"
         assert [told[0]["note"], told[0]["threads"]] == [None, []]
     assert {rank: told[rank]["pid"] for rank in told} == pids
-    assert node.events("rank_exit") == [] and node.events("stopping") == []
+    assert node.events(RankExit) == [] and node.events(Stopping) == []
 
 
-def test_a_stopped_rank_is_not_waited_for(made: Gang, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_not_waited_for(made: Attempt, tmp_path: Path) -> None:
     pids = running(made, script(tmp_path, WAIT), "1")
     os.kill(pids[1], signal.SIGSTOP)
     until(lambda: proc_stat(pids[1])[0] == "T", 10)
@@ -93,7 +93,7 @@ def test_a_stopped_rank_is_not_waited_for(made: Gang, tmp_path: Path) -> None:
     assert innermost(ask(made.nodes[0])[1])[0] == "lag"
 
 
-def test_all_threads_are_told_when_they_are_asked_for(made: Gang, tmp_path: Path) -> None:
+def test_all_threads_are_told_when_they_are_asked_for(made: Attempt, tmp_path: Path) -> None:
     threaded = "import threading, time\ndef pump(): time.sleep(120)\n"
     threaded += "threading.Thread(target=pump, daemon=True).start()\n" + WAIT
     running(made, script(tmp_path, threaded), "1")
@@ -120,7 +120,7 @@ DAMAGE = {  # what a script may do, and what is said then; none of them may die 
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_rank_that_cannot_tell_is_left_alone(made: Gang, tmp_path: Path, damage: str) -> None:
+def test_a_rank_that_cannot_tell_is_left_alone(made: Attempt, tmp_path: Path, damage: str) -> None:
     code, note = DAMAGE[damage]
     pids = running(made, script(tmp_path, code + WAIT), "1")
     told = ask(made.nodes[0])
@@ -141,7 +141,7 @@ print("caught", *map(int, caught), flush=True)
 """
 
 
-def test_the_script_s_own_signal_handlers_stay_its_own(made: Gang, tmp_path: Path) -> None:
+def test_the_script_s_own_signal_handlers_stay_its_own(made: Attempt, tmp_path: Path) -> None:
     pids = running(made, script(tmp_path, OWN_HANDLERS))
     told = ask(made.nodes[0])
     assert [told[rank]["note"] for rank in (0, 1)] == [None, None]
@@ -153,7 +153,7 @@ def test_the_script_s_own_signal_handlers_stay_its_own(made: Gang, tmp_path: Pat
 
 
 def test_the_user_s_sitecustomize_and_python_path_are_what_they_were(
-    made: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own"
     own.mkdir()
@@ -180,7 +180,7 @@ __import__("time").sleep(120)
 
 
 def test_a_python_path_that_nobody_set_is_set_for_nobody(
-    made: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     code = "import os, sys\nprint('working', flush=True)\nprint(os.environ.get('PYTHONPATH'))\n"
@@ -189,7 +189,7 @@ def test_a_python_path_that_nobody_set_is_set_for_nobody(
     assert [made.nodes[0].lines(rank)[1] for rank in (0, 1)] == [b"None", b"None"]
 
 
-def test_the_python_below_a_shell_script_tells(made: Gang, tmp_path: Path) -> None:
+def test_the_python_below_a_shell_script_tells(made: Attempt, tmp_path: Path) -> None:
     code = script(tmp_path, WAIT)
     shell = tmp_path / "run.sh"
     shell.write_text(f'#!/bin/sh\npython3 -u {code} "$@"\necho after\n')
@@ -207,45 +207,44 @@ def test_the_python_below_a_shell_script_tells(made: Gang, tmp_path: Path) -> No
 def test_before_a_run_ends_as_hung_its_stacks_are_written_and_name_the_rank(
     tmp_path: Path,
 ) -> None:
-    with gang(tmp_path, 2, ["elsewhere", "3"], hang_timeout=3.0) as made:
+    with attempt(tmp_path, 2, ["elsewhere", "3"], hang_timeout=1.5) as made:
         made.wait()
         cause = made.cause()
     functions = {}
     for node in made.nodes:
-        [(taken, event)] = node.events("stacks")
-        [(stopping, _), *_] = node.events("stopping")
+        [(taken, event)] = node.events(RankStacks)
+        [(stopping, _), *_] = node.events(Stopping)
         assert taken < stopping
-        functions |= {rank["rank"]: innermost(rank)[0] for rank in event["ranks"]}
+        functions |= {rank.rank: rank.frames[-1].function for rank in event.ranks}
     assert functions == {0: "main", 1: "main", 2: "main", 3: "misbehave"}
     assert cause is not None and (cause.kind, cause.rank, cause.host) == ("hung", 3, "gpu2")
-    assert "stands elsewhere than the others" in cause.message
+    assert "is not where the other ranks are" in cause.message
     assert "in misbehave: select.select([], [], [], 120)" in cause.message
     assert "ranks 0-2 of gpu1, gpu2:" in cause.excerpt
 
 
-def test_a_control_folder_that_is_gone_harms_nobody(made: Gang, tmp_path: Path) -> None:
-    pids = running(made, script(tmp_path, WAIT), "1")
+def test_the_run_goes_on_without_its_control_folder(made: Attempt, tmp_path: Path) -> None:
+    running(made, script(tmp_path, WAIT), "1")
     [node] = made.nodes
     shutil.rmtree(node.folder)
-    time.sleep(1.0)  # ten looks for somebody who asks
-    assert node.process is not None and node.process.poll() is None
-    assert all(proc_stat(pid)[0] == "S" for pid in pids.values())
+    os.kill(node.pid, signal.SIGTERM)  # it still passes signals on
+    assert node.wait() == 143
 
 
 def test_a_fault_of_ours_is_no_end_of_the_run(tmp_path: Path) -> None:
     broken: Any = [object()]  # no rank at all
     asked = tmp_path / "ask-main-x"
     asked.touch()
-    stacks = Stacks({"dir": str(tmp_path)})
+    stacks = StackTaker(spec(dir=str(tmp_path)))
     assert stacks.turn(broken, "running", True) is None
-    assert stacks.told and not asked.exists()  # nobody waits for what will not come
+    assert stacks.written and not asked.exists()  # nobody waits for what will not come
     assert stacks.turn([], "running", False) is None
 
 
 def test_a_folder_that_no_search_path_can_hold_is_not_put_there(tmp_path: Path) -> None:
     env = {"PYTHONPATH": "/mine"}
-    assert Stacks({"dir": f"{tmp_path}/a:b"}).environment(env) == env
-    plain = Stacks({"dir": str(tmp_path)}).environment(env)["PYTHONPATH"]
+    assert StackTaker(spec(dir=f"{tmp_path}/a:b")).environment(env) == env
+    plain = StackTaker(spec(dir=str(tmp_path))).environment(env)["PYTHONPATH"]
     assert plain == f"{tmp_path}/stacks:/mine"
 
 
@@ -257,8 +256,5 @@ def test_what_faulthandler_writes_is_understood() -> None:
         'Current thread 0x00007f00 (most recent call first):\n  File "/a b/x.py", line 7 in f\n'
     )
     main, thread = parse(text)
-    assert [(f["file"], f["line"], f["function"]) for f in main["frames"]] == [
-        ("x.py", 9, "<module>"),
-        ("/a b/x.py", 7, "f"),
-    ]
-    assert (thread["thread"], len(thread["frames"])) == ("0x00007f12 [pool-1]", 1)
+    assert main.frames == (Frame("x.py", 9, "<module>"), Frame("/a b/x.py", 7, "f"))
+    assert (thread.thread, len(thread.frames)) == ("0x00007f12 [pool-1]", 1)

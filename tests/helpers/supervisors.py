@@ -1,4 +1,4 @@
-"""Real supervisors with real torchruns on this machine: each is a node, loopback is the network."""
+"""Supervisors on this machine: their inputs, and real ones with real torchruns, each a node."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import FirstFailure, first_failure
 from launcher.launch.supervisor_bundle import supervisor_file
 from launcher.logs.journal import Reader, Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
+from launcher.supervisor.channel import Status
+from launcher.supervisor.events import End, Event, RankPids, Reason
+from launcher.supervisor.spec import Spec, spec_of
+
+E = TypeVar("E", bound=Event)
 
 NPROC = 2
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -31,9 +36,24 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def spec(**given: Any) -> Spec:
+    known = dict.fromkeys(Spec.__annotations__) | vars(Spec)
+    fields = {name: known[name] for name in Spec.__annotations__}
+    nodes = {"nnodes": 2, "node_rank": 0, "nproc_per_node": 2, "first_rank": 0, "host": "gpu1"}
+    return spec_of({**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
+
+
+def status(node_rank: int, **given: Any) -> Status:
+    return replace(Status(node_rank, alive=2, first_rank=2 * node_rank), **given)
+
+
+def why(kind: str, node_rank: int, time: float) -> Reason:
+    return Reason(kind, "exited with code 7", node_rank, f"gpu{node_rank + 1}", time)
+
+
 @dataclass
 class Node:
-    """One supervisor of a gang."""
+    """One supervisor."""
 
     node_rank: int
     folder: Path
@@ -65,14 +85,23 @@ class Node:
             return [record for records in alone for record in records]
         return []
 
-    def events(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
+    def events(self, kind: type[E]) -> list[tuple[float, E]]:
         found = ((record.time, record.event) for record in self.records())
-        return [(time, event) for time, event in found if event and event["kind"] == kind]
+        return [(time, event) for time, event in found if isinstance(event, kind)]
 
-    def event(self, kind: str) -> dict[str, Any]:
+    def event(self, kind: type[E]) -> E:
         """The only one of its kind."""
         [(_, event)] = self.events(kind)
         return event
+
+    @property
+    def end(self) -> End:
+        return self.event(End)
+
+    @property
+    def reason(self) -> Reason:
+        assert self.end.reason
+        return self.end.reason
 
     def lines(self, rank: int | None) -> list[bytes]:
         return [r.lines[0] for r in self.records() if r.event is None and r.rank == rank]
@@ -82,19 +111,19 @@ class Node:
         return self.process.wait(timeout)
 
     def rank_pids(self) -> dict[int, int]:
-        events = self.events("ranks")
-        return {int(rank): pid for rank, pid in events[-1][1]["pids"].items()} if events else {}
+        events = self.events(RankPids)
+        return {int(rank): pid for rank, pid in events[-1][1].pids.items()} if events else {}
 
 
 @dataclass
-class Gang:
-    """Starts its nodes, and lets nothing survive it."""
+class Attempt:
+    """Starts its nodes, and kills whatever they leave behind."""
 
     folder: Path
     nodes: list[Node] = field(default_factory=list)
 
     def add(self, count: int, command: Sequence[str], **spec: Any) -> list[Node]:
-        """`count` nodes that will run tests/supervisor/ranks.py COMMAND, not started yet."""
+        """`count` nodes that will run ranks.py COMMAND, not started yet."""
         port, control = free_port(), free_port()
         for rank in range(count):
             folder = self.folder / f"node-{rank}"
@@ -104,17 +133,18 @@ class Gang:
             argv = ["torchrun", *topology, "--nproc-per-node", str(NPROC), *master]
             argv += ["--max-restarts", "0", "--", str(SCRIPT), *command]
             known = {
-                "v": 1,
                 "run_id": f"test-{os.getpid()}-{control}",
                 "attempt": 1,
                 "node_rank": rank,
                 "nnodes": count,
                 "nproc_per_node": NPROC,
+                "first_rank": NPROC * rank,
                 "host": f"gpu{rank + 1}",
                 "hosts": [f"gpu{n + 1}" for n in range(count)],
                 "argv": argv,
                 "cwd": None,
                 "dir": str(folder),
+                "cancel_file": str(folder / "cancelled"),
                 "stop_timeout": 10,
                 "master_addr": "127.0.0.1",
                 "control_port": control,
@@ -122,7 +152,6 @@ class Gang:
                 "hang_timeout": None,
                 "checkpoint_dir": str(folder),
                 "output_dir": str(folder / "output"),
-                "interface": None,
                 "internal_ip": None,
             }
             self.nodes.append(Node(rank, folder, {**known, **spec}))
@@ -134,7 +163,7 @@ class Gang:
         return self.nodes
 
     def ranks_running(self) -> dict[int, int]:
-        """rank -> pid, once all ranks of all nodes have said that they are at work."""
+        """rank -> pid, once all ranks of all nodes have written that they are at work."""
         expected = NPROC * len(self.nodes)
 
         def working() -> bool:
@@ -150,7 +179,9 @@ class Gang:
 
     def cause(self, **facts: Any) -> FirstFailure | None:
         """facts: node-<K>_exit_code and so on are the engine's, by NodeEvidence's own names."""
-        return first_failure(Evidence(NPROC, [evidence_of(n, facts) for n in self.nodes]))
+        return first_failure(
+            Evidence(NPROC * len(self.nodes), [evidence_of(n, facts) for n in self.nodes])
+        )
 
     def survivors(self) -> list[int]:
         """Processes of the run, wherever they are now."""
@@ -184,9 +215,9 @@ def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
 
 
 @contextlib.contextmanager
-def gang(folder: Path, count: int, command: Sequence[str], **spec: Any) -> Iterator[Gang]:
-    """A started gang, of which nothing is left afterwards."""
-    made = Gang(folder)
+def attempt(folder: Path, count: int, command: Sequence[str], **spec: Any) -> Iterator[Attempt]:
+    """A started attempt, of which nothing is left afterwards."""
+    made = Attempt(folder)
     made.add(count, command, **spec)
     try:
         made.start()

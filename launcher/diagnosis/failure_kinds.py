@@ -1,0 +1,238 @@
+"""Every kind of first failure: what it means, what to do, whether a restart can help, its log pattern.
+
+This is the only table of them: run.json's `first_failure.kind` is a member's value, restarts ask
+`restartable`, and docs/troubleshooting.md shows `docs_table()` (a test compares the two).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from typing import Any
+
+RESTARTABLE = (
+    True  # may not happen again by itself; everything else would fail the same way once more
+)
+
+
+class FailureKind(enum.StrEnum):
+    """KIND = value, meaning, remedy[, RESTARTABLE][, log pattern]
+
+    Log patterns are tried in this order, the first match wins: specific ones come before general ones.
+    """
+
+    meaning: str
+    remedy: str
+    restartable: bool
+    pattern: re.Pattern[str] | None
+
+    def __new__(cls, value: str, meaning: str, remedy: str, *more: bool | str) -> FailureKind:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.meaning, kind.remedy = value, meaning, remedy
+        kind.restartable = RESTARTABLE in more
+        patterns = [each for each in more if isinstance(each, str)]
+        flags = re.IGNORECASE | re.MULTILINE
+        kind.pattern = re.compile(patterns[0], flags) if patterns else None
+        return kind
+
+    # --- known by what the process wrote ---
+
+    SHM_FULL = (
+        "shm-full",
+        "`/dev/shm` was full.",
+        "/dev/shm is too small: raise job.shm_size, or use fewer DataLoader workers",
+        r"insufficient shared memory|unable to (write to|open|allocate) (file|shared memory).*/torch_"
+        r"|/dev/shm/nccl.*(no space|failed)|shared memory segment /dev/shm"
+        r"|DataLoader worker.*killed by signal: Bus error",
+    )
+    DISK_FULL = (
+        "disk-full",
+        "A disk or a quota was full.",
+        "the disk is full: free space on that host, or keep fewer checkpoints",
+        r"no space left on device|disk quota exceeded|errno 28\b|PytorchStreamWriter failed writing"
+        r"|inline_container\.cc.*unexpected pos|iostream error",
+    )
+    NVML = (
+        "nvml",
+        "The NVIDIA driver changed while programs were using it.",
+        "restart that host, or start a new container once `nvidia-smi` works there again",
+        r"failed to initialize nvml|driver/library version mismatch|nvml: unknown error",
+    )
+    CUDA_OOM = (
+        "cuda-oom",
+        "A GPU ran out of memory.",
+        "reduce the batch size per rank, use --amp bf16 or gradient accumulation; `nvidia-smi` on that "
+        "host shows which other processes use the GPU",
+        r"cuda out of memory|torch\.OutOfMemoryError|CUDA error: out of memory|HIP out of memory",
+    )
+    CUDA_MISSING = (
+        "cuda-missing",
+        "The process found no GPU, or too old a driver.",
+        "that host offers fewer GPUs, or an older driver, than the job needs: run `ddpctl check`",
+        r"no cuda gpus are available|not compiled with cuda|invalid device ordinal|no cuda-capable device"
+        r"|found no nvidia driver|nvidia driver on your system is too old|cuda driver version is",
+    )
+    CUDA_ERROR = (
+        "cuda-error",
+        "A CUDA call failed.",
+        "run again with --env CUDA_LAUNCH_BLOCKING=1 to see the line; if only one host is affected, look "
+        "for Xid errors in its `dmesg`",
+        r"CUDA error: |uncorrectable ecc|cudaErrorLaunchFailure|CUBLAS_STATUS|CUDNN_STATUS",
+    )
+    COLLECTIVE_TIMEOUT = (
+        "collective-timeout",
+        "A rank did not reach a collective in time.",
+        "`ddpctl stacks` shows where each rank of a live run is; --hang-timeout ends such a run sooner "
+        "and names the straggler",
+        RESTARTABLE,
+        r"watchdog caught collective operation timeout|timed out waiting \d+\s?ms for (recv|send)"
+        r"|monitoredBarrier|collective.*timed out|Wait timeout",
+    )
+    PORT_IN_USE = (
+        "port-in-use",
+        "Another program holds the master port, or the supervisors' port, on node 0.",
+        "choose another job.master_port, or auto",
+        r"address already in use|EADDRINUSE",
+    )
+    MODULE_MISSING = (
+        "module-missing",
+        "Python could not import a module.",
+        "install the module in the image, or add it to job.workdir",
+        r"ModuleNotFoundError|No module named",
+    )
+    FILE_MISSING = (
+        "file-missing",
+        "A file does not exist in the container.",
+        "the path must exist inside the container: code is at /workspace, data at /data; "
+        "see job.workdir, job.dataset and job.mounts",
+        r"FileNotFoundError|can't open file .*No such file|no such file or directory",
+    )
+    PERMISSION = (
+        "permission",
+        "The job's user may not use a file.",
+        "the job runs as job.user: give that user access, or change job.user",
+        r"PermissionError|permission denied",
+    )
+    USAGE = (
+        "usage",
+        "The script rejected its arguments.",
+        "fix job.command, or what follows `--`",
+        r"^\S+: error: (unrecognized arguments|argument|the following arguments|invalid)",
+    )
+    MEMORY = (
+        "memory",
+        "The process could not allocate host memory.",
+        "reduce the batch size, or use fewer DataLoader workers",
+        r"\bMemoryError\b|cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate",
+    )
+
+    # --- known by how a rank, torchrun, a container or a host ended ---
+
+    EXCEPTION = "exception", "A rank raised an exception that is not in this table.", ""
+    EXIT_CODE = "exit-code", "A rank exited with a nonzero code.", ""
+    EARLY_EXIT = (
+        "early-exit",
+        "A rank exited with code 0 while others were still running.",
+        "every rank must run the same number of steps; a script that exits 0 after an error looks "
+        "like this too",
+    )
+    SEGV = (
+        "segv",
+        "A rank crashed in native code.",
+        "the excerpt shows the Python line, if Python could still print it",
+    )
+    KILLED = (
+        "killed",
+        "A signal from outside killed a rank.",
+        "find out which user or program on that host sent the signal",
+        RESTARTABLE,
+    )
+    OOM_KILLED = (
+        "oom-killed",
+        "The kernel's OOM killer ended a rank.",
+        "use less memory (fewer DataLoader workers, a smaller batch) or raise the limit",
+    )
+    STOPPED = (
+        "stopped",
+        "A rank was stopped by SIGSTOP for longer than 8 s.",
+        "find out what stopped the process: SIGSTOP, Ctrl-Z or a debugger",
+        RESTARTABLE,
+    )
+    HUNG = (
+        "hung",
+        "No progress for as long as `--hang-timeout` allows.",
+        "see what that rank waits for: data, a lock, a disk; `ddpctl stacks` shows where the ranks of "
+        "a live run are",
+        RESTARTABLE,
+    )
+    PEER_GONE = (
+        "peer-gone",
+        "A rank lost its connection to another one, and nothing explains why.",
+        "look at the other hosts and the network between them",
+        RESTARTABLE,
+    )
+    TORCHRUN = "torchrun", "torchrun itself failed.", ""
+    START = "start", "torchrun could not be started.", "the image must contain Python and torch"
+    CONTAINER_KILLED = (
+        "container-killed",
+        "A container was killed from outside.",
+        "a user or the engine on that host killed it",
+        RESTARTABLE,
+    )
+    TERMINATED = (
+        "terminated",
+        "A container was asked to stop, but not by ddpctl.",
+        "a user stopped the container, or its host or engine is shutting down",
+        RESTARTABLE,
+    )
+    HOST_LOST = (
+        "host-lost",
+        "A host no longer answers the other nodes.",
+        "check that the host, its Docker Engine and the network to it are up: `ddpctl check`",
+        RESTARTABLE,
+    )
+    NETWORK_CUT = (
+        "network-cut",
+        "A host lost contact with the other nodes while it was still running.",
+        "look at that host's network: its interface, cable, switch port and firewall",
+        RESTARTABLE,
+    )
+    NEVER_JOINED = (
+        "never-joined",
+        "A node did not start, or could not reach node 0.",
+        "that host's container did not start or cannot reach node 0: run `ddpctl check`",
+        RESTARTABLE,
+    )
+    TIME_LIMIT = (
+        "time-limit",
+        "The run reached its time limit and was stopped, as `kill` does.",
+        "raise job.time_limit, or continue with `ddpctl resume`",
+    )
+    SUPERVISOR = "supervisor", "ddpctl's supervisor failed.", "this is a bug in ddpctl: report it"
+
+    @classmethod
+    def named(cls, value: Any) -> FailureKind | None:
+        """The kind that a record names; None for one that this version does not know."""
+        return next((kind for kind in cls if kind == value), None)
+
+
+def pattern_in(lines: Sequence[str]) -> FailureKind | None:
+    text = "\n".join(lines)
+    return next((kind for kind in FailureKind if kind.pattern and kind.pattern.search(text)), None)
+
+
+def docs_table() -> str:
+    """The table of docs/troubleshooting.md."""
+    rows = ["| kind | what happened | what to do | restart |", "|---|---|---|---|"]
+    for kind in FailureKind:
+        remedy = (
+            kind.remedy[:1].upper() + kind.remedy[1:] + "." if kind.remedy else "See the excerpt."
+        )
+        restart = "yes" if kind.restartable else "no"
+        rows.append(f"| `{kind.value}` | {kind.meaning} | {remedy} | {restart} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(docs_table(), end="")

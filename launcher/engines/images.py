@@ -1,0 +1,119 @@
+"""Container images of one machine's Docker Engine: inspect, save, push, pull, verify."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+
+import docker.errors
+import requests.exceptions
+
+from launcher.engines.docker import Docker
+from launcher.engines.docker_client import docker_of, unavailable
+from launcher.engines.engine_info import ImageInfo
+from launcher.errors import CommandFailed, DdpctlError
+from launcher.ssh.node import Node
+
+TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
+LIST_TIMEOUT = 120.0  # seconds
+
+LIST_LAYERS = "docker image ls -aq --no-trunc | sort -u | " + (
+    "xargs -r docker image inspect --format '{{json .RootFS.Layers}}'"
+)
+
+
+def inspect(node: Node, name: str) -> ImageInfo | None:
+    """None if the engine does not have the image. DockerUnavailable if it does not answer."""
+    return Docker(node).image_info(name)
+
+
+def layers_of_images(node: Node) -> list[list[str]]:
+    """The layers (diff ids) of every image on the machine."""
+    done = node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
+    if done.code != 0:
+        raise unavailable(node.name, done.stderr.decode(errors="replace"))
+    return [json.loads(line) or [] for line in done.stdout.splitlines()]
+
+
+def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
+    """Prove that an image is complete and return it; then delete the `scratch` images.
+
+    An engine may load an image that lacks layers and fail only when it creates a container, so one
+    is created and removed. refs: names or ids of the image; the first that works counts.
+    """
+    api = docker_of(node).api
+    with _one_line_errors(node):
+        for ref in refs:
+            try:
+                made = api.create_container(
+                    ref, entrypoint=["/bin/true"], host_config={"NetworkMode": "none"}
+                )
+                break
+            except docker.errors.APIError:
+                if ref == refs[-1]:
+                    raise
+        api.remove_container(made["Id"], force=True)
+        image = inspect(node, ref)
+        if image is None:
+            raise CommandFailed(f"{node.name}: the image {ref} is gone; push again")
+        for found in set(api.images(all=True, quiet=True)) & set(scratch):
+            with contextlib.suppress(docker.errors.APIError):
+                api.remove_image(found)
+    return image
+
+
+def pull(node: Node, name: str) -> ImageInfo:
+    """Have the host pull the image, with the credentials that it has. CommandFailed if it cannot."""
+    done = node.run(["docker", "pull", "-q", name], timeout=TRANSFER_TIMEOUT)
+    if done.code != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise CommandFailed(lines[-1] if lines else f"exit {done.code}")
+    image = inspect(node, name)
+    if image is None:
+        raise CommandFailed(f"{name} is gone after the pull")
+    return image
+
+
+def load_command(node: Node) -> tuple[str, ...]:
+    """The command there that loads an image archive from its standard input."""
+    return ("docker", "load", "-q")
+
+
+def save(node: Node, name: str) -> Iterator[bytes]:
+    """The image as `docker save` writes it."""
+    with _one_line_errors(node):
+        yield from docker_of(node).api.get_image(name)
+
+
+def push_to(node: Node, name: str, repository: str, tag: str) -> None:
+    """Tag an image as `repository:tag` and push that; `untag` removes the tag."""
+    api = docker_of(node).api
+    api.timeout = TRANSFER_TIMEOUT
+    with _one_line_errors(node):
+        api.tag(name, repository, tag)
+        for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
+            if "error" in message:
+                raise CommandFailed(f"{node.name}: {message['error']}")
+
+
+def untag(node: Node, name: str) -> None:
+    """Remove one name of an image. The image stays if it has another."""
+    with contextlib.suppress(DdpctlError), _one_line_errors(node):
+        docker_of(node).api.remove_image(name, noprune=True)
+
+
+def tags(node: Node, pattern: str) -> list[str]:
+    """Image names that match a `reference` filter; [] if the engine does not answer."""
+    with contextlib.suppress(DdpctlError), _one_line_errors(node):
+        found = docker_of(node).api.images(filters={"reference": pattern})
+        return [tag for image in found for tag in image.get("RepoTags") or ()]
+    return []
+
+
+@contextlib.contextmanager
+def _one_line_errors(node: Node) -> Iterator[None]:
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise node.explain(error) or error from None

@@ -1,0 +1,19 @@
+"""Folders of a host that containers of runs mount."""
+
+from __future__ import annotations
+
+from launcher.engines.docker import RUN_LABEL
+from launcher.engines.docker_client import NOT_FOUND, docker_of
+from launcher.ssh.node import Node
+
+
+def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:
+    """Host paths that containers of runs mount, whether the containers run or not.
+
+    DockerUnavailable if that cannot be seen. A host without Docker has no containers, which is fine
+    unless `engine_required`.
+    """
+    if not engine_required and node.run(["docker", "--version"]).code == NOT_FOUND:
+        return frozenset()
+    rows = docker_of(node).api.containers(all=True, filters={"label": [RUN_LABEL]})
+    return frozenset(str(m.get("Source", "")) for row in rows for m in row.get("Mounts") or ())

@@ -1,0 +1,102 @@
+"""Journal events, parsed: the only place that looks at what a host wrote into an event. Pure.
+
+Their definitions are the supervisor's. An event that does not match its definition becomes Unreadable;
+fields and kinds that this version does not know are ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from launcher.supervisor.events import (
+    Clock,
+    End,
+    Event,
+    Joined,
+    RankExit,
+    RankPids,
+    RankStacks,
+    Refused,
+    ResourceUsage,
+    Start,
+    Stopping,
+)
+
+LARGEST = 1e11  # of times and durations in seconds: no calendar overflows
+LONGEST_TEXT = 1 << 16
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
+KINDS = {
+    kind.kind: kind
+    for kind in (Start, Joined, Refused, Clock, RankPids, RankExit, RankStacks, Stopping)
+    + (ResourceUsage, End)
+}
+
+
+@dataclass(frozen=True)
+class Unreadable(Event):
+    """What stands for an event that is malformed, or of a kind that we do not know."""
+
+    kind = "unreadable"
+    known: bool = True  # False: it may be a newer version's
+
+
+def parsed_event(text: bytes) -> Event:
+    try:
+        document = json.loads(text)
+        kind = KINDS.get(document["kind"])
+        return parsed(kind, document) if kind else Unreadable(known=False)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Unreadable()
+
+
+def clean(text: str) -> str:
+    """Without what a terminal could take for a command, and not too long."""
+    return CONTROL.sub("\ufffd", text[:LONGEST_TEXT])
+
+
+T = typing.TypeVar("T")
+
+
+def parsed(kind: type[T], document: Any) -> T:
+    """A dataclass of the supervisor's from its JSON object. Raises ValueError."""
+    if not isinstance(document, dict):
+        raise ValueError(f"not an object: {document!r:.100}")
+    hints = _hints(kind).items()
+    try:
+        return kind(
+            **{name: _value(hint, document[name]) for name, hint in hints if name in document}
+        )
+    except TypeError as error:  # a field is missing
+        raise ValueError(str(error)) from None
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+
+
+def _value(hint: Any, value: Any) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # X | None
+        return None if value is None else _value(args[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(args[0], each) for each in value)
+    if origin is dict and isinstance(value, dict):
+        return {clean(key): _value(args[1], each) for key, each in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return parsed(typing.cast(type, hint), value)
+    if hint is str and isinstance(value, str):
+        return clean(value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and type(value) is int and abs(value) < 1 << 63:
+        return value
+    if hint is float and type(value) in (int, float) and abs(value) < LARGEST:
+        return float(value)
+    raise ValueError(f"not {hint}: {value!r:.100}")

@@ -1,0 +1,142 @@
+"""Image archives with one layer that an engine loads if it has the layers below.
+
+Each is an OCI layout and a `docker save` archive at once: engines from 20.10 on, with either image
+store, need one or the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.engines.engine_info import ImageInfo
+from launcher.push.files import tar
+
+LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+CONFIG = "application/vnd.docker.container.image.v1+json"
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+@dataclass(frozen=True)
+class Blob:
+    digest: str  # sha256:...
+    file: Path
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Small files, then at most one layer. image_ids: what engines may call the loaded image."""
+
+    files: dict[str, bytes]
+    layer: Blob | None
+    image_ids: tuple[str, ...]
+    partial: bool  # an unnamed image that lacks the layers above
+
+    @property
+    def size(self) -> int:
+        layer = [self.layer.size] if self.layer else []
+        return tar.size_of([*(len(text) for text in self.files.values()), *layer])
+
+    def chunks(self) -> Iterator[bytes]:
+        yield b"".join(tar.small_file(name, text) for name, text in self.files.items())
+        if self.layer is not None:
+            yield tar.file_header(_blob(self.layer.digest), self.layer.size)
+            with self.layer.file.open("rb") as stream:
+                while block := stream.read(tar.CHUNK):
+                    yield block
+            yield tar.padding(self.layer.size)
+        yield tar.END
+
+
+def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
+    """An unnamed image of the first `count` layers; only the last of them is in the archive."""
+    config = _partial_config(image, count)
+    # Engines that have the layers below need their number, not their names.
+    rows = [_descriptor(LAYER, diff_id, 1) for diff_id in image.layers[: count - 1]]
+    rows.append(_descriptor(LAYER, layer.digest, layer.size))
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": _descriptor(CONFIG, digest_of(config), len(config)),
+        "layers": rows,
+    }
+    return _archive(None, _json(manifest), config, layer, partial=True)
+
+
+def whole_archive(name: str, manifest: bytes, config: bytes, layer: Blob | None) -> Archive:
+    """The image itself; only its last layer, if any, is in the archive."""
+    return _archive(with_tag(name), manifest, config, layer, partial=False)
+
+
+def partial_ids(image: ImageInfo) -> set[str]:
+    """What engines call the partial images of `image`, also those of an interrupted push."""
+    return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
+
+
+def with_tag(name: str) -> str | None:
+    """`name` with its tag; None for a digest or an id."""
+    if "@" in name or name.startswith("sha256:"):
+        return None
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def qualified(name: str) -> str:
+    """As containerd stores it: with the registry, and `library/` where Docker Hub has it."""
+    first, slash, _ = name.partition("/")
+    if not slash:
+        return f"docker.io/library/{name}"
+    if "." in first or ":" in first or first == "localhost":
+        return name
+    return f"docker.io/{name}"
+
+
+def digest_of(text: bytes) -> str:
+    return f"sha256:{hashlib.sha256(text).hexdigest()}"
+
+
+def _archive(
+    name: str | None, manifest: bytes, config: bytes, layer: Blob | None, *, partial: bool
+) -> Archive:
+    parsed = json.loads(manifest)
+    row = _descriptor(parsed.get("mediaType", MANIFEST), digest_of(manifest), len(manifest))
+    if name is not None:
+        row["annotations"] = {
+            "io.containerd.image.name": qualified(name),
+            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+        }
+    saved = {
+        "Config": _blob(digest_of(config)),
+        "RepoTags": [name] if name else None,
+        "Layers": [_blob(row["digest"]) for row in parsed["layers"]],
+    }
+    files = {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [row]}),
+        "manifest.json": _json([saved]),
+        _blob(digest_of(config)): config,
+        _blob(digest_of(manifest)): manifest,
+    }
+    return Archive(files, layer, (digest_of(config), digest_of(manifest)), partial)
+
+
+def _partial_config(image: ImageInfo, count: int) -> bytes:
+    rootfs = {"type": "layers", "diff_ids": list(image.layers[:count])}
+    architecture = image.architecture or "amd64"
+    return _json({"architecture": architecture, "os": "linux", "rootfs": rootfs})
+
+
+def _descriptor(kind: str, digest: str, size: int) -> dict[str, object]:
+    return {"mediaType": kind, "digest": digest, "size": size}
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/sha256/{digest.partition(':')[2]}"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()

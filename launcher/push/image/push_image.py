@@ -1,0 +1,176 @@
+"""The image to every host that lacks it or has another one under its name; verified to start there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+
+from launcher.engines import images
+from launcher.engines.engine_info import ImageInfo
+from launcher.errors import CommandFailed, DdpctlError, PushFailed
+from launcher.push.image.aliases import remember, same
+from launcher.push.image.archive import partial_ids, with_tag
+from launcher.push.image.layers import Layers, NoLayers, remove_stale_tags
+from launcher.push.tracker import Tracker
+from launcher.push.transfer.direct import Payload
+from launcher.push.transfer.fanout import Fanout
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
+
+SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
+
+Outcome = tuple[
+    dict[Node, ImageInfo], dict[Node, DdpctlError]
+]  # the image of each host; failed hosts
+
+
+class ImagePush:
+    """From the engine of this machine, `local`, to the hosts. here: the image; None if not there."""
+
+    def __init__(
+        self, name: str, here: ImageInfo | None, local: Node, fanout: Fanout, tracker: Tracker
+    ) -> None:
+        self.name, self.here, self.local = name, here, local
+        self.fanout, self.tracker = fanout, tracker
+
+    def run(self, there: Mapping[Node, ImageInfo | None]) -> Outcome:
+        """there: the image that each host has under the name."""
+        found: dict[Node, ImageInfo] = {}
+        without: list[Node] = []
+        for node, image in there.items():
+            if image is not None and (self.here is None or same(image, self.here)):
+                found[node] = image
+                self.tracker.hosts[node].image = "present"
+                self.tracker.hosts[node].layers_skipped += len(image.layers)
+                continue
+            without.append(node)
+            if image is not None:
+                self.tracker.say(
+                    f"{node.name}: {self.name} is another image there ({image.id[:19]}); updating it"
+                )
+        if self.here is None:
+            done, failures = self._pull(without)
+        elif without:
+            done, failures = _Sending(self, self.here).run(without)
+        else:
+            done, failures = {}, {}
+        for node in done:
+            word = "pulled" if self.here is None else "updated" if there[node] else "sent"
+            self.tracker.hosts[node].image = word
+        together = {**found, **done}
+        remedy = "remove it on one of them, or name the image by its digest"
+        return together, {**failures, **different_images(self.name, together, remedy)}
+
+    def _pull(self, nodes: Sequence[Node]) -> Outcome:
+        """This machine does not have the image: the hosts pull it themselves."""
+
+        def pull(node: Node) -> ImageInfo:
+            try:
+                return images.pull(node, self.name)
+            except CommandFailed as error:
+                raise PushFailed(
+                    f"{node.name}: the image {self.name} is neither on this machine nor on the host, "
+                    f"and the host cannot pull it ({error}); build it here (`docker build -t "
+                    f"{self.name} .`) or fix job.image"
+                ) from None
+
+        return try_each(nodes, pull)
+
+
+class _Sending:
+    """From this machine to hosts that have another image or none."""
+
+    def __init__(self, push: ImagePush, here: ImageInfo) -> None:
+        self.name, self.here, self.local = push.name, here, push.local
+        self.fanout, self.tracker = push.fanout, push.tracker
+        self.refs = [push.name] if with_tag(push.name) else [here.id]
+        self.partial = partial_ids(here)
+
+    def run(self, nodes: Sequence[Node]) -> Outcome:
+        there, failures = try_each(nodes, self._layers_there)
+        if there:
+            failures |= self._send_layers(list(there), min(there.values()))
+        verified, broken = try_each([node for node in there if node not in failures], self._verify)
+        for error in broken.values():
+            self.tracker.say(f"{error}; sending all of its layers there")
+        failures |= self._send_whole(list(broken))
+        again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
+        return {**verified, **again}, {**failures, **still_broken}
+
+    def _layers_there(self, node: Node) -> int:
+        """How many of the lowest layers a host has: only those can be left out."""
+        return max(
+            (_common(self.here.layers, row) for row in images.layers_of_images(node)), default=0
+        )
+
+    def _send_layers(self, nodes: Sequence[Node], first: int) -> dict[Node, DdpctlError]:
+        remove_stale_tags(self.local)
+        layers = Layers(self.local, self.name, self.here, first)
+        try:
+            size = layers.size(SIZE_TIMEOUT)
+            failures = self.fanout.send(self._payloads(layers), nodes, size)
+        except NoLayers as error:
+            self.tracker.say(f"{self.name}: sending it whole, not by layers: {error}")
+            return self._send_whole(nodes)
+        finally:
+            layers.close()
+        self._report(nodes, failures, len(self.here.layers) - first)
+        return failures
+
+    def _payloads(self, layers: Layers) -> Iterator[Payload]:
+        for archive in layers.archives():
+            if archive.partial:
+                self.partial.update(archive.image_ids)
+            elif not with_tag(self.name):
+                self.refs += archive.image_ids
+            yield Payload("image", images.load_command, archive.size, archive.chunks)
+
+    def _send_whole(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+        """All layers in one stream, as the engine saves them."""
+        if not nodes:
+            return {}
+        chunks = partial(images.save, self.local, self.name)
+        failures = self.fanout.send([Payload("image", images.load_command, 0, chunks)], nodes, None)
+        self._report(nodes, failures, len(self.here.layers))
+        return failures
+
+    def _report(self, nodes: Sequence[Node], failures: Mapping[Node, object], sent: int) -> None:
+        for node in nodes:
+            if node not in failures:
+                self.tracker.hosts[node].layers_sent = sent
+                self.tracker.hosts[node].layers_skipped = len(self.here.layers) - sent
+
+    def _verify(self, node: Node) -> ImageInfo:
+        image = images.verify(node, self.refs, self.partial)
+        if not image.layers:
+            remember(image, self.here)
+        elif not same(image, self.here):
+            raise PushFailed(
+                f"{node.name}: {self.name} there is not the image that was sent; another user may "
+                "have tagged another one meanwhile"
+            )
+        return image
+
+
+def different_images(
+    name: str, there: Mapping[Node, ImageInfo], remedy: str
+) -> dict[Node, DdpctlError]:
+    """The hosts whose image is not the first host's: all nodes run the same image or none runs."""
+    first = next(iter(there.items()), None)
+    if first is None:
+        return {}
+    return {
+        node: PushFailed(
+            f"{node.name}: {name} is another image there than on {first[0].name} "
+            f"({image.id[:19]}, {first[1].id[:19]}); {remedy}"
+        )
+        for node, image in there.items()
+        if not same(image, first[1])
+    }
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the common beginning."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

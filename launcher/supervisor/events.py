@@ -1,0 +1,176 @@
+"""The events of a journal: written by the supervisor, parsed by `launcher.logs.events`.
+
+Annotations are strings on purpose: only the launcher, on a newer Python, evaluates them.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the nodes stop: where it began, and when by node 0's clock (unix seconds)."""
+
+    kind: str
+    message: str
+    node_rank: int
+    host: str = ""
+    time: float = 0.0
+    rank: int | None = None
+    local_rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a Python stack; `text` is its source, where that could be read."""
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Thread:
+    thread: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where one rank is. `frames`: its main thread's, the innermost last."""
+
+    rank: int
+    local_rank: int
+    pid: int  # inside its container
+    state: str  # the kernel's letter: R S D T
+    note: str | None = None  # why there is no stack
+    frames: tuple[Frame, ...] = ()
+    threads: tuple[Thread, ...] = ()
+
+
+@dataclass(frozen=True)
+class StackAnswer:
+    """stacks-<id>.json, the answer to a request for stacks."""
+
+    attempt: int
+    node_rank: int
+    phase: str  # running, done, stopped
+    ranks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Start(Event):
+    kind = "start"
+    pid: int
+    argv: tuple[str, ...]
+    host: str
+
+
+@dataclass(frozen=True)
+class Joined(Event):
+    """Another node has connected to node 0."""
+
+    kind = "joined"
+    node_rank: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Refused(Event):
+    """Connections to the control port that did not know the run's token."""
+
+    kind = "refused"
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Clock(Event):
+    """Seconds to add to this node's clock to get node 0's, and how far off that may be."""
+
+    kind = "clock"
+    offset: float
+    error: float
+
+
+@dataclass(frozen=True)
+class RankPids(Event):
+    kind = "ranks"
+    pids: dict[str, int]  # by global rank
+
+
+@dataclass(frozen=True)
+class RankExit(Event):
+    """`exit_code` is None when torchrun reaped the rank first; `stopping`: we may have killed it."""
+
+    kind = "rank_exit"
+    rank: int
+    local_rank: int
+    exit_code: int | None
+    pid: int = 0
+    signal: str | None = None
+    time: float | None = None
+    stopping: bool = False
+    message: str | None = None
+    traceback: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankStacks(Event):
+    kind = "stacks"
+    ranks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
+class Stopping(Event):
+    kind = "stopping"
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class ResourceUsage(Event):
+    """OOM kills since the start, the memory limit and the free space of disks, in bytes."""
+
+    kind = "evidence"
+    oom_kills: int = 0
+    memory_limit: int | None = None
+    free: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End(Event):
+    """The last record. `left`: processes that could not be killed."""
+
+    kind = "end"
+    state: str  # succeeded, failed, stopped, cancelled, hung
+    exit_code: int | None
+    reason: Reason | None = None
+    left: tuple[int, ...] = ()
+
+
+def document(event: Event) -> dict[str, Any]:
+    """The JSON object of an event; its kind comes last, so that `tail | grep` finds the end."""
+    return dict(asdict(event), kind=event.kind)
+
+
+def signal_name(exit_code: int | None) -> str | None:
+    """SIGKILL for -9; None for what is no signal."""
+    if exit_code is None or exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return "signal %d" % -exit_code

@@ -1,0 +1,156 @@
+"""Node 0's connections to the other supervisors."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from typing import Any
+
+from .channel import Channel, Decision, Refused, Status, status_of
+from .coordinator import Coordinator
+from .events import Joined
+from .journal import Journal
+from .peers import RETRY, Peers
+from .spec import Spec
+
+MAX_STRANGERS = 64  # connections that have not authenticated yet, in total
+MAX_PER_ADDRESS = 8
+HELLO_TIMEOUT = 3.0  # seconds for a connection to authenticate
+
+
+class Server(Peers):
+    """Node 0: accepts the others' connections, and passes on what its coordinator decides."""
+
+    def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
+        super().__init__(spec, journal, selector)
+        self.coordinator = Coordinator(spec, self.began)
+        self._strangers: list[Channel] = []  # not authenticated yet
+        self._channels: dict[int, Channel] = {}
+        self._socket: socket.socket | None = None
+        self._bind_at = 0.0
+
+    def send(self, status: Status) -> None:
+        self.coordinator.report(status, self.turned)
+        for node_rank in list(self._channels):
+            self._answer(node_rank)
+
+    def decide(self, status: Status, now: float) -> None:
+        self.coordinator.report(status, now)
+        self._listen(now)
+        for late in [other for other in self._strangers if now - other.opened > HELLO_TIMEOUT]:
+            self._disconnect(late)
+        before = (self.verdict, self.over, self.stacks_wanted)
+        self.coordinator.decide(now)
+        self.verdict, self.over = self.coordinator.verdict, self.coordinator.over
+        self.stacks_wanted = self.coordinator.stacks_wanted
+        if before != (self.verdict, self.over, self.stacks_wanted):
+            self.send(status)
+
+    def forgive(self, now: float) -> None:
+        self.coordinator.forgive(now)
+
+    def receive(self, channel: Channel) -> None:
+        try:
+            for message in channel.receive():
+                self._take(channel, status_of(message))
+            if channel.node_rank is not None:
+                self._answer(channel.node_rank)
+        except (Refused, TypeError, ValueError) as error:
+            self.refuse("a peer %s" % error)
+            self._disconnect(channel)
+        except OSError:
+            self._disconnect(channel)
+
+    def close(self) -> None:
+        """Lets every node read the last decision before the connections go."""
+        deadline = time.monotonic() + 1.0
+        while self._channels and self.over and time.monotonic() < deadline:
+            for key, _ in self.selector.select(0.05):
+                if isinstance(key.fileobj, socket.socket):
+                    key.data(key.fileobj)
+        for channel in [*self._channels.values(), *self._strangers]:
+            self.drop(channel.sock)
+        if self._socket:
+            self.drop(self._socket)
+            self._socket = None
+
+    def _listen(self, now: float) -> None:
+        if self._socket or self.spec.nnodes == 1 or now < self._bind_at:
+            return
+        try:
+            self._socket = listening_socket(self.spec)
+        except OSError as error:
+            self.coordinator.port_error, self._bind_at = error, now + RETRY
+            return
+        self.coordinator.port_error = None
+        self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, server: socket.socket) -> None:
+        """Strangers must not use up our descriptors: the oldest one makes room for the newest."""
+        try:
+            sock, (address, *_) = server.accept()
+            channel = Channel(sock, self.spec.token, listening=True, address=address)
+        except OSError:
+            return
+        neighbours = [other for other in self._strangers if other.address == address]
+        for crowd, most in ((neighbours, MAX_PER_ADDRESS), (self._strangers, MAX_STRANGERS)):
+            if len(crowd) >= most:
+                self._disconnect(crowd[0])
+        self._strangers.append(channel)
+        self.listen_to(channel)
+
+    def _take(self, channel: Channel, status: Status) -> None:
+        rank = status.node_rank
+        if rank not in range(1, self.spec.nnodes) or channel.node_rank not in (None, rank):
+            raise Refused("says that it is node %r" % rank)
+        if channel.node_rank is None:
+            channel.node_rank = rank
+            self._strangers.remove(channel)
+            if rank in self._channels:
+                self.drop(self._channels[rank].sock)
+            if rank not in self.coordinator.statuses:
+                self.journal.event(Joined(rank, self.spec.hosts[rank]))
+            self._channels[rank] = channel
+        self.coordinator.report(status, channel.heard)
+
+    def _answer(self, node_rank: int) -> None:
+        channel = self._channels[node_rank]
+        decision = Decision(
+            self.verdict,
+            self.over,
+            self.stacks_wanted,
+            echo=self.coordinator.statuses[node_rank].sent,
+            now=time.time(),
+        )
+        try:
+            channel.send(decision)
+        except OSError:
+            self._disconnect(channel)
+
+    def _disconnect(self, channel: Channel) -> None:
+        self.drop(channel.sock)
+        if channel in self._strangers:
+            self._strangers.remove(channel)
+        elif channel.node_rank is not None and self._channels.get(channel.node_rank) is channel:
+            del self._channels[channel.node_rank]
+            self.coordinator.disconnect(channel.node_rank, time.monotonic())
+
+
+def listening_socket(spec: Spec) -> socket.socket:
+    """On node 0's own address where it is known as a number, else on all addresses."""
+    address = spec.internal_ip or spec.master_addr
+    try:
+        family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
+    except socket.gaierror:
+        address, family = "", socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, spec.control_port))
+        server.listen(128)
+        server.setblocking(False)
+    except OSError:
+        server.close()
+        raise
+    return server

@@ -1,0 +1,48 @@
+"""spec.json: what the launcher tells the supervisor of one node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Times are in seconds. `hosts` are the names of all nodes, in the order of their node ranks."""
+
+    run_id: str
+    attempt: int
+    node_rank: int
+    nnodes: int
+    nproc_per_node: int
+    first_rank: int  # global rank of this node's local rank 0
+    host: str
+    hosts: list[str]
+    argv: list[str]
+    cwd: str | None
+    dir: str  # the control folder: journal, requests and answers
+    cancel_file: str  # exists once the user has cancelled the run
+    stop_timeout: float  # from SIGTERM to SIGKILL
+    master_addr: str
+    control_port: int
+    token: str
+    checkpoint_dir: str | None
+    output_dir: str | None
+    internal_ip: str | None
+    hang_timeout: float | None = None  # without progress; None: forever
+    time_limit: float | None = None  # from the start of the attempt
+    start_timeout: float = 60.0  # for all nodes to join
+    peer_timeout: float = 8.0  # without a heartbeat, or of a rank held by SIGSTOP
+    early_exit_timeout: float = 10.0  # from a rank's exit with 0 while the others stand still
+    failure_grace: float = 3.0  # like stop_timeout, when another rank or node has failed
+
+
+def read_spec(path: str) -> Spec:
+    with open(path) as file:
+        return spec_of(json.load(file))
+
+
+def spec_of(document: dict[str, Any]) -> Spec:
+    known = {field.name for field in fields(Spec)}
+    return Spec(**{key: value for key, value in document.items() if key in known})

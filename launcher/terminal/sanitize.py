@@ -1,0 +1,58 @@
+"""What others write, made safe for a terminal: log lines keep their colours, messages keep nothing.
+
+A terminal obeys what it prints: escape sequences move its cursor, set its title and write to the
+clipboard. Hosts, images and scripts choose what stands in logs, labels and error messages.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+LONGEST = 4096  # characters of an unfinished escape sequence that are waited for
+
+_CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colours
+_STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # titles
+_OTHER = r"\x1b[ -/]*[0-~]"
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_ACTIVE = re.compile("|".join([_CSI, _STRING, _OTHER, _CONTROL]))
+_UNFINISHED = re.compile(
+    r"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*\x1b?"
+    r"|\x1b[ -/]*|\r)\Z"
+)
+# Text that a carriage return would overwrite, as progress bars do; the prefix [host:rank] stays.
+_OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
+_REORDERING = dict.fromkeys([0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+
+
+def plain(text: str) -> str:
+    """Without escape sequences and control characters, except for newlines and tabs.
+
+    Characters that reverse the direction of text go too: they can make a line read as another.
+    """
+    return _ACTIVE.sub("", text).translate(_REORDERING)
+
+
+def coloured(text: str) -> str:
+    """Like `plain`, but colours and bold type (SGR sequences) stay."""
+    return _ACTIVE.sub(_only_colour, text)
+
+
+def _only_colour(found: re.Match[str]) -> str:
+    return found[0] if _COLOUR.fullmatch(found[0]) else ""
+
+
+class Sanitizer:
+    """Log output for a terminal, piece by piece; an escape sequence may be torn between pieces."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""  # an unfinished escape sequence
+
+    def feed(self, data: bytes) -> str:
+        text = self._rest + self._decode(data)
+        cut = _UNFINISHED.search(text)
+        whole = text[: cut.start()] if cut and len(cut[0]) < LONGEST else text
+        self._rest = text[len(whole) :]
+        return coloured(_OVERWRITTEN.sub(r"\1", whole))

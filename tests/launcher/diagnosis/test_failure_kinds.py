@@ -1,0 +1,33 @@
+"""The table of failure kinds: complete, and the same in the docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.diagnosis.failure_kinds import FailureKind, docs_table, pattern_in
+
+PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+
+
+def test_the_page_shows_the_table() -> None:
+    """Update it with `python -m launcher.diagnosis.failure_kinds`."""
+    assert docs_table() in PAGE.read_text()
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_kind_has_a_meaning_and_is_found_by_its_value(kind: FailureKind) -> None:
+    assert kind.meaning.endswith(".") and not kind.remedy.endswith(".")
+    assert FailureKind.named(kind.value) is kind
+    assert f"{kind}" == kind.value == kind
+
+
+def test_a_kind_of_another_version_is_none() -> None:
+    assert FailureKind.named("gremlins") is FailureKind.named(None) is FailureKind.named([]) is None
+
+
+def test_the_specific_pattern_comes_before_the_general_one() -> None:
+    assert pattern_in(["RuntimeError: CUDA error: out of memory"]) == FailureKind.CUDA_OOM
+    assert pattern_in(["OSError: [Errno 28] No space left on device"]) == FailureKind.DISK_FULL
+    assert pattern_in(["all is well"]) is None

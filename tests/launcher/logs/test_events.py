@@ -1,0 +1,197 @@
+"""Journal events: what the supervisor writes is what the launcher reads, and garbage harms nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.first_failure import first_failure, headline
+from launcher.diagnosis.stack_groups import grouped, located, verdict
+from launcher.logs import journal
+from launcher.logs.events import KINDS, Unreadable, clean, parsed_event
+from launcher.logs.journal import Reader, Record
+from launcher.supervisor.events import (
+    Clock,
+    End,
+    Event,
+    Frame,
+    Joined,
+    RankExit,
+    RankPids,
+    RankStacks,
+    Reason,
+    Refused,
+    ResourceUsage,
+    Stack,
+    Start,
+    Stopping,
+    Thread,
+    document,
+)
+from launcher.supervisor.journal import Journal
+
+REASON = Reason("hung", "no progress for 30 s", 1, "gpu2", 7.5, 3, 1, None, None, ("a", "b"))
+FRAMES = (Frame("/workspace/train.py", 29, "main", "sleep()"),)
+STACK = Stack(3, 1, 77, "S", None, FRAMES, (Thread("0x1 [pump]", FRAMES),))
+EVENTS: list[Event] = [
+    Start(1, ("torchrun", "--nnodes", "2"), "gpu2"),
+    Joined(1, "gpu2"),
+    Refused("a peer does not know this run's token"),
+    Clock(0.25, 0.001),
+    RankPids({"2": 76, "3": 77}),
+    RankExit(3, 1, -9, 77, "SIGKILL", 7.0, False, "KeyError: 1", "Traceback", ("last words",)),
+    RankExit(2, 0, None, 76, None, 7.1, True),
+    RankStacks((STACK,)),
+    Stopping(REASON),
+    ResourceUsage(1, 2 << 30, {"shm": 0, "output": None}),
+    End("hung", 1, REASON, (99,)),
+]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    monkeypatch.setattr(os, "set_blocking", lambda *_: None)  # this process's own stdout
+    monkeypatch.setattr(Journal, "_copy", lambda *_: None)
+    return Journal(str(tmp_path), "gpu2")
+
+
+def test_what_a_supervisor_writes_is_what_the_launcher_reads(
+    tmp_path: Path, written: Journal
+) -> None:
+    for event in EVENTS:
+        written.event(event)
+    written.close()
+    records = Reader().feed((tmp_path / "journal").read_bytes())
+    assert [record.event for record in records] == EVENTS
+    assert (
+        {type(event) for event in EVENTS}
+        == set(KINDS.values())
+        == set(Event.__subclasses__()) - {Unreadable}
+    )
+
+
+def test_fields_and_kinds_of_a_newer_version_are_ignored() -> None:
+    clock = {**document(Clock(1.0, 0.1)), "drift": [1]}
+    assert parsed_event(json.dumps(clock).encode()) == Clock(1.0, 0.1)
+    assert parsed_event(b'{"kind": "eclipse"}') == Unreadable(known=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"{", b"[]", b"null", b"{}", b'{"kind": []}', b'{"kind": "end"}', b"\xff\xfe",
+        b'{"kind": "end", "state": 7, "exit_code": 1}',
+        b'{"kind": "end", "state": "failed", "exit_code": 1.5}',
+        b'{"kind": "end", "state": "failed", "exit_code": true}',
+        b'{"kind": "clock", "offset": NaN, "error": 0.1}',
+        b'{"kind": "clock", "offset": 1e300, "error": 0.1}',
+        b'{"kind": "clock", "offset": 1' + b"0" * 5000 + b', "error": 0.1}',
+        b'{"kind": "rank_exit", "rank": 1' + b"0" * 30 + b', "local_rank": 0, "exit_code": 1}',
+        b'{"kind": "ranks", "pids": ' + b"[" * 100_000,
+        b'{"kind": "stopping", "reason": null}',
+    ],
+)  # fmt: skip
+def test_a_malformed_event_is_skipped(text: bytes) -> None:
+    assert parsed_event(text) == Unreadable()
+
+
+def test_texts_are_short_and_have_no_terminal_escapes() -> None:
+    reason = Reason("start", "\x1b[2Jboom\r\ud800\x9b1m\n" + "x" * 100_000, 0)
+    event = parsed_event(json.dumps(document(Stopping(reason))).encode())
+    assert isinstance(event, Stopping)
+    assert event.reason.message.startswith("\ufffd[2Jboom\ufffd\ufffd\ufffd1m\nxxx")
+    assert len(event.reason.message) == 1 << 16
+    assert clean("plain\ttext\n") == "plain\ttext\n"
+
+
+# --- any damage to a real journal -----------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """One value of each of some events is replaced or removed, or some bytes are."""
+    lines = []
+    for number, event in enumerate(EVENTS):
+        fields = document(event)
+        for _ in range(draw(st.integers(0, 2))):
+            fields = change(draw, fields)
+        text = json.dumps(fields).encode()
+        lines.append(b"%.6f\t!\t%b\n" % (number + 1.0, text))
+        lines.append(b"%.6f\t%d\tlast words\n" % (number + 1.0, draw(st.integers(0, 1 << 40))))
+    data = bytearray(b"".join(lines))
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.integers(0, len(data) - 1))
+        data[start : start + draw(st.integers(0, 9))] = draw(st.binary(max_size=9))
+    return bytes(data)
+
+
+def change(draw: st.DrawFn, value: Any) -> Any:
+    """Something in `value`, or all of it."""
+    if value and isinstance(value, dict) and draw(st.integers(0, 3)):
+        key = draw(st.sampled_from(sorted(value)))
+        return {**value, key: change(draw, value[key])}
+    if value and isinstance(value, (list, tuple)) and draw(st.booleans()):
+        place = draw(st.integers(0, len(value) - 1))
+        return [*value[:place], change(draw, value[place]), *value[place + 1 :]]
+    return draw(JSON)
+
+
+def evidence_in(records: list[Record], node_rank: int) -> NodeEvidence:
+    events = [(record.time, record.event) for record in records if record.event]
+    tail = [(r.time, r.rank, line) for r in records for line in r.lines]
+    return NodeEvidence(node_rank, "gpu2", 0.5, events, tail)
+
+
+@given(damaged(), damaged())
+@settings(deadline=None, max_examples=300)
+def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> None:
+    nodes = []
+    for node_rank, data in enumerate((first, second)):
+        reader = Reader()
+        records = reader.feed(data)
+        assert sum(record.size for record in records) + reader.pending == len(data)
+        nodes.append(evidence_in(records, node_rank))
+    failure = first_failure(Evidence(4, nodes))
+    if failure:
+        json.dumps(vars(failure)).encode()
+        headline(failure).encode()
+    stacks = [event for node in nodes for _, event in node.of(RankStacks)]
+    verdict(grouped(located(stack, "gpu2", 1) for event in stacks for stack in event.ranks))
+
+
+def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LONGEST_LINE", 100)
+    reader, fed = Reader(), 0
+    for piece in (b"1.0\t0\tok\n1.0\t0\t", *[b"x" * 30] * 50, b"x\n1.5\t!\t", *[b"{" * 99] * 9):
+        records = reader.feed(piece)
+        fed += len(piece)
+        if records:
+            [record] = records
+            assert len(record.lines[0]) <= 100
+            fed -= record.size
+        assert reader.pending == fed
+    [event, after] = reader.feed(b"}\n2.0\t1\tafter\n")
+    assert (event.event, after.lines, after.rank) == (Unreadable(), [b"after"], 1)
+    assert event.size + after.size == fed + len(b"}\n2.0\t1\tafter\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"nan\t0\tx", b"inf\t0\tx", b"-1\t0\tx", b"1e300\t0\tx", b"1.0\t99999999\tx", b"1.0\t-7\tx"],
+)
+def test_a_line_with_an_impossible_time_or_rank_belongs_to_no_rank(line: bytes) -> None:
+    [_, bad] = Reader().feed(b"5.0\t1\tgood\n" + line + b"\n")
+    assert (bad.time, bad.rank, bad.lines) == (5.0, None, [line])

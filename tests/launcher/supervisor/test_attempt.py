@@ -1,0 +1,117 @@
+"""Two real nodes: whatever happens to one, all end, and all know the same reason."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervisors import Node, attempt, until
+
+from launcher.diagnosis.first_failure import headline
+from launcher.supervisor.events import End, RankExit
+
+
+def test_a_failed_rank_ends_all_nodes(tmp_path: Path) -> None:
+    with attempt(tmp_path, 2, ["record", "3"]) as made:
+        assert made.wait() == [143, 1]
+        assert made.survivors() == []
+    first, second = made.nodes
+    assert (first.end.state, second.end.state) == ("stopped", "failed")
+    assert first.reason == second.reason
+    assert (first.reason.rank, first.reason.host) == (3, "gpu2")
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank) == ("exception", 3)
+    assert headline(cause) == "rank 3 (gpu2, local_rank 1) raised KeyError: 'lost'"
+
+
+@contextlib.contextmanager
+def held(node: Node, until_reaped: list[int]) -> Iterator[None]:
+    """Its supervisor sees nothing of what is done inside, until torchrun has reaped these ranks."""
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+        until(lambda: not any(Path("/proc", str(pid)).exists() for pid in until_reaped), 20)
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+def test_the_first_rank_is_named_even_if_all_were_gone_at_the_next_look(tmp_path: Path) -> None:
+    """The supervisor is held while a rank dies and torchrun terminates the other one."""
+    with attempt(tmp_path, 1, ["work"]) as made:
+        pids = made.ranks_running()
+        with held(made.nodes[0], until_reaped=[pids[0], pids[1]]):
+            os.kill(pids[1], signal.SIGKILL)
+        made.wait()
+    assert (made.nodes[0].reason.rank, made.nodes[0].reason.host) == (1, "gpu1")
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank) == ("killed", 1)
+
+
+def test_successes_that_the_supervisor_did_not_see_are_successes(tmp_path: Path) -> None:
+    """The supervisor is held until torchrun has reaped its ranks and exited."""
+    with attempt(tmp_path, 1, ["gentle"]) as made:
+        pids = made.ranks_running()
+        with held(made.nodes[0], until_reaped=[pids[0], pids[1]]):
+            for pid in pids.values():
+                os.kill(pid, signal.SIGTERM)
+        assert made.wait() == [0]
+    assert [event.exit_code for _, event in made.nodes[0].events(RankExit)] == [0, 0]
+    assert made.cause() is None
+
+
+def test_a_stopped_rank_is_found(tmp_path: Path) -> None:
+    with attempt(tmp_path, 1, ["stop", "1"], peer_timeout=1.0, failure_grace=0.5) as made:
+        made.wait()
+        assert made.survivors() == []
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank) == ("stopped", 1)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_supervisor_is_missed(tmp_path: Path, victim: int) -> None:
+    with attempt(tmp_path, 2, ["wait"]) as made:
+        made.ranks_running()
+        os.kill(made.nodes[victim].pid, signal.SIGKILL)
+        made.wait()
+        until(lambda: made.survivors() == [], 10)
+    survivor = made.nodes[1 - victim]
+    assert (survivor.reason.kind, survivor.reason.node_rank) == ("peer-lost", victim)
+    assert made.nodes[victim].events(End) == []
+    cause = made.cause(**{f"node_{victim}": {"exit_code": 137}})
+    assert cause is not None
+    assert (cause.kind, cause.node_rank) == ("container-killed", victim)
+
+
+def test_sigterm_to_one_node_stops_all(tmp_path: Path) -> None:
+    with attempt(tmp_path, 2, ["gentle"]) as made:
+        made.ranks_running()
+        os.kill(made.nodes[1].pid, signal.SIGTERM)
+        assert made.wait() == [143, 143]
+        assert made.survivors() == []
+    for rank in range(4):
+        assert made.nodes[rank // 2].lines(rank)[-1] == b"saved"
+
+
+def test_a_kill_that_reaches_one_node_first_is_a_cancellation_everywhere(tmp_path: Path) -> None:
+    cancelled = tmp_path / "cancelled"
+    with attempt(tmp_path, 2, ["wait"], cancel_file=str(cancelled)) as made:
+        made.ranks_running()
+        cancelled.touch()
+        os.kill(made.nodes[1].pid, signal.SIGTERM)
+        made.wait()
+    assert [node.end.state for node in made.nodes] == ["cancelled"] * 2
+
+
+def test_at_the_time_limit_the_ranks_may_save_and_the_run_is_cancelled(tmp_path: Path) -> None:
+    with attempt(tmp_path, 1, ["gentle"], time_limit=5.0, failure_grace=0.0) as made:
+        assert made.wait() == [143]
+        assert made.survivors() == []
+    [node] = made.nodes
+    assert (node.end.state, node.reason.kind) == ("cancelled", "time-limit")
+    assert [node.lines(rank)[-1] for rank in (0, 1)] == [b"saved", b"saved"]
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank) == ("time-limit", None)

@@ -1,0 +1,144 @@
+"""How a rank ended, as the kernel shows it, and which of several was first."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+from supervisors import spec, until
+
+from launcher.logs.journal import Reader
+from launcher.supervisor import rank_logs
+from launcher.supervisor.journal import Journal
+from launcher.supervisor.proc import proc_stat
+from launcher.supervisor.rank_logs import RankLogs, Tail
+from launcher.supervisor.ranks import Rank, Ranks
+from launcher.supervisor.torchrun import Torchrun, stop_grace
+
+LINE = b"x" * 999 + b"\n"
+SAID = Path(__file__).parents[1] / "diagnosis" / "said"
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    monkeypatch.setattr(os, "set_blocking", lambda *_: None)  # this process's own stdout
+    monkeypatch.setattr(Journal, "_copy", lambda *_: None)
+    return Journal(str(tmp_path), "h")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("exit(7)", 7),
+        ("exit(0)", 0),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+    ],
+)
+def test_the_exit_code_is_read_before_the_parent_reaps(code: str, expected: int) -> None:
+    with Popen([sys.executable, "-X", "faulthandler=0", "-c", code]) as process:
+        rank = Rank(process.pid, 3, 1)
+        until(lambda: rank.has_exited(), 30)
+        assert (rank.exit_code, rank.alive) == (expected, False)
+    gone = Rank(process.pid, 3, 1)
+    assert gone.has_exited() and gone.exit_code is None
+
+
+def test_a_rank_that_sigstop_holds_is_timed_from_the_first_look() -> None:
+    with Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        rank = Rank(process.pid, 3, 1)
+        assert rank.stopped_for(10.0) == 0.0
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: proc_stat(process.pid)[0] == "T", 10)
+        assert (rank.stopped_for(20.0), rank.stopped_for(25.0)) == (0.0, 5.0)
+        process.send_signal(signal.SIGCONT)
+        until(lambda: proc_stat(process.pid)[0] != "T", 10)
+        assert rank.stopped_for(30.0) == 0.0
+        process.kill()
+
+
+def test_without_a_descriptor_left_a_live_rank_is_not_taken_for_gone() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    rank = Rank(os.getpid(), 0, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            proc_stat(rank.pid)
+        assert not rank.has_exited() and rank.stopped_for(1.0) == 0.0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not rank.has_exited()
+
+
+@pytest.mark.parametrize(
+    ("codes", "first"),
+    [
+        ([-signal.SIGTERM, -signal.SIGSEGV], 1),
+        ([-signal.SIGTERM, None], 1),  # torchrun has reaped it
+        ([None, 7], 1),  # the other may have succeeded
+        ([0, -signal.SIGTERM], 1),
+        ([-signal.SIGTERM, -signal.SIGTERM], 0),
+        ([None, 0], None),
+    ],
+)
+def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_first(
+    codes: list[int | None], first: int | None
+) -> None:
+    ranks = Ranks(2)
+    for number, code in enumerate(codes):
+        ranks.by_local_rank[number] = rank = Rank(os.getpid(), number, number)
+        rank.exited, rank.exit_code = 1.0, code
+    found = ranks.first_failed()
+    assert (found and found.rank) == first
+
+
+def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
+    torchrun = Torchrun(spec(), journal)
+    torchrun.last = (SAID / "torchrun-killed.txt").read_bytes()
+    [failure, *_] = torchrun.failures()
+    assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, -9)
+
+
+def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:
+    for stop_timeout in (0.5, 2, 4, 10, 60):
+        assert 0 < stop_grace(stop_timeout) < stop_timeout
+
+
+def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(
+    tmp_path: Path, journal: Journal
+) -> None:
+    logs = RankLogs(spec(dir=str(tmp_path)), journal)
+    error = tmp_path / "ranks" / "none_x" / "attempt_0" / "1" / "error.json"
+    error.parent.mkdir(parents=True)
+    assert logs.error(1) == (None, None)
+    error.write_text('{"message": {"message": "KeyError: 1", "extraInfo": {"py_callstack": "T"}}}')
+    assert logs.error(1) == ("KeyError: 1", "T")
+    error.write_text('{"message": "killed"}')
+    assert logs.error(1) == ("killed", None)
+    for garbled in ("", "[]", '{"message": 7}', '{"message": {"extraInfo": []}}'):
+        error.write_text(garbled)
+        assert logs.error(1) == (None, None)
+
+
+def test_output_that_is_in_the_journal_is_freed_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Journal
+) -> None:
+    monkeypatch.setattr(rank_logs, "FREE_SIZE", 2 << 20)
+    path = tmp_path / "stdout.log"
+    with path.open("wb", buffering=0) as rank:
+        rank.write(LINE * 3000)
+        tail = Tail(str(path), b"0", journal)
+        while tail.read():
+            pass
+        kept = path.stat()
+        assert kept.st_size == 3_000_000 and kept.st_blocks * 512 < 1_500_000
+        rank.write(b"more\n")
+        assert tail.read() == 5
+    journal.close()
+    found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
+    assert found == [LINE[:-1]] * 3000 + [b"more"]

@@ -1,0 +1,78 @@
+"""No input puts an escape sequence other than a colour on the terminal."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.terminal.sanitize import Sanitizer, coloured, plain
+
+PIECES = st.sampled_from(
+    ["\x1b", "[", "]", "0", ";", "52", "m", "J", "\x07", "\x1b\\", "\x9b", "\x9d", "\x9c", "\x90",
+     "P", "?", "31", " ", "\r", "\n", "\b", "\x00", "\x7f", "a", "é", "\x1b[31m", "\x1b[2J", "\t",
+     "[gpu1:0] ", "\u202e"]
+)  # fmt: skip
+TEXTS = st.one_of(st.lists(PIECES).map("".join), st.text())
+SAFE = re.compile(r"(?:\x1b\[[0-9;:]*m|[^\x00-\x08\x0b-\x1f\x7f-\x9f])*")
+
+
+@given(st.lists(st.one_of(TEXTS.map(lambda text: text.encode(errors="replace")), st.binary())))
+def test_logs_put_only_colours_on_a_terminal(pieces: list[bytes]) -> None:
+    sanitizer = Sanitizer()
+    assert SAFE.fullmatch("".join(sanitizer.feed(piece) for piece in pieces))
+
+
+@given(TEXTS)
+def test_messages_put_no_escape_and_no_control_character_on_a_terminal(text: str) -> None:
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", plain(text))
+    assert SAFE.fullmatch(coloured(text))
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])), st.integers(0, 50))
+def test_ordinary_text_stays_as_it_is_wherever_it_is_cut(text: str, cut: int) -> None:
+    data = f"[gpu1:0] {text}\t\x1b[1;31mred\x1b[0m\n".encode()
+    sanitizer = Sanitizer()
+    assert sanitizer.feed(data[:cut]) + sanitizer.feed(data[cut:]) == data.decode()
+
+
+@given(TEXTS, st.lists(st.integers(0, 5), max_size=30))
+def test_pieces_give_what_the_whole_gives(text: str, sizes: list[int]) -> None:
+    """But for carriage returns, where what has been written cannot be taken back."""
+    data = (text.replace("\r", "") + "end\n").encode(errors="replace")
+    cuts = [0, *itertools.accumulate(sizes), len(data)]
+    whole, pieces = Sanitizer(), Sanitizer()
+    parts = [pieces.feed(data[low:high]) for low, high in itertools.pairwise(cuts)]
+    assert "".join(parts) == whole.feed(data)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("\x1b]0;owned\x07a", "a"),
+        ("\x1b]52;c;ZXZpbA==\x1b\\a", "a"),
+        ("\x1b[2J\x1b[1;1Ha", "a"),
+        ("\x9b2Ja\x9d0;t\x9c", "a"),
+        ("\x1bc\x1b(0a\x1b[?25l", "a"),
+        ("\x1bPq...\x1b\\a", "a"),
+        ("\x1b]0;never ends\nnext", "0;never ends\nnext"),
+        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+        ("\x1b[31;\x1b[2Jm", "31;m"),
+        ("[gpu1:3] 10%\r20%\r30%\n", "[gpu1:3] 30%\n"),
+        ("[gpu1:3] a\r\n", "[gpu1:3] a\n"),
+        ("[gpu1:3] 10%\r", "[gpu1:3] 10%"),
+    ],
+)
+def test_what_a_terminal_shows(written: str, shown: str) -> None:
+    sanitizer = Sanitizer()
+    assert sanitizer.feed(written.encode()) == shown
+
+
+def test_what_follows_an_endless_sequence_is_not_held_back_for_ever() -> None:
+    sanitizer = Sanitizer()
+    shown = sanitizer.feed(b"\x1b]0;") + "".join(sanitizer.feed(b"x" * 100) for _ in range(100))
+    assert len(shown) > 5000 and "\x1b" not in shown
+    assert sanitizer.feed(b"\nnext\n").endswith("\nnext\n")

@@ -26,6 +26,10 @@ class DdpctlError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str) -> None:
+        """Replace control characters: parts of a message may come from a host."""
+        super().__init__("".join(c if c.isprintable() or c == "\n" else "?" for c in message))
+
 
 class UsageError(DdpctlError):
     exit_code = 2

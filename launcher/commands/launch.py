@@ -30,11 +30,18 @@ def launch(
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Add to job.env.")
     ] = None,
+    env_file: Annotated[
+        str | None, typer.Option("--env-file", metavar="FILE", help="Override job.env_file.")
+    ] = None,
     image: options.Image = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Override job.dataset.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Override job.workdir.")] = None,
     nproc_per_node: Annotated[
         int | None, typer.Option("--nproc-per-node", help="Override job.nproc_per_node.")
+    ] = None,
+    master_port: Annotated[
+        str | None,
+        typer.Option("--master-port", metavar="PORT", help="Override job.master_port."),
     ] = None,
     hang_timeout: Annotated[
         float | None,
@@ -80,7 +87,9 @@ def launch(
         "dataset": dataset,
         "workdir": workdir,
         "env": parse_env(env or []),
+        "env_file": env_file,
         "nproc_per_node": nproc_per_node,
+        "master_port": master_port,
         "max_restarts": max_restarts,
         "command": given or None,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.commands import options
+from launcher.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.hosts import Cluster
@@ -68,11 +69,13 @@ def _prune(nodes: list[Node], cluster: Cluster, console: Console, as_json: bool,
     from launcher import push as pushing
     from launcher.push.report import format_bytes
 
+    if not yes and (as_json or not (sys.stdin.isatty() and sys.stderr.isatty())):
+        raise UsageError("push --prune deletes data on the hosts: without a terminal it needs -y")
+
     def confirm(listed: str) -> bool:
         if not as_json:
             console.print(listed)
-        asked = not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty()
-        return not asked or typer.confirm("delete these?", err=True)
+        return yes or typer.confirm("delete these?", err=True)
 
     result = pushing.prune(nodes, cluster, confirm)
     if as_json:

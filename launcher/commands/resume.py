@@ -21,6 +21,9 @@ def resume(
         ),
     ] = None,
     detach: options.Detach = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume even if the run has succeeded.")
+    ] = False,
     on_exit: options.OnExit = None,
     fold: options.Folded = False,
     plain: options.Plain = False,
@@ -35,6 +38,5 @@ def resume(
     """
     from launcher.launch import resume as resuming
 
-    return resuming.resume(
-        target, hosts, options.console(quiet, verbose, plain, fold), detach=detach, on_exit=on_exit
-    )
+    console = options.console(quiet, verbose, plain, fold)
+    return resuming.resume(target, hosts, console, detach=detach, on_exit=on_exit, force=force)

@@ -61,5 +61,5 @@ def sanity(
     if host is not None:
         cluster = check.two_containers(cluster, host, containers)
         console.say(check.TWO_CONTAINERS)
-    asked = check.Asked(timeout, check.size_of(max_size), pairwise, min_busbw, plot)
-    return check.sanity(cluster, asked, console, as_json=as_json)
+    wanted = check.SanityOptions(timeout, check.size_of(max_size), pairwise, min_busbw, plot)
+    return check.sanity(cluster, wanted, console, as_json=as_json)

@@ -160,10 +160,6 @@ def create_arguments(
     """
     rootless = any("rootless" in option for option in security)
     relabel = ",z" if any("selinux" in option for option in security) else ""
-    devices = [
-        {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
-        for path in container.devices
-    ]
     return {
         "name": container.name,
         "image": container.image,
@@ -186,11 +182,20 @@ def create_arguments(
             "ShmSize": container.shm_size,
             "LogConfig": LogConfig(type="json-file", config=ENGINE_LOG),
             "Ulimits": [Ulimit(name=n, soft=v, hard=v) for n, v in container.ulimits.items()],
-            "Devices": devices,
+            "Tmpfs": {folder: f"size={size}" for folder, size in container.tmpfs.items()},
+            "Devices": [_device(device) for device in container.devices],
             "CapAdd": list(container.cap_add),
             "DeviceRequests": _gpu_request(container.gpus),
         },
     }
+
+
+def _device(text: str) -> dict[str, str]:
+    """`/dev/a[:/dev/b][:rwm]`, as `docker run --device` takes it."""
+    host, *rest = text.split(":")
+    inside = next((part for part in rest if part.startswith("/")), host)
+    permissions = next((part for part in rest if not part.startswith("/")), "rwm")
+    return {"PathOnHost": host, "PathInContainer": inside, "CgroupPermissions": permissions}
 
 
 def _bind(mount: Mount, relabel: str) -> str:

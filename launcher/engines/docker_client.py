@@ -29,7 +29,8 @@ NOT_FOUND = 127  # a shell's exit code
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
 # Hands the engine's socket on. Non-interactive logins often lack the folder that holds `docker`.
-DIAL = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"; exec docker system dial-stdio'
+SEARCH = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin";'
+DIAL = f"{SEARCH} exec docker system dial-stdio"
 
 Open = Callable[[], Stream]
 

@@ -10,7 +10,7 @@ import docker.errors
 import requests.exceptions
 
 from launcher.engines.docker import Docker
-from launcher.engines.docker_client import docker_of, unavailable
+from launcher.engines.docker_client import SEARCH, docker_of, unavailable
 from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, DdpctlError
 from launcher.ssh.node import Node
@@ -18,9 +18,10 @@ from launcher.ssh.node import Node
 TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
 LIST_TIMEOUT = 120.0  # seconds
 
-LIST_LAYERS = "docker image ls -aq --no-trunc | sort -u | " + (
-    "xargs -r docker image inspect --format '{{json .RootFS.Layers}}'"
-)
+LIST_LAYERS = f"""{SEARCH}
+docker image ls -aq --no-trunc | sort -u |
+  xargs -r docker image inspect --format '{{{{json .RootFS.Layers}}}}'
+"""
 
 
 def inspect(node: Node, name: str) -> ImageInfo | None:
@@ -65,7 +66,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
 
 def pull(node: Node, name: str) -> ImageInfo:
     """Have the host pull the image, with the credentials that it has. CommandFailed if it cannot."""
-    done = node.run(["docker", "pull", "-q", name], timeout=TRANSFER_TIMEOUT)
+    done = node.script(f'{SEARCH} exec docker pull -q "$1"', name, timeout=TRANSFER_TIMEOUT)
     if done.code != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise CommandFailed(lines[-1] if lines else f"exit {done.code}")
@@ -77,7 +78,7 @@ def pull(node: Node, name: str) -> ImageInfo:
 
 def load_command(node: Node) -> tuple[str, ...]:
     """The command there that loads an image archive from its standard input."""
-    return ("docker", "load", "-q")
+    return ("sh", "-c", f"{SEARCH} exec docker load -q")
 
 
 def save(node: Node, name: str) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ check() {
 root=$1; port=$2; shift 2
 s writable
 t="$HOME/.ddpctl/.check.$$"
-if [ -d "$HOME/.ddpctl" ] || mkdir -p "$HOME/.ddpctl" 2>&1; then
+if [ -d "$HOME/.ddpctl" ] || mkdir -p -m 700 "$HOME/.ddpctl" 2>&1; then
   { true > "$t"; } 2>&1 && rm -f "$t" && echo yes
 fi
 s disk

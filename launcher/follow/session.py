@@ -56,7 +56,7 @@ class Session:
     def follow(self) -> int:
         """Follows the attempt until it has ended or the user leaves; returns the exit code."""
         with contextlib.ExitStack() as stack:
-            store = LogStore.acquire(self.folder.logs)
+            store = LogStore.acquire(self.folder.logs, self.console.say)
             if store:
                 stack.callback(store.close)
             self._monitor = Monitor(self.attempt, self.known, store)

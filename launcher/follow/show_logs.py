@@ -19,7 +19,7 @@ from launcher.terminal.console import Console
 def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
     """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
     with running_attempt(folder, folder.load()) as attempt:
-        store = LogStore.acquire(folder.logs)
+        store = LogStore.acquire(folder.logs, console.say)
         failures = sync_logs(attempt, store) if store else {}
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, wanted, known):

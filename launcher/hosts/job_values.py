@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from .problems import Problem, Wrong, nearest, shown
-from .tree import Items, Scalar, Table, Tree
-from .values import as_written, each, items, text, wrong
+from .problems import nearest, shown
+from .tree import Items, Scalar, Tree
+from .values import as_written, each, list_of, mapping_of, parts, text, whole, wrong
 
 MIB = 1024**2
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -15,6 +15,10 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STARTS_PYTHON = re.compile(r"python[0-9.]*|torchrun")
 _UID_GID = re.compile(r"\d{1,10}:\d{1,10}")
+_DEVICE = re.compile(r"/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?")
+_LIMITS = ("core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile") + (
+    ("nproc", "rss", "rtprio", "rttime", "sigpending", "stack")
+)
 # The reference grammar of github.com/distribution/reference, in one expression.
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?/)?"
@@ -54,32 +58,13 @@ def command(tree: Tree) -> tuple[str, ...]:
 def arguments(tree: Tree) -> tuple[str, ...]:
     """A list of arguments; numbers and `yes` stay as written."""
     if isinstance(tree, Items):
-        return tuple(each(items(tree), as_written))
+        return tuple(each(parts(tree), as_written))
     found, remedy = tree.kind, "write a list"
     if isinstance(tree, Scalar) and tree.text:
         found = shown(tree.text)
         words = [word for word in tree.text.split() if not _STARTS_PYTHON.fullmatch(word)]
         remedy = f"write [{shown(', '.join(words))}]" if tree.text.split() else remedy
     raise wrong(tree, found, remedy)
-
-
-def env(tree: Tree) -> dict[str, str]:
-    """Names to values as written: `{A: 1, B: yes}` gives "1" and "yes"."""
-    if not isinstance(tree, Table):
-        raise wrong(tree, tree.kind, "write NAME: value")
-    names = list(tree.entries)
-    problems = [
-        Problem(tree.lines[name], f".{shown(name)}", f"found the name {shown(name)}", remedy)
-        for name in names
-        if (remedy := wrong_env_name(name))
-    ]
-    try:
-        values = each(((f".{shown(name)}", tree.entries[name]) for name in names), as_written)
-    except Wrong as error:
-        raise Wrong(*problems, *error.problems) from None
-    if problems:
-        raise Wrong(*problems)
-    return dict(zip(names, values, strict=True))
 
 
 def wrong_env_name(name: str) -> str:
@@ -89,23 +74,24 @@ def wrong_env_name(name: str) -> str:
     return "remove it: ddpctl or torchrun sets it on each node" if name in SET_BY_DDPCTL else ""
 
 
+env = mapping_of(wrong_env_name, as_written, "NAME: value")  # {B: yes} gives "yes"
+
+
 def mounts(tree: Tree) -> tuple[str, ...]:
-    if not isinstance(tree, Items):
-        raise wrong(tree, tree.kind, 'write a list: ["/scratch:/scratch:ro"]')
-    found = each(items(tree), _mount)
+    found = list_of(_mount, '["/scratch:/scratch:ro"]')(tree)
     taken: set[str] = set()
-    for item, mount in zip(tree.items, found, strict=True):
+    items = tree.items if isinstance(tree, Items) else ()
+    for item, mount in zip(items, found, strict=True):
         target = mount.split(":")[1].rstrip("/")
         if target in taken:
             raise wrong(item, f"two mounts at {shown(target)}", "keep one of them")
         taken.add(target)
-    return tuple(found)
+    return found
 
 
 def _mount(tree: Tree) -> str:
     word = text(tree)
     source, target, mode = [*word.split(":"), "", "", ""][:3]
-    flat = target.rstrip("/")
     if word.count(":") not in (1, 2) or not source or not target:
         remedy = "write FOLDER_ON_THE_HOST:FOLDER_IN_THE_CONTAINER[:ro]"
     elif not source.startswith("/") or not target.startswith("/"):
@@ -114,11 +100,41 @@ def _mount(tree: Tree) -> str:
         remedy = f"write ro or rw instead of {shown(mode)}"
     elif ".." in PurePosixPath(source).parts or ".." in PurePosixPath(target).parts:
         remedy = "write the paths without `..`"
-    elif not flat or any(flat == own or flat.startswith(own + "/") for own in OWN_MOUNTS):
+    elif _is_own(target):
         remedy = f"choose another target: ddpctl itself uses {shown(target)} in the container"
     else:
         return word
     raise wrong(tree, shown(word), remedy)
+
+
+def _is_own(target: str) -> bool:
+    flat = target.rstrip("/")
+    return not flat or any(flat == own or flat.startswith(own + "/") for own in OWN_MOUNTS)
+
+
+def _device(tree: Tree) -> str:
+    word = text(tree)
+    if not _DEVICE.fullmatch(word) or ".." in word:
+        raise wrong(tree, shown(word), "write for example /dev/fuse")
+    return word
+
+
+def _capability(tree: Tree) -> str:
+    name = text(tree).upper().removeprefix("CAP_")
+    if not re.fullmatch(r"[A-Z_]{2,40}", name):
+        raise wrong(tree, shown(name), "write a name of `man 7 capabilities`")
+    return name
+
+
+def _wrong_limit(name: str) -> str:
+    near = nearest(name, _LIMITS)
+    return "" if name in _LIMITS else f"write {near}" if near else f"write {', '.join(_LIMITS)}"
+
+
+def _wrong_tmpfs(target: str) -> str:
+    if not target.startswith("/") or ".." in PurePosixPath(target).parts or ":" in target:
+        return "write an absolute path"
+    return f"choose another: ddpctl itself uses {shown(target)}" if _is_own(target) else ""
 
 
 def size(tree: Tree) -> int:
@@ -133,6 +149,12 @@ def size(tree: Tree) -> int:
     if number > 2**50:
         raise wrong(tree, shown(written), "write a size that a machine can have")
     return number
+
+
+devices = list_of(_device, "[/dev/fuse]")
+cap_add = list_of(_capability, "[SYS_PTRACE]")
+ulimits = mapping_of(_wrong_limit, whole(-1, 2**62), "{nofile: 65536}")
+tmpfs = mapping_of(_wrong_tmpfs, size, "{/scratch: 64g}")
 
 
 def container_user(tree: Tree) -> str:

@@ -20,7 +20,7 @@ from .problems import Problem, Wrong, raise_any, shown
 from .rules import Entry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
 from .tree import Items, Scalar, Table, Tree, read_yaml
-from .values import items, split_port, text, wrong
+from .values import parts, split_port, text, wrong
 
 _AMBIGUOUS_PORT = 22  # below it, gpu1:8 may just as well mean eight GPUs
 _NOTHING = Scalar(0, "", "nothing")
@@ -63,7 +63,8 @@ def override_job(
 ) -> Cluster:
     """The same cluster with values of the command line in its job; None leaves the file's value.
 
-    given: by key of the job; `env` is added to the file's. Relative paths are relative to cwd.
+    given: by key of the job; `env` is added to the file's, and nproc_per_node overrides that of each
+    host. Relative paths are relative to cwd.
     HostsFileError names each flag that is wrong, including folders that do not exist.
     """
     reading = _Reading("command line", cwd or current_folder())
@@ -74,11 +75,13 @@ def override_job(
             read |= reading.value(name, JOB[name], _tree(value), flag)
     if "env" in read:
         read["env"] = {**cluster.job.env, **read["env"]}
-    job = replace(cluster.job, **read)
-    entries = [Entry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(cluster.hosts)]
+    job, hosts = replace(cluster.job, **read), cluster.hosts
+    if "nproc_per_node" in read:
+        hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
+    entries = [Entry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(hosts)]
     reading.problems += [*broken_rules(entries, job), *missing(reading.places)]
     raise_any(reading.source, reading.problems)
-    return replace(cluster, job=job)
+    return replace(cluster, hosts=hosts, job=job)
 
 
 def _tree(value: object) -> Tree:
@@ -145,7 +148,7 @@ class _Reading:
     def _hosts(self, tree: Table, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
         section = tree.entries.get(name, _NOTHING)
         if isinstance(section, Items) and (section.items or name == "spares"):
-            made = (self._entry(f"{name}{key}", part, defaults) for key, part in items(section))
+            made = (self._entry(f"{name}{key}", part, defaults) for key, part in parts(section))
             return [entry for entry in made if entry is not None]
         empty = isinstance(section, Items) or (isinstance(section, Scalar) and section.is_null)
         if name == "hosts" or not empty:
@@ -217,6 +220,6 @@ def _entry_table(item: Tree) -> Table:
     if port and port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
         remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
         raise wrong(item, f"{shown(word)}, a port or a number of GPUs", remedy)
-    parts = {"user": user if at else None, "host": name, "port": port}
-    entries = {key: Scalar(item.line, part) for key, part in parts.items() if part is not None}
+    words = {"user": user if at else None, "host": name, "port": port}
+    entries = {key: Scalar(item.line, word) for key, word in words.items() if word is not None}
     return Table(item.line, entries, dict.fromkeys(entries, item.line))

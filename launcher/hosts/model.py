@@ -17,6 +17,7 @@ class Host:
     identity_file: str | None = None
     proxy_jump: str | None = None
     gpus: Literal["all"] | int | tuple[int, ...] = "all"
+    nproc_per_node: int | None = None
     internal_ip: str | None = None
     interface: str | None = None
     host_keys: Literal["ask", "accept-new"] = "ask"
@@ -46,7 +47,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """What every node runs. Paths are absolute; shm_size is in bytes, stop_timeout in seconds."""
+    """What every node runs. Paths are absolute; sizes are in bytes, stop_timeout is in seconds."""
 
     engine: Literal["docker", "process"] = "docker"
     image: str = "ddpctl-trainer:latest"
@@ -55,11 +56,15 @@ class Job:
     command: tuple[str, ...] = ("-m", "trainer")
     resume_args: tuple[str, ...] = ()
     nproc_per_node: int | None = None
-    master_port: int | Literal["auto"] = 29500
+    master_port: int | Literal["auto"] = "auto"
     env: Mapping[str, str] = field(default_factory=dict)
     env_file: str | None = None
     mounts: tuple[str, ...] = ()
+    tmpfs: Mapping[str, int] = field(default_factory=dict)
     shm_size: int = 16 * 1024**3
+    devices: tuple[str, ...] = ()
+    cap_add: tuple[str, ...] = ()
+    ulimits: Mapping[str, int] = field(default_factory=dict)
     user: str = "host"
     max_restarts: int = 0
     stop_timeout: int = 60

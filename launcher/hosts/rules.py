@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .model import Host, Job
-from .problems import Problem
+from .problems import Problem, shown
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
+_CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def broken_rules(
         if address := entry.host.internal_ip:
             first = by_address.setdefault(address, entry)
             yield from _shared_address(address, first, entry)
-    yield from _mount_rules(job, (lines or {}).get("mounts", 0))
+    yield from _container_rules(job, lines or {})
 
 
 def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
@@ -59,12 +60,14 @@ def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
             "host: local with engine: process",
         )
     count = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
-    wanted = job.nproc_per_node or 0
+    key, wanted = f"{entry.key}.nproc_per_node", host.nproc_per_node
+    if wanted is None:
+        key, wanted = "job.nproc_per_node", job.nproc_per_node or 0
     if isinstance(count, int) and 0 < count < wanted:
         yield Problem(
             entry.line,
             f"{entry.key}.gpus",
-            f"found {count} GPU{'s' if count > 1 else ''} for job.nproc_per_node {wanted}",
+            f"found {count} GPU{'s' if count > 1 else ''} for {key} {wanted}",
             f"give it {wanted} GPUs or set nproc_per_node: {count}",
             "at most one process per GPU",
         )
@@ -106,18 +109,26 @@ def _shared_address(address: str, first: Entry, entry: Entry) -> Iterator[Proble
         )
 
 
-def _mount_rules(job: Job, line: int) -> Iterator[Problem]:
-    if job.engine == "process" and job.mounts:
-        what = "found mounts with engine: process, which has no container"
-        yield Problem(line, "job.mounts", what, "remove them, or use engine: docker")
+def _container_rules(job: Job, lines: Mapping[str, int]) -> Iterator[Problem]:
+    for key in _CONTAINER_KEYS if job.engine == "process" else ():
+        if getattr(job, key):
+            what = f"found {key} with engine: process, which has no container"
+            remedy = "remove it, or use engine: docker"
+            yield Problem(lines.get(key, 0), f"job.{key}", what, remedy)
     taken = {"dataset": job.dataset and "/data/", "workdir": job.workdir and "/workspace/"}
-    for mount in job.mounts:
-        target = mount.split(":")[1].rstrip("/") + "/"
+    targets = [("mounts", mount.split(":")[1]) for mount in job.mounts]
+    targets += [("tmpfs", folder) for folder in job.tmpfs]
+    mounted = {target.rstrip("/") for key, target in targets if key == "mounts"}
+    for kind, target in targets:
+        flat = target.rstrip("/")
         for key, own in taken.items():
-            if own and target.startswith(own):
+            if own and f"{flat}/".startswith(own):
                 what = f"found a mount at {own.rstrip('/')}, where {key} is mounted"
                 remedy = f"choose another target or remove {key}"
-                yield Problem(line, "job.mounts", what, remedy)
+                yield Problem(lines.get(kind, 0), f"job.{kind}", what, remedy)
+        if kind == "tmpfs" and flat in mounted:
+            what = f"found {shown(flat)}, which job.mounts has too"
+            yield Problem(lines.get(kind, 0), "job.tmpfs", what, "keep one of them")
 
 
 def _words(gpus: object) -> str:

@@ -76,6 +76,12 @@ HOST = {
         "all",
         "The GPUs that the node uses.",
     ),
+    "nproc_per_node": Key(
+        values.whole(1, 1024),
+        "a number of processes, from 1",
+        "job.nproc_per_node",
+        "Processes on this node. Nodes may differ.",
+    ),
     "internal_ip": Key(
         values.internal_ip,
         "an IPv4 or IPv6 address of the host",
@@ -89,8 +95,10 @@ HOST = {
         "The network interface for NCCL and Gloo. Hosts may differ.",
     ),
 }
-# `host` and `internal_ip` cannot be the same for several machines.
-DEFAULTS = {name: key for name, key in HOST.items() if name not in ("host", "internal_ip")}
+# Several machines cannot share a name or an address; for nproc_per_node there is job's.
+DEFAULTS = {
+    name: key for name, key in HOST.items() if name not in ("host", "internal_ip", "nproc_per_node")
+}
 
 JOB = {
     "engine": Key(
@@ -138,12 +146,12 @@ JOB = {
         values.whole(1, 1024),
         "a number of processes, from 1",
         "one per GPU; 1 on a CPU host",
-        "Processes on each node.",
+        "Processes on each node that does not set its own number.",
     ),
     "master_port": Key(
         values.whole(1, 65535, also="auto"),
         "a number from 1 to 65535, or auto",
-        "29500",
+        "auto",
         "The rendezvous port on node 0. `auto`: any free port.",
     ),
     "env": Key(
@@ -166,11 +174,35 @@ JOB = {
         "[]",
         "Other folders of the hosts to mount in the container.",
     ),
+    "tmpfs": Key(
+        job_values.tmpfs,
+        "a mapping of /container/folder to a size such as 64g",
+        "{}",
+        "Folders of the container that are kept in memory.",
+    ),
     "shm_size": Key(
         job_values.size,
         "a size such as 16g or 512m",
         "16g",
         "Shared memory (/dev/shm) of the container, which data loader workers need.",
+    ),
+    "devices": Key(
+        job_values.devices,
+        "a list of /dev/NAME[:/dev/NAME_IN_THE_CONTAINER[:rwm]]",
+        "[]",
+        "Devices of the host for the container. GPUs and InfiniBand are added without this.",
+    ),
+    "cap_add": Key(
+        job_values.cap_add,
+        "a list of Linux capabilities such as SYS_PTRACE",
+        "[]",
+        "Capabilities that the container has beyond Docker's usual ones.",
+    ),
+    "ulimits": Key(
+        job_values.ulimits,
+        "a mapping of limits such as nofile to a number, -1 for unlimited",
+        "{}",
+        "Resource limits of the container, soft and hard.",
     ),
     "user": Key(
         job_values.container_user,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from .problems import Problem, Wrong, nearest, shown
-from .tree import Items, Scalar, Tree
+from .tree import Items, Scalar, Table, Tree
 
 MAX_GPUS = 256
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
@@ -21,16 +21,16 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
 _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
 
+P = TypeVar("P")
 T = TypeVar("T")
-Value: TypeAlias = str | int | tuple[int, ...] | tuple[str, ...] | dict[str, str]
-Reader: TypeAlias = Callable[[Tree], Value]
+Reader: TypeAlias = Callable[[Tree], object]
 
 
 def wrong(tree: Tree, found: str, remedy: str = "", near: str | None = None) -> Wrong:
     return Wrong(Problem(tree.line, "", f"found {found}", remedy, near=near))
 
 
-def each(parts: Iterable[tuple[str, Tree]], read: Callable[[Tree], T]) -> list[T]:
+def each(parts: Iterable[tuple[str, P]], read: Callable[[P], T]) -> list[T]:
     """Reads all parts, each with its key. Raises Wrong with the problems of all."""
     values, problems = [], []
     for key, part in parts:
@@ -43,8 +43,42 @@ def each(parts: Iterable[tuple[str, Tree]], read: Callable[[Tree], T]) -> list[T
     return values
 
 
-def items(tree: Items) -> Iterable[tuple[str, Tree]]:
+def parts(tree: Items) -> Iterable[tuple[str, Tree]]:
     return ((f"[{i}]", item) for i, item in enumerate(tree.items))
+
+
+def list_of(read: Callable[[Tree], T], example: str) -> Callable[[Tree], tuple[T, ...]]:
+    def read_list(tree: Tree) -> tuple[T, ...]:
+        if not isinstance(tree, Items):
+            raise wrong(tree, tree.kind, f"write a list: {example}")
+        return tuple(each(parts(tree), read))
+
+    return read_list
+
+
+def mapping_of(
+    flaw: Callable[[str], str], read: Callable[[Tree], T], example: str
+) -> Callable[[Tree], dict[str, T]]:
+    """flaw: the remedy for a name that may not be used, else an empty text."""
+
+    def read_mapping(tree: Tree) -> dict[str, T]:
+        if not isinstance(tree, Table):
+            raise wrong(tree, tree.kind, f"write {example}")
+
+        def read_entry(name: str) -> T:
+            if remedy := flaw(name):
+                raise Wrong(Problem(tree.lines[name], "", f"found the name {shown(name)}", remedy))
+            return read(tree.entries[name])
+
+        return dict(
+            zip(
+                tree.entries,
+                each(((f".{shown(name)}", name) for name in tree.entries), read_entry),
+                strict=True,
+            )
+        )
+
+    return read_mapping
 
 
 def as_written(tree: Tree) -> str:
@@ -72,7 +106,7 @@ def text(tree: Tree) -> str:
 def whole(low: int, high: int, also: str | None = None, remedy: str = "") -> Reader:
     """A decimal number from `low` to `high`, or the word `also`."""
 
-    def read(tree: Tree) -> Value:
+    def read(tree: Tree) -> object:
         written = as_written(tree)
         if written == also:
             return written
@@ -92,7 +126,7 @@ def whole(low: int, high: int, also: str | None = None, remedy: str = "") -> Rea
 
 
 def choice(*words: str) -> Reader:
-    def read(tree: Tree) -> Value:
+    def read(tree: Tree) -> object:
         word = as_written(tree)
         if word not in words:
             raise wrong(tree, shown(word), f"write {' or '.join(words)}", nearest(word, words))
@@ -170,7 +204,7 @@ def split_port(word: str) -> tuple[str, str | None]:
     return word, None
 
 
-def gpus(tree: Tree) -> Value:
+def gpus(tree: Tree) -> object:
     """all | a count | a list of ids."""
     if not isinstance(tree, Items):
         if isinstance(tree, Scalar) and re.fullmatch(r"\s*\d+(\s*[,\s]\s*\d+)+\s*", tree.text):
@@ -179,7 +213,7 @@ def gpus(tree: Tree) -> Value:
         return whole(0, MAX_GPUS, also="all", remedy="for a CPU host write 0")(tree)
     if not tree.items:
         raise wrong(tree, "an empty list", "for a CPU host write gpus: 0")
-    found = [i for i in each(items(tree), whole(0, MAX_GPUS - 1)) if isinstance(i, int)]
+    found = [i for i in each(parts(tree), whole(0, MAX_GPUS - 1)) if isinstance(i, int)]
     if twice := sorted(i for i, count in Counter(found).items() if count > 1):
         raise wrong(tree, f"GPU {', '.join(map(str, twice))} twice", "name each GPU once")
     return tuple(found)

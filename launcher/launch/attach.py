@@ -17,7 +17,7 @@ def attach(folder: RunFolder, console: Console) -> int:
     """Follows the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
     with running_attempt(folder, record) as attempt:
-        if store := LogStore.acquire(folder.logs):
+        if store := LogStore.acquire(folder.logs, console.say):
             for error in sync_logs(attempt, store).values():
                 console.say(f"no answer from {error}")
             store.close()

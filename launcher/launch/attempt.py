@@ -81,6 +81,8 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         folder, record = remember(wanted, plan)
         with failing_start_recorded(folder, record):
             if wanted.earlier:
+                for change in changes(wanted.earlier, plan):
+                    console.say(change)
                 shared = any(
                     writes_as_another_user(plan, node, f.uid)
                     for node, f in zip(plan.nodes, facts, strict=True)
@@ -93,8 +95,9 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.save(record)
+            number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
             console.say(
-                f"run {plan.run_id} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+                f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
                 f"master {plan.master_addr}:{plan.master_port}"
             )
             if options.detach:
@@ -193,6 +196,17 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     return folder, record
 
 
+def changes(earlier: RunRecord, plan: Plan) -> Iterator[str]:
+    """What is not as it was in the attempt before, by its digests."""
+    for what, before, now in (
+        ("image", earlier.image_digest, plan.image_digest),
+        ("dataset", earlier.dataset_digest, plan.dataset_digest),
+        ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
+    ):
+        if before != now:
+            yield f"attempt {plan.attempt}: the {what} differs from attempt {plan.attempt - 1}"
+
+
 @contextlib.contextmanager
 def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[None]:
     try:
@@ -205,7 +219,7 @@ def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[Non
 
 def detach(folder: RunFolder, console: Console) -> int:
     """Leaves the run running, with a recorder on this machine that keeps its logs."""
+    console.print(folder.run_id)
     start_recorder(folder)
     console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
-    console.print(folder.run_id)
     return 0

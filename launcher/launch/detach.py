@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import json
+import selectors
 import subprocess
 import sys
+from pathlib import Path
 
+import launcher
+from launcher.errors import CommandFailed
 from launcher.launch import exit_hook
 from launcher.runs.record import RunFolder
 
+READY = b"ready\n"
+START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
+
+# -I keeps the current directory, PYTHONPATH and the user's site out of the imports; the path of the
+# command that starts the recorder is given instead.
+BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from launcher.launch.recorder import main
+sys.exit(main())
+"""
+
 
 def start_recorder(folder: RunFolder) -> None:
-    """Starts it outside this terminal's session; it ends with the run."""
+    """Starts it outside this terminal's session, and waits until it has; it ends with the run.
+
+    Raises CommandFailed if it does not start.
+    """
     exit_hook.hand_over(folder)
-    with (folder.path / "recorder.log").open("ab") as out:
-        subprocess.Popen(
-            [sys.executable, "-m", "launcher.launch.recorder", str(folder.path)],
+    log = folder.path / "recorder.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), str(folder.path)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=out,
+            cwd="/",
             start_new_session=True,
         )
+    assert process.stdout is not None
+    with process.stdout as answer, selectors.DefaultSelector() as selector:
+        selector.register(answer, selectors.EVENT_READ)
+        if selector.select(START_TIMEOUT) and answer.readline() == READY:
+            return
+    process.kill()
+    why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    raise CommandFailed(
+        f"{folder.run_id}: the run goes on, but its recorder did not start: {why}; "
+        f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
+    )
+
+
+def import_path() -> list[str]:
+    """This process's import path without the current directory, but with ddpctl itself."""
+    here = str(Path.cwd()) if Path().exists() else ""
+    package = str(Path(launcher.__file__).resolve().parents[1])
+    paths = [path for path in sys.path if Path(path).is_absolute() and path != here]
+    return paths if package in paths else [package, *paths]

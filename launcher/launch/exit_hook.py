@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from launcher.diagnosis.first_failure import headline
 from launcher.errors import DdpctlError
 from launcher.runs.record import RunFolder, RunRecord
-from launcher.state import write_atomically
+from launcher.state import current_folder, write_atomically
 from launcher.terminal.console import Console
 
 KEPT = "on-exit"
@@ -32,8 +33,13 @@ class Ending:
 
 
 def keep(folder: RunFolder, command: str) -> None:
-    """Not in run.json, which goes to the hosts: a command line may hold a token."""
-    write_atomically(folder.path / KEPT, command, mode=0o600)
+    """Not in run.json, which goes to the hosts: a command line may hold a token.
+
+    It is to run in the current directory, wherever the process that runs it is.
+    """
+    folder_now = shlex.quote(str(current_folder()))
+    text = f"cd {folder_now} 2>/dev/null\n{command}"
+    write_atomically(folder.path / KEPT, text, mode=0o600)
 
 
 def hand_over(folder: RunFolder) -> None:

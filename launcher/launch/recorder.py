@@ -1,19 +1,20 @@
 """The recorder: a process on the launching machine that looks after a detached run.
 
 It keeps the logs, starts the restarts that job.max_restarts allows, and runs the --on-exit command.
-
-python -m launcher.launch.recorder RUN_FOLDER
+`launcher.launch.detach` starts it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
 from launcher.errors import DdpctlError
 from launcher.launch import exit_hook
 from launcher.launch.attach import attach
+from launcher.launch.detach import READY
 from launcher.launch.restart import restart_until_done
 from launcher.plan.options import LaunchOptions
 from launcher.runs.record import RunFolder
@@ -21,10 +22,12 @@ from launcher.terminal.console import Console
 
 
 def main() -> int:
+    folder = RunFolder(Path(sys.argv[1]))
     console = Console()
     console.stdout_closed = True  # it only records
-    folder = RunFolder(Path(sys.argv[1]))
     try:
+        folder.load()
+        report_ready()
         with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
             ending.code = attach(folder, console)
             options = LaunchOptions(**dataclasses.asdict(folder.load().options))
@@ -35,5 +38,7 @@ def main() -> int:
         return error.exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def report_ready() -> None:
+    """Tells the command that started this process, which then lets go of stdout."""
+    os.write(sys.stdout.fileno(), READY)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -64,6 +64,7 @@ def restart_until_done(
 
     code: of the attempt that has just ended.
     """
+    by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         cluster = kept_cluster(folder)
         if cluster.job.max_restarts == 0:
@@ -73,13 +74,14 @@ def restart_until_done(
         folder.save(record)
         decision = decide(record.attempts, cluster.job.max_restarts)
         if not decision.restart:
-            console.say(f"no restart: {decision.why}")
+            console.say(f"no restart: {decision.why}; {by_hand}")
             break
         console.say(f"{decision.why} in {decision.wait:g} s")
         time.sleep(decision.wait)
         available = wait_for_hosts(cluster, record, console)
         if available.missing:
-            console.say(f"no restart: no spare is left, and {'; '.join(available.missing)}")
+            missing = "; ".join(available.missing)
+            console.say(f"no restart: no spare is left, and {missing}; {by_hand}")
             break
         code = run_attempt(
             NextAttempt(

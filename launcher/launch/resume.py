@@ -23,10 +23,16 @@ def resume(
     *,
     detach: bool,
     on_exit: str | None = None,
+    force: bool = False,
 ) -> int:
-    """Returns the new attempt's exit code. Refuses a run that is still alive."""
+    """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
     folder = run_of(target, hosts, console)
     record = folder.load()
+    if record.state == "SUCCEEDED" and not force:
+        raise UsageError(
+            f"{record.run_id} has succeeded: `ddpctl resume {record.run_id} --force` "
+            "starts another attempt all the same"
+        )
     before = kept_cluster(folder, job_files=hosts is None)
     cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.logs.store import Mark, known_marks, read_marks
+from launcher.logs.store import Mark, known_marks, read_index
 
 PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
@@ -68,7 +68,7 @@ def _batches(
     spans = []
     for node_rank, last in known.items():
         start = 0
-        for mark in read_marks(folder / f".node-{node_rank}.index"):
+        for mark in read_index(folder, node_rank).marks:
             if mark.size > start and mark.size <= last.size:
                 if since is None or mark.time >= since:
                     spans.append((mark.time, node_rank, start, mark.size))

@@ -2,14 +2,17 @@
 
 `node-<K>.log` holds the lines as they were shown. For each second with output, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. Its last line says where to continue;
-a killed process may have written more to the log, which is cut off.
+a killed process may have written more to the log, which is cut off. From a line on that cannot be right, an
+index is ignored, and `acquire` repairs it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +20,9 @@ from typing import BinaryIO
 from launcher.logs.journal import Record, by_time
 from launcher.plan.plan import Place
 from launcher.state import make_folder
+
+INDEX = re.compile(r"\.node-(\d{1,7})\.index")
+MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,12 @@ class NodeLog:
     def __init__(self, folder: Path, node_rank: int) -> None:
         self.path = folder / f"node-{node_rank}.log"
         self.index = folder / f".node-{node_rank}.index"
-        self.mark = last_mark(self.index)
+        known = read_index(folder, node_rank)
+        self.mark = known.last
         self._log: BinaryIO = self.path.open("ab")
         self._log.truncate(self.mark.size)
-        _cut_partial_line(self.index)
+        if self.index.exists():
+            os.truncate(self.index, known.size)
         self._index = self.index.open("a")
 
     def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
@@ -85,7 +93,7 @@ class LogStore:
         self._nodes: dict[int, NodeLog] = {}
 
     @classmethod
-    def acquire(cls, folder: Path) -> LogStore | None:
+    def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
         """None when another process of this machine is writing these logs."""
         make_folder(folder)
         lock = (folder / ".lock").open("wb")
@@ -94,7 +102,15 @@ class LogStore:
         except OSError:
             lock.close()
             return None
-        return cls(folder, lock)
+        store = cls(folder, lock)
+        for node_rank in node_ranks(folder):
+            if read_index(folder, node_rank).damaged:
+                log = folder / f"node-{node_rank}.log"
+                if log.exists():
+                    shutil.copyfile(log, f"{log}.damaged")
+                store.node(node_rank)  # cuts off what is damaged
+                warn(f"{log}: its index was damaged; reading the rest from the host again")
+        return store
 
     def node(self, node_rank: int) -> NodeLog:
         if node_rank not in self._nodes:
@@ -107,33 +123,42 @@ class LogStore:
         self._lock.close()  # releases the lock
 
 
+@dataclass(frozen=True)
+class Index:
+    marks: list[Mark]
+    size: int  # bytes of the index that they take
+    damaged: bool  # what follows cannot be right
+
+    @property
+    def last(self) -> Mark:
+        return self.marks[-1] if self.marks else Mark(0.0, 0, 0, 0)
+
+
+def node_ranks(folder: Path) -> list[int]:
+    """The nodes that this machine has logs of."""
+    found = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def known_marks(folder: Path) -> dict[int, Mark]:
     """The last mark of each node that this machine has logs of."""
-    return {
-        int(index.name.split("-")[1].split(".")[0]): last_mark(index)
-        for index in folder.glob(".node-*.index")
-    }
+    return {node_rank: read_index(folder, node_rank).last for node_rank in node_ranks(folder)}
 
 
-def last_mark(index: Path) -> Mark:
-    """The last whole line of an index, or a mark at the very beginning."""
-    marks = read_marks(index)
-    return marks[-1] if marks else Mark(0.0, 0, 0, 0)
-
-
-def read_marks(index: Path) -> list[Mark]:
+def read_index(folder: Path, node_rank: int) -> Index:
+    """Up to its last whole line. Sizes only grow, and the log is at least as long."""
     try:
-        lines = index.read_text().split("\n")[:-1]  # a line without its newline is not whole
+        lines = (folder / f".node-{node_rank}.index").read_bytes().split(b"\n")[:-1]
+        longest = (folder / f"node-{node_rank}.log").stat().st_size
     except OSError:
-        return []
-    fields = (line.split() for line in lines)
-    return [Mark(float(f[0]), int(f[1]), int(f[2]), int(f[3])) for f in fields if len(f) == 4]
-
-
-def _cut_partial_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole != len(content):
-        os.truncate(path, whole)
+        return Index([], 0, False)
+    marks: list[Mark] = []
+    size = last = 0
+    for line in lines:
+        match = MARK.fullmatch(line)
+        if not match or not last <= int(match[4]) <= longest:
+            return Index(marks, size, True)
+        last = int(match[4])
+        marks.append(Mark(float(match[1]), int(match[2]), int(match[3]), last))
+        size += len(line) + 1
+    return Index(marks, size, False)

@@ -28,7 +28,7 @@ from launcher.plan.plan import (
     place_of,
 )
 from launcher.plan.supervisor_spec import SUPERVISOR
-from launcher.plan.topology import free_port, node_addresses, nproc_per_node
+from launcher.plan.topology import first_ranks, free_port, node_addresses, nproc_per_node
 
 INFINIBAND = "/dev/infiniband"
 STACK_BYTES = 67108864  # as NVIDIA's own images ask for
@@ -74,7 +74,6 @@ def make_plan(
         owner=owner,
         engine=engine,
         options=options.settled(job.command),
-        nproc_per_node=nproc_per_node(cluster, facts),
         master_addr=addresses[0],
         master_port=master_port,
         control_port=control_port,
@@ -123,17 +122,33 @@ class _NodeBuilder:
         found_interface = self.facts.interface_of(address) if self.facts else None
         self.interface = self.host.interface or found_interface
         self.gpus = _container_gpus(self.host, self.facts)
+        self.nproc = nproc_per_node(cluster, found.facts if found else None)
 
     def build(self, env_names: tuple[str, ...]) -> NodePlan:
         return NodePlan(
             node_rank=self.rank,
             host=self.host,
-            torchrun=torchrun_command(self.plan, self.rank, self.cluster.nnodes),
+            nproc_per_node=self.nproc[self.rank],
+            first_rank=first_ranks(self.nproc)[self.rank],
+            torchrun=self._torchrun_command(),
             container=self._container(env_names),
             internal_ip=self.address,
             interface=self.interface,
             place=self.place,
             paths=self.paths,
+        )
+
+    def _torchrun_command(self) -> tuple[str, ...]:
+        """torchrun's own --no-python goes before the `--`."""
+        plan, command = self.plan, self.plan.command
+        flags: tuple[str, ...] = ()
+        if command and command[0] in ("--no-python", "--no_python"):
+            flags, command = command[:1], command[1:]
+        return (
+            *("torchrun", "--nnodes", str(self.cluster.nnodes), "--node-rank", str(self.rank)),
+            *("--nproc-per-node", str(self.nproc[self.rank] or "gpu")),
+            *("--master-addr", plan.master_addr, "--master-port", str(plan.master_port)),
+            *("--max-restarts", "0", *flags, "--", *command),
         )
 
     def _container(self, env_names: tuple[str, ...]) -> Container:
@@ -152,7 +167,8 @@ class _NodeBuilder:
             shm_size=self.job.shm_size,
             stop_timeout=self.job.stop_timeout,
             working_dir=self.paths.workspace if self.job.workdir else None,
-            **fabric_access(bool(self.gpus), infiniband),
+            tmpfs=self.job.tmpfs,
+            **host_access(self.job, bool(self.gpus), infiniband),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -167,15 +183,16 @@ class _NodeBuilder:
             "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
             "PYTHONUNBUFFERED": "1",
         }
-        sharing = sum(other.machine == self.host.machine for other in self.cluster.hosts)
+        nodes = enumerate(self.cluster.hosts)
+        here = [self.nproc[rank] for rank, host in nodes if host.machine == self.host.machine]
         if self.job.dataset:
             env["DDPCTL_DATA_DIR"] = self.paths.data
         if self.interface:
             env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = self.interface
-        if self.facts and plan.nproc_per_node:
-            threads = self.facts.cores // (plan.nproc_per_node * sharing)
+        if self.facts:
+            threads = self.facts.cores // sum(count or 1 for count in here)
             env["OMP_NUM_THREADS"] = str(max(1, threads))
-        if plan.options.network_only and sharing > 1:  # NCCL takes them for two machines
+        if plan.options.network_only and len(here) > 1:  # NCCL takes them for two machines
             env["NCCL_HOSTID"] = f"ddpctl-{self.rank}"
         if in_container and self.job.user == "host":
             env |= {"HOME": "/tmp", "USER": self.facts.user if self.facts else "host"}
@@ -211,37 +228,27 @@ class _NodeBuilder:
         return tuple(mounts)
 
 
-def torchrun_command(plan: Plan, node_rank: int, nnodes: int) -> tuple[str, ...]:
-    """The torchrun line of one node. torchrun's own --no-python goes before the `--`."""
-    command = plan.command
-    flags: tuple[str, ...] = ()
-    if command and command[0] in ("--no-python", "--no_python"):
-        flags, command = command[:1], command[1:]
-    return (
-        *("torchrun", "--nnodes", str(nnodes), "--node-rank", str(node_rank)),
-        *("--nproc-per-node", str(plan.nproc_per_node or "gpu")),
-        *("--master-addr", plan.master_addr, "--master-port", str(plan.master_port)),
-        *("--max-restarts", "0", *flags, "--", *command),
-    )
-
-
 def container_user(job: Job, facts: Facts | None) -> str:
     if job.user == "host":
         return f"{facts.uid}:{facts.gid}" if facts else "host"
     return "0:0" if job.user == "root" else job.user
 
 
-def fabric_access(has_gpus: bool, infiniband: bool | None) -> dict[str, Any]:
-    """The fields of a Container by which a job may pin memory and use InfiniBand.
+def host_access(job: Job, has_gpus: bool, infiniband: bool | None) -> dict[str, Any]:
+    """The fields of a Container that give it more of its host: what NCCL needs to pin memory and
+    use InfiniBand, and what the job adds. The job's limits win.
 
     infiniband: None when the host has not been asked.
     """
-    ulimits = {"memlock": -1, "stack": STACK_BYTES} if has_gpus or infiniband else {}
-    if infiniband is None:
-        return {"ulimits": ulimits, "cap_add": (ASKED,), "devices": (ASKED,)}
-    if not infiniband:
-        return {"ulimits": ulimits}
-    return {"ulimits": ulimits, "cap_add": ("IPC_LOCK",), "devices": (INFINIBAND,)}
+    limits = {"memlock": -1, "stack": STACK_BYTES} if has_gpus or infiniband else {}
+    asked = (ASKED,) if infiniband is None else ()
+    capabilities = asked or (("IPC_LOCK",) if infiniband else ())
+    devices = asked or ((INFINIBAND,) if infiniband else ())
+    return {
+        "ulimits": {**limits, **job.ulimits},
+        "cap_add": tuple(dict.fromkeys((*capabilities, *job.cap_add))),
+        "devices": tuple(dict.fromkeys((*devices, *job.devices))),
+    }
 
 
 def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:

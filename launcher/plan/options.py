@@ -7,9 +7,12 @@ acts on it. The plan carries the options whole, `--dry-run` prints them, run.jso
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from launcher.errors import UsageError
 
 OUR_TRAINER = ("-m", "trainer")
 TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute, except while it evaluates
@@ -22,6 +25,11 @@ class RunOptions:
     name: str = ""
     hang_timeout: float | None = None  # seconds without progress; 0: never; None: by command
     network_only: bool = False  # nodes that share a machine use the network between them too
+
+    def __post_init__(self) -> None:
+        timeout = self.hang_timeout
+        if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
+            raise UsageError(f"--hang-timeout {timeout:g}: give seconds, or 0 for never")
 
 
 @dataclass(frozen=True)

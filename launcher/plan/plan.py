@@ -49,9 +49,10 @@ class Container:
     working_dir: str | None = None
     network: str = "host"
     init: bool = True  # a process that reaps zombies, as PID 1
-    ulimits: Mapping[str, int] = field(default_factory=dict)  # -1: unlimited
+    tmpfs: Mapping[str, int] = field(default_factory=dict)  # size in bytes, by folder
+    ulimits: Mapping[str, int] = field(default_factory=dict)  # soft and hard; -1: unlimited
     cap_add: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # as `docker run --device` takes them
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class JobPaths:
 class NodePlan:
     node_rank: int
     host: Host
+    nproc_per_node: int | None  # None: one per GPU, and the host has not been asked
+    first_rank: int | None  # the global rank of local rank 0
     torchrun: tuple[str, ...]
     container: Container
     internal_ip: str
@@ -102,7 +105,6 @@ class Plan:
     owner: str
     engine: EngineTraits
     options: LaunchOptions
-    nproc_per_node: int | None  # None: one per GPU, not asked yet
     master_addr: str
     master_port: int | str
     control_port: int | str
@@ -123,7 +125,9 @@ class Plan:
 
     @property
     def world_size(self) -> int | None:
-        return None if self.nproc_per_node is None else self.nnodes * self.nproc_per_node
+        """The number of ranks, or None where a host must be asked."""
+        counts = [node.nproc_per_node for node in self.nodes]
+        return None if None in counts else sum(count or 0 for count in counts)
 
 
 def container_name(run_id: str, node_rank: int) -> str:

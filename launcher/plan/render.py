@@ -69,6 +69,8 @@ def _container(container: Container) -> Iterator[str]:
     yield f"  network     {container.network}"
     yield f"  init        {_option(container.init)}"
     yield f"  shm-size    {container.shm_size}"
+    for folder, size in container.tmpfs.items():
+        yield f"  tmpfs       {folder}={size}"
     for name, limit in container.ulimits.items():
         yield f"  ulimit      {name}={limit}"
     for capability in container.cap_add:

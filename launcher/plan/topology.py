@@ -12,35 +12,41 @@ from launcher.hosts import Cluster, Host
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 
 
-def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> int | None:
-    """One process a GPU, one on a CPU host, equal on all nodes (torchrun knows no other way)."""
-    if cluster.job.nproc_per_node is not None:
-        return cluster.job.nproc_per_node
-    counts: dict[str, int] = {}
-    for rank, host in enumerate(cluster.hosts):
-        gpus = len(gpu_ids(host, facts[rank])) if facts else _stated_gpus(host)
-        if gpus is None:
-            return None
-        counts[f"{host.name} (node {rank})"] = max(gpus, 1)
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise UsageError(
-            f"{cluster.source}: the nodes have different numbers of GPUs ({listed}), and torchrun "
-            "needs the same number of processes on each: set job.nproc_per_node or the hosts' gpus"
-        )
-    return next(iter(counts.values()))
+def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[int | None, ...]:
+    """The number of processes of each node, by node rank; None where only the host can tell.
+
+    The host's own number, else the job's, else one per GPU, and 1 on a CPU host.
+    """
+    return tuple(
+        host.nproc_per_node
+        or cluster.job.nproc_per_node
+        or _one_per_gpu(host, facts[rank] if facts else None)
+        for rank, host in enumerate(cluster.hosts)
+    )
 
 
-def _stated_gpus(host: Host) -> int | None:
-    if host.gpus == "all":
+def _one_per_gpu(host: Host, facts: Facts | None) -> int | None:
+    if facts is None and host.gpus == "all":
         return None
-    return host.gpus if isinstance(host.gpus, int) else len(host.gpus)
+    return max(1, len(gpu_ids(host, facts)))
 
 
-def gpu_ids(host: Host, facts: Facts) -> tuple[int, ...]:
+def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
+    """The global rank of each node's local rank 0: a node's ranks follow those of the node before.
+
+    None after a node whose number is not known.
+    """
+    found: list[int | None] = [0]
+    for count in nproc:
+        last = found[-1]
+        found.append(None if last is None or count is None else last + count)
+    return tuple(found[:-1])
+
+
+def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     """The GPUs that a node uses. `all` on a host where no GPU was found is a CPU node."""
     if host.gpus == "all":
-        return tuple(gpu.index for gpu in facts.gpus)
+        return tuple(gpu.index for gpu in facts.gpus) if facts else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
 
 

@@ -36,8 +36,8 @@ def check_requested(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if machine.facts.gpu_error:
         return
     there = {gpu.index for gpu in machine.facts.gpus}
-    wanted = seen.cluster.job.nproc_per_node or 0
     for host in machine.hosts:
+        wanted = host.nproc_per_node or seen.cluster.job.nproc_per_node or 0
         ids = gpu_ids(host, machine.facts)
         missing = set(ids) - there
         if missing and not there:
@@ -100,7 +100,7 @@ def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """torchrun needs the same number of processes on every node."""
+    """A host that uses all its GPUs has as many as the others; a missing one often is a fault."""
     if seen.cluster.job.nproc_per_node is not None or machine.facts.gpu_error:
         return
     counts = [
@@ -109,17 +109,17 @@ def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         if not m.facts.gpu_error
         for host in m.hosts
     ]
-    usual, most = max(common(counts), 1), max(counts)
+    usual, most = common(counts), max(counts)
     for host in machine.hosts:
         count = len(gpu_ids(host, machine.facts))
         if count == 0 and most > 0 and host.gpus == "all":
             what = f"no GPU found, while other hosts have {most}"
             remedy = "install the NVIDIA driver there, or leave the host out"
             yield failure(machine.name, "gpus", what, remedy)
-        elif max(count, 1) != usual:
-            what = f"{count} GPUs, while other nodes have {usual}: torchrun needs as many on each"
-            remedy = "set job.nproc_per_node, or gpus: on the hosts"
-            yield failure(machine.name, "gpus", what, remedy)
+        elif count != usual and host.gpus == "all" and host.nproc_per_node is None:
+            what = f"{count} GPUs, while other nodes have {usual}: it runs as many processes"
+            remedy = f"if that is right, set gpus: {count} or nproc_per_node on the host"
+            yield warning(machine.name, "gpus", what, remedy)
 
 
 def check_alike(machine: Machine, seen: Inventory) -> Iterator[Finding]:

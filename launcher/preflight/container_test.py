@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from launcher.engines.choose import container_engine
 from launcher.errors import DdpctlError
 from launcher.hosts import Job
-from launcher.plan.build import container_user, fabric_access
+from launcher.plan.build import container_user, host_access
 from launcher.plan.plan import LABEL, Container, Mount
 from launcher.preflight.findings import Finding, failure, split, warning
 from launcher.preflight.inventory import Inventory
@@ -112,7 +112,8 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
         entrypoint=("python3", "-c", SCRIPT),
         command=(argument,),
         working_dir="/",
-        **fabric_access(bool(gpus), facts.infiniband),
+        tmpfs=job.tmpfs,
+        **host_access(job, bool(gpus), facts.infiniband),
     )
 
 

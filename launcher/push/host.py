@@ -18,6 +18,7 @@ from launcher.ssh.node import Node
 SCRIPT = r"""
 cd "$HOME" || exit
 printf 'home %s\n' "$HOME"
+mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
 have() { [ -n "$2" ] && [ -d "$3/$2" ] && touch "$3/$2" && echo "have $1"; }
 have dataset "$1" .ddpctl/datasets
 have workdir "$2" .ddpctl/workdirs

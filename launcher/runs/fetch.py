@@ -50,7 +50,7 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
     """Returns 0, or 4 when a host did not answer; files of the other hosts are fetched all the same."""
     done = Fetched()
     with running_attempt(folder, folder.load()) as attempt:
-        if store := LogStore.acquire(folder.logs):
+        if store := LogStore.acquire(folder.logs, console.say):
             sync_logs(attempt, store)
             store.close()
         with console.step("listing the files of the run"):

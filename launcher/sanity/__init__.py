@@ -1,1 +1,1 @@
-"""`ddpctl sanity`: collectives checked and measured in the user's own image, apart from any training."""
+"""`ddpctl sanity`: collectives checked and measured in the user's own image, without any training."""

@@ -1,4 +1,4 @@
-"""The `sanity` command's work: the collectives as a run of their own, in the user's image."""
+"""The `sanity` command's work: runs the collectives in the user's image, as a run of their own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from launcher.terminal.console import Console
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (
-    "Two containers on one host: each has an NCCL_HOSTID of its own, so NCCL takes the network path "
-    "between them. It shows that containers, drivers and collectives work; of the fabric between "
-    "hosts it shows nothing."
+    "Each of the containers has its own NCCL_HOSTID, so NCCL uses the network path between them. "
+    "This tests containers, drivers and collectives, but not the network between hosts."
 )
 
 
 @dataclass(frozen=True)
-class Asked:
-    """timeout: seconds for one act. max_bytes: of the largest all-reduce. min_busbw: GB/s."""
+class SanityOptions:
+    """timeout: seconds for one step. max_bytes: of the largest all-reduce. min_busbw: GB/s."""
 
     timeout: float = 30.0
     max_bytes: int = 64 << 20
@@ -41,8 +40,8 @@ class Asked:
     plot: str | None = None
 
 
-class Listening(Console):
-    """Keeps the records of rank 0; everything else that the ranks say is detail."""
+class RecordingConsole(Console):
+    """Keeps the records of rank 0; the ranks' other output is shown with -v only."""
 
     def __init__(self, report: Report, *, quiet: bool, verbose: bool) -> None:
         super().__init__(quiet=quiet, verbose=verbose)
@@ -60,25 +59,29 @@ class Listening(Console):
         pass
 
 
-def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -> int:
-    """Runs the check and says what it found. 0 all is well, 1 it is not, else as `launch`."""
+def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> int:
+    """Runs the check and prints what it found. 0: no problem, 1: a problem, else as `launch`."""
     report = Report([host.name for host in cluster.hosts])
-    listening = Listening(report, quiet=console.quiet, verbose=console.verbose)
+    recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
         (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-        words = {"timeout": asked.timeout, "max_bytes": asked.max_bytes, "pairwise": asked.pairwise}
+        flags = {
+            "timeout": options.timeout,
+            "max_bytes": options.max_bytes,
+            "pairwise": options.pairwise,
+        }
         job = override_job(
-            cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(words)]}
+            cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(flags)]}
         )
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
-        options = LaunchOptions(name="sanity", network_only=True)
+        launch = LaunchOptions(name="sanity", network_only=True)
         try:
-            code = run_attempt(NextAttempt(job, options, new_run_id("sanity")), listening)
+            code = run_attempt(NextAttempt(job, launch, new_run_id("sanity")), recording)
         except DdpctlError as error:
             if as_json:
                 console.json(document(report, str(error).splitlines()))
             raise
-    found = problems(report, asked.min_busbw, last_busbw(cluster), code)
+    found = problems(report, options.min_busbw, last_busbw(cluster), code)
     if report.sizes:
         remember(cluster, report.busbw)
     if as_json:
@@ -87,16 +90,16 @@ def sanity(cluster: Cluster, asked: Asked, console: Console, *, as_json: bool) -
         console.print(text(report))
     for problem in found:
         console.error(problem)
-    if asked.plot and report.sizes:
-        plot(report, Path(asked.plot))
-        console.say(f"plot: {asked.plot}")
+    if options.plot and report.sizes:
+        plot(report, Path(options.plot))
+        console.say(f"plot: {options.plot}")
     if found:
         return code if code in (4, 130) else 1
     return code
 
 
 def size_of(text: str) -> int:
-    """Bytes of 64m, 1g and the like. Raises UsageError."""
+    """Bytes of a size such as 64m or 1g. Raises UsageError."""
     match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
         raise UsageError(f"--max-size {text!r}: write 64m or 1g")
@@ -104,7 +107,7 @@ def size_of(text: str) -> int:
 
 
 def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
-    """One host of the cluster as `containers` nodes, with its GPUs split between them."""
+    """One host of the cluster as `containers` nodes that share out its GPUs."""
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
         listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))
@@ -116,7 +119,7 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
         )
     share = len(ids) // containers
     parts = [tuple(ids[n * share : (n + 1) * share]) for n in range(containers)]
-    hosts = tuple(dataclasses.replace(host, gpus=part or 0) for part in parts)
+    hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)
     job = dataclasses.replace(cluster.job, nproc_per_node=share or 1)
     return dataclasses.replace(cluster, hosts=hosts, job=job, spares=())
 
@@ -130,7 +133,7 @@ def _gpus_of(host: Host) -> tuple[int, ...]:
 
 
 def _record_of(cluster: Cluster) -> Path:
-    """Where the last result on the same hosts, with the same GPUs, is kept."""
+    """The file of the last result on the same hosts with the same GPUs."""
     hosts = repr([(*host.machine, host.gpus) for host in cluster.hosts])
     return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
 
@@ -149,7 +152,7 @@ def remember(cluster: Cluster, busbw: float) -> None:
 
 
 def plot(report: Report, to: Path) -> None:
-    """Bus bandwidth by size, as a PNG or whatever `to` ends in."""
+    """Plots bus bandwidth by size; the suffix of `to` is the format."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

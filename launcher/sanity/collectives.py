@@ -1,7 +1,7 @@
-"""What `ddpctl sanity` runs on every rank: needs torch, and nothing else, in the image.
+"""What `ddpctl sanity` runs on every rank. Needs only torch in the image.
 
-Shipped to the hosts as the code of a run; the launcher never imports it. Rank 0 prints what was
-found as lines of `@sanity {json}`: kinds mesh, world, right, size, pair, late, done.
+It is sent to the hosts as the code of a run; the launcher never imports it. Rank 0 prints results as
+lines `@sanity {json}` of the kinds mesh, world, right, size, pair, late and done.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ import torch.distributed as dist
 MARK = "@sanity "
 CONNECT_TIMEOUT = 4.0  # seconds for one node to reach another's data port
 WARMUP = 3
-MEASURE_SECONDS = 0.4  # aimed at for each size; at least three rounds
+MEASURE_SECONDS = 0.4  # per size, for at least three rounds
 MAX_ROUNDS = 20
 PAIR_BYTES = 4 << 20
 SIOCGIFADDR = 0x8915
-SILENCE = 1.5  # seconds without a sign of life that tell a dead rank from one that waits
+SILENCE = 1.5  # seconds without a heartbeat after which a rank counts as dead
 
 
 class Job:
-    """This rank, and what it was asked to do."""
+    """This rank and the options of the check."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         self.rank = int(os.environ["RANK"])
         self.world = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         self.node = self.rank // self.per_node
         self.nodes = self.world // self.per_node
-        self.timeout = asked["timeout"]
-        self.max_bytes = asked["max_bytes"]
-        self.pairwise = asked["pairwise"]
+        self.timeout = options["timeout"]
+        self.max_bytes = options["max_bytes"]
+        self.pairwise = options["pairwise"]
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", self.local_rank) if self.cuda else torch.device("cpu")
         self.store: Any = None
 
-    def say(self, kind: str, **fields: Any) -> None:
+    def report(self, kind: str, **fields: Any) -> None:
         if self.rank == 0:
             print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
 
 
-class Watch:
-    """Ends the process when one act takes too long, after rank 0 has said who did not arrive."""
+class Watchdog:
+    """Ends the process when one step takes too long, after rank 0 has reported who did not arrive."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.act, self.number = job, "", 0
         self.deadline: float | None = None
-        threading.Thread(target=self._beat, daemon=True).start()
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
+        threading.Thread(target=self._check_deadline, daemon=True).start()
 
     def begin(self, act: str) -> None:
         self.number += 1
@@ -77,28 +77,28 @@ class Watch:
     def end(self) -> None:
         self.deadline = None
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         while True:
             time.sleep(0.1)
             deadline = self.deadline
             if deadline is None or time.monotonic() < deadline:
                 continue
             if self.job.rank == 0:
-                self._accuse()
+                self._report_late()
             else:
-                time.sleep(2 * SILENCE)  # rank 0 speaks first
+                time.sleep(2 * SILENCE)  # rank 0 reports first
             os._exit(3)
 
-    def _beat(self) -> None:
-        """Says that this rank lives, on a connection of its own: a store does one thing at a time."""
+    def _send_heartbeats(self) -> None:
+        """On its own connection, because a store connection handles one call at a time."""
         store = connect(self.job)
-        with contextlib.suppress(RuntimeError):  # the store has gone, and the run with it
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
             for count in itertools.count():
                 store.set(f"alive/{self.job.rank}", str(count))
                 time.sleep(SILENCE / 6)
 
-    def _accuse(self) -> None:
-        """Who did not begin the act; if all did, who has stopped or was cut off in the middle of it."""
+    def _report_late(self) -> None:
+        """Reports who did not begin the step or, if all did, who stopped or was cut off during it."""
         how = "did not arrive at"
         late = [r for r in range(self.job.world) if not self._arrived(r)]
         if not late:
@@ -106,7 +106,7 @@ class Watch:
             before = [store.get(f"alive/{r}") for r in ranks]
             time.sleep(SILENCE)
             late = [r for r in ranks if store.get(f"alive/{r}") == before[r]]
-        self.job.say("late", act=self.act, how=how, ranks=late, nodes=nodes_of(self.job, late))
+        self.job.report("late", act=self.act, how=how, ranks=late, nodes=nodes_of(self.job, late))
 
     def _arrived(self, rank: int) -> bool:
         try:
@@ -116,7 +116,7 @@ class Watch:
 
 
 def connect(job: Job) -> Any:
-    """One more connection to the store that torchrun keeps on node 0."""
+    """Another connection to torchrun's store on node 0."""
     limit = datetime.timedelta(seconds=job.timeout)
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return dist.TCPStore(*where, job.world, False, limit)  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ def nodes_of(job: Job, ranks: list[int]) -> list[int]:
 
 
 def mesh(job: Job) -> bool:
-    """Every node tries a TCP connection to every other, on the addresses that the data will take."""
+    """Every node connects by TCP to every other, on the addresses that the data will use."""
     if job.local_rank == 0:
         server = socket.create_server(("", 0))
         server.settimeout(0.2)
@@ -151,18 +151,18 @@ def mesh(job: Job) -> bool:
     else:
         answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
     failed = [one for answer in answers for one in answer]
-    job.say("mesh", failed=failed)
+    job.report("mesh", failed=failed)
     return not failed
 
 
 def own_address() -> str:
-    """The one of the interface that the data takes; without one, that on the way to node 0."""
+    """The address of the interface that the data uses, by default the one towards node 0."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if name:
-            asked = struct.pack("256s", name.encode()[:15])
+            request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
                 return socket.inet_ntoa(answer[20:24])
             except OSError:
                 pass
@@ -179,8 +179,8 @@ def accept(server: socket.socket, over: threading.Event) -> None:
     server.close()
 
 
-def right(job: Job, watch: Watch) -> None:
-    """Each collective once, on numbers whose result is known."""
+def right(job: Job, watchdog: Watchdog) -> None:
+    """Runs each collective once, on numbers whose result is known."""
     n, mine, device = job.world, float(job.rank), job.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))
@@ -218,33 +218,33 @@ def right(job: Job, watch: Watch) -> None:
 
     for act in (all_reduce, all_gather, reduce_scatter, broadcast, point_to_point):
         name = act.__name__.replace("_", "-")
-        watch.begin(name)
+        watchdog.begin(name)
         try:
             verdict = "right" if act() else "WRONG"
         except (RuntimeError, ValueError, NotImplementedError) as error:
             if "support" not in str(error) and "mplement" not in str(error):
                 raise
             verdict = "not offered"
-        words: list[Any] = [None] * n
-        dist.all_gather_object(words, verdict)
-        watch.end()
-        wrong = [r for r, word in enumerate(words) if word == "WRONG"]
-        job.say("right", collective=name, verdict="WRONG" if wrong else words[0], ranks=wrong)
+        verdicts: list[Any] = [None] * n
+        dist.all_gather_object(verdicts, verdict)
+        watchdog.end()
+        wrong = [r for r, word in enumerate(verdicts) if word == "WRONG"]
+        job.report("right", collective=name, verdict="WRONG" if wrong else verdicts[0], ranks=wrong)
 
 
-def sweep(job: Job, watch: Watch) -> None:
-    """All-reduce by size: seconds a round, the slowest rank's mean."""
+def sweep(job: Job, watchdog: Watchdog) -> None:
+    """Measures all-reduce by size: the slowest rank's mean seconds per round."""
     size = 8
     while size <= job.max_bytes:
         x = torch.ones(size // 4, device=job.device)
-        watch.begin(f"all-reduce of {size} bytes")
+        watchdog.begin(f"all-reduce of {size} bytes")
         for _ in range(WARMUP):
             dist.all_reduce(x)
         seconds = timed(job, functools.partial(dist.all_reduce, x))
-        watch.end()
+        watchdog.end()
         alg = size / seconds / 1e9
         bus = alg * 2 * (job.world - 1) / job.world
-        job.say(
+        job.report(
             "size", bytes=size, count=size // 4, type="float", seconds=seconds, algbw=alg, busbw=bus
         )
         size *= 4
@@ -278,24 +278,24 @@ def sync(job: Job) -> None:
         torch.cuda.synchronize()
 
 
-def pairs(job: Job, watch: Watch) -> None:
-    """Each pair of nodes by itself, the first rank of each, both ways one after the other."""
+def pairs(job: Job, watchdog: Watchdog) -> None:
+    """Measures each pair of nodes by itself, both ways, between their first ranks."""
     x = torch.ones(PAIR_BYTES // 4, device=job.device)
     for a in range(job.nodes):
         for b in range(a + 1, job.nodes):
             for source, target in ((a, b), (b, a)):
-                watch.begin(f"node {source} to node {target}")
+                watchdog.begin(f"node {source} to node {target}")
                 seconds = one_way(job, x, source * job.per_node, target * job.per_node)
                 dist.barrier()
-                watch.end()
+                watchdog.end()
                 if job.rank == 0:
                     gbs = PAIR_BYTES / seconds / 1e9
-                    job.say("pair", source=source, target=target, gbs=gbs)
+                    job.report("pair", source=source, target=target, gbs=gbs)
 
 
 def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
-    """Seconds to move x once, as the receiver sees it, the best of three: what the link can do is
-    asked, not what else its hosts did. Every rank gets the number."""
+    """Seconds to move x once, as the receiver sees it: the best of three, so that other load on the
+    hosts counts less. Every rank gets the number."""
     seconds = math.inf
     for number in range(4):
         dist.barrier()
@@ -305,15 +305,15 @@ def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
         elif job.rank == target:
             dist.recv(x, source)
         sync(job)
-        if number:  # the first one makes the connection
+        if number:  # the first round connects
             seconds = min(seconds, time.perf_counter() - began)
-    told = torch.tensor([seconds if job.rank == target else 0.0], device=job.device)
-    dist.all_reduce(told)
-    return float(told)
+    shared = torch.tensor([seconds if job.rank == target else 0.0], device=job.device)
+    dist.all_reduce(shared)
+    return float(shared)
 
 
 def transports(job: Job) -> dict[str, int]:
-    """How NCCL moved the data, by its own log: transport -> channels."""
+    """How NCCL moved the data, according to its log: transport -> channels."""
     if not job.cuda:
         return {"sockets (Gloo)": 1}
     found: dict[str, int] = {}
@@ -351,31 +351,31 @@ def main() -> None:
         os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,GRAPH"
         os.environ["NCCL_DEBUG_FILE"] = f"/tmp/ddpctl-nccl.{job.local_rank}.%h.%p"
     job.store = connect(job)
-    watch = Watch(job)
-    watch.begin("connecting")
+    watchdog = Watchdog(job)
+    watchdog.begin("connecting")
     names = "{}, torch {}".format(
         torch.cuda.get_device_name() if job.cuda else "CPU",
         torch.__version__,
     )
-    job.say("world", nodes=job.nodes, ranks=job.world, device=names)
+    job.report("world", nodes=job.nodes, ranks=job.world, device=names)
     if not mesh(job):
-        watch.end()
-        time.sleep(0.5)  # the line above reaches its reader before torchrun ends everybody
+        watchdog.end()
+        time.sleep(0.5)  # so that the report is read before torchrun ends the ranks
         os._exit(4)
     dist.init_process_group(
         "nccl" if job.cuda else "gloo", timeout=datetime.timedelta(seconds=10 * job.timeout)
     )
     dist.barrier()
-    watch.end()
-    right(job, watch)
-    sweep(job, watch)
+    watchdog.end()
+    right(job, watchdog)
+    sweep(job, watchdog)
     if job.pairwise:
-        pairs(job, watch)
-    job.say("done", transports=transports(job))
+        pairs(job, watchdog)
+    job.report("done", transports=transports(job))
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # the interpreter's own way out aborts when it finds a thread inside the store
+    os._exit(0)  # a normal exit aborts if a thread is still inside the store
 
 
 if __name__ == "__main__":

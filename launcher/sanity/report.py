@@ -1,4 +1,4 @@
-"""What a sanity check found: from the records of rank 0 to a table, a verdict, a document. Pure."""
+"""The result of a sanity check, from rank 0's records: a table, problems, a document. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MARK = b"@sanity "
-SLOW_PAIR = (
-    0.4  # of the fastest pair's rate: slower than that is named (a slow host may be in most)
-)
-WORSE = 0.8  # of the last run's best bus bandwidth: less than that is said
+SLOW_PAIR = 0.4  # of the fastest pair's rate; a slow host may be in most pairs
+WORSE = 0.8  # of the last run's best bus bandwidth
 
 
 @dataclass
 class Report:
-    """hosts: names by node rank. The lists hold the records as they came."""
+    """hosts: names by node rank. The lists hold the records in the order they came."""
 
     hosts: Sequence[str]
     world: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +51,7 @@ class Report:
 
     @property
     def latency(self) -> float:
-        """Seconds of the smallest all-reduce."""
+        """Of the smallest all-reduce, in seconds."""
         return float(self.sizes[0]["seconds"]) if self.sizes else 0.0
 
     def name(self, node: int) -> str:
@@ -63,9 +61,9 @@ class Report:
 def problems(
     report: Report, min_busbw: float | None, last: float | None, code: int = 0
 ) -> list[str]:
-    """One line each: what is wrong, where, and what to do. Empty when all is well.
+    """One line per problem: what, where, remedy.
 
-    last: the bus bandwidth of the last run on these hosts, GB/s. code: the run's own exit code.
+    last: the bus bandwidth of the last run on these hosts, GB/s. code: the run's exit code.
     """
     found = [*_unreached(report), *_late(report)]
     for right in report.rights:
@@ -87,16 +85,16 @@ def problems(
             "`--pairwise` names the slow link"
         )
     if not report.finished and not found:
-        found.append("the check did not come to its end: the run's own lines say why")
+        found.append("the check did not finish: its output says why")
     if code and not found:
         found.append(
-            f"all was measured, but then the run ended with exit code {code}: `ddpctl logs`"
+            f"everything was measured, but then the run exited with {code}: see `ddpctl logs`"
         )
     return found
 
 
 def _unreached(report: Report) -> list[str]:
-    """A node that several cannot reach is named once."""
+    """Names each unreachable node once, with all nodes that cannot reach it."""
     by_target: dict[int, list[tuple[int, str, str]]] = {}
     for source, target, host, why in report.unreached:
         by_target.setdefault(target, []).append((source, host, why))
@@ -114,14 +112,14 @@ def _late(report: Report) -> list[str]:
     if report.late is None:
         return []
     if not report.late["ranks"]:
-        return [f"{report.late['act']} hung with every rank in it: look at the network"]
+        return [f"{report.late['act']} hung with every rank in it: check the network"]
     who = ", ".join(report.name(node) for node in report.late["nodes"])
     ranks = ", ".join(str(rank) for rank in report.late["ranks"])
-    return [f"{who} {report.late['how']} {report.late['act']} (rank {ranks}): look at that host"]
+    return [f"{who} {report.late['how']} {report.late['act']} (rank {ranks}): check that host"]
 
 
 def slow_pairs(report: Report) -> list[str]:
-    """The links far below the fastest; one host when it is in all of them."""
+    """Names links far slower than the fastest, or one host if it is in all of them."""
     if len(report.pairs) < 3:
         return []
     best = max(pair["gbs"] for pair in report.pairs)
@@ -141,7 +139,7 @@ def slow_pairs(report: Report) -> list[str]:
 
 
 def text(report: Report) -> str:
-    """nccl-tests' columns, and what stands around them."""
+    """A table with nccl-tests' columns, and the other results around it."""
     world = report.world
     lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
     lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.rights]
@@ -154,7 +152,7 @@ def text(report: Report) -> str:
     if report.pairs:
         lines += ["#", "# node to node, GB/s", *_matrix(report)]
     if report.transports:
-        lines.append(f"# carried by {', '.join(report.transports)}")
+        lines.append(f"# transport: {', '.join(report.transports)}")
     if report.sizes:
         lines.append(
             f"# latency {report.latency * 1e6:.1f} us, best bus bandwidth {report.busbw:.3g} GB/s"

@@ -26,6 +26,7 @@ from launcher.ssh.transport import Transport
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it prints tracebacks from its threads
 
+AT_ONCE = 32  # hosts
 LOGINS = 8  # at once through one server: sshd's default MaxStartups may drop the tenth
 TRIES = 6
 PAUSE = 0.25  # seconds before the second try, doubled for each further one
@@ -58,7 +59,7 @@ def _connect(route: Route, timeout: float) -> Connection:
 def _try_to_connect(route: Route, timeout: float) -> Connection:
     with contextlib.ExitStack() as on_failure:
         jump = _borrow_jump(route, timeout, on_failure)
-        with _login_slot(route):
+        with _login_slot(route), _any_login:
             below = _open_proxy(route, jump, timeout)
             on_failure.callback(below.close)
             try:
@@ -122,8 +123,9 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         raise
 
 
-# --- no more logins at once than one server accepts ----------------------------------------------
+# --- no more logins at once than this machine and one server accept ------------------------------
 
+_any_login = threading.BoundedSemaphore(AT_ONCE)
 _slots: dict[str, threading.BoundedSemaphore] = {}
 
 

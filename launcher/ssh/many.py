@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from launcher.errors import DdpctlError, NodesFailed
+from launcher.ssh.connect import AT_ONCE
 from launcher.ssh.node import Node
 
 T = TypeVar("T")
-AT_ONCE = 32  # nodes
 
 
 def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:

@@ -11,12 +11,13 @@ with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol, TypeVar, cast
 
-from launcher.errors import CommandTimeout, DdpctlError
+from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.hosts import Host
 from launcher.ssh import shell
 from launcher.ssh.client import SshMachine
@@ -142,7 +143,13 @@ class Node:
     def home(self) -> str:
         """The user's home folder on the host."""
         if self._home is None:
-            self._home = self.script('printf %s "$HOME"').stdout.decode()
+            home = os.fsdecode(self.script('printf %s "$HOME"').stdout)
+            if not home.startswith("/"):
+                raise CommandFailed(
+                    f"{self.name}: $HOME is `{home}`, which is no absolute path; give the account a "
+                    "home folder in that host's /etc/passwd"
+                )
+            self._home = home
         return self._home
 
     def close(self) -> None:

@@ -48,14 +48,14 @@ class Machine:
         }
         (folder / "home").mkdir()
 
-    def start(self, *argv: str) -> subprocess.Popen[str]:
+    def start(self, *argv: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "launcher", *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env=self.env,
+            env=env or self.env,
         )
 
     def ddpctl(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:

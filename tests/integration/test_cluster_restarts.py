@@ -61,12 +61,12 @@ def test_a_lost_hosts_place_is_taken_by_a_spare_and_the_weights_are_bitwise_the_
     code = launcher.wait(300)
     told = (tmp_path / "err").read_text()
     assert code == 0, told
-    assert f"node2 takes the place of {lost}" in told
+    assert f"node2 replaces {lost}" in told
     first, second = home.record()["attempts"]
     assert (first["state"], second["state"], second["by"]) == ("FAILED", "SUCCEEDED", "restart")
     assert first["first_failure"]["host"] == lost
     assert {node["host"] for node in second["nodes"]} == {"node0", "node1", "node2"} - {lost}
-    assert "begins anew" not in told
+    assert "starting from scratch" not in told
     mended = weights(home, tmp_path / "mended")
     assert mended.keys() == undisturbed.keys()
     assert all(torch.equal(mended[key], undisturbed[key]) for key in mended)
@@ -98,9 +98,9 @@ def test_a_foreign_scripts_checkpoint_follows_it_to_other_hosts(
     launched = home.ddpctl("launch", first, "--no-check", "--", "train.py")
     assert launched.returncode == 0, launched.stderr
     others = cluster.hosts_yaml(tmp_path / "others.yaml", ["node1", "node2"])
-    resumed = home.ddpctl("resume", "--hosts", others)
+    resumed = home.ddpctl("resume", "--force", "--hosts", others)
     assert resumed.returncode == 0, resumed.stderr
     assert sorted(line for line in resumed.stdout.splitlines() if "found" in line) == [
         f"[node{rank + 1}:{rank}] found what rank 0 has written ['--resume']" for rank in range(2)
     ]
-    assert "goes on from its newest files of node0" in resumed.stderr
+    assert "resuming from its newest files of node0" in resumed.stderr

@@ -282,7 +282,9 @@ def test_a_taken_port_is_said_before_the_start_with_its_owner(
     cluster: Cluster, home: Home, code: Path, tmp_path: Path
 ) -> None:
     name = script(code, FOREVER)
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0"], workdir=str(code))
+    hosts = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml", ["node0"], workdir=str(code), master_port=29500
+    )
     detached = home.ddpctl("launch", hosts, "--detach", "--", name)
     assert detached.returncode == 0, detached.stderr
     first = home.record()["run_id"]

@@ -74,7 +74,9 @@ def test_usage_errors_exit_2_with_a_line(ddpctl, argv: list[str], said: str) -> 
 
 
 def test_a_dry_run_prints_the_plan_and_contacts_nobody(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "hosts.yaml").write_text("hosts: [nowhere.invalid, {host: other.invalid}]\n")
+    (tmp_path / "hosts.yaml").write_text(
+        "hosts: [nowhere.invalid, {host: other.invalid}]\njob: {master_port: 29500}\n"
+    )
     done = ddpctl("launch", "hosts.yaml", "--dry-run", "--nproc_per_node", "2", "--", "t.py", "a b")
     assert (
         "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr nowhere.invalid "

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from launcher.push.files.listing import is_inside
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -81,15 +83,21 @@ def make(entries: Iterable[Entry]) -> Manifest:
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """The manifest in `text`, or None if its digest is another."""
+    """The manifest in `text`. None if it is not the one with that digest, or leads out of the tree."""
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")
     entries = []
-    for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
-        kind, size, content = head.split(b" ", 2)
-        entries.append(Entry(path, kind.decode(), int(size), content))
-    return Manifest(tuple(entries))
+    try:
+        for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
+            kind, size, content = head.split(b" ", 2)
+            if kind not in (b"d", b"l", b"f", b"x") or not is_inside(path):
+                return None
+            entries.append(Entry(path, kind.decode(), int(size), content))
+    except ValueError:
+        return None
+    found = Manifest(tuple(entries))
+    return found if found.text == text else None
 
 
 def _topmost(paths: set[bytes]) -> Iterable[bytes]:

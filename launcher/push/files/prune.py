@@ -10,6 +10,7 @@ from typing import Any
 from launcher.engines.choose import engine_traits
 from launcher.engines.mounts import mounted_by_runs
 from launcher.errors import DdpctlError
+from launcher.facts.shared_homes import find_shared_homes
 from launcher.hosts import Cluster
 from launcher.push.files.listing import Unused, parse_unused
 from launcher.push.files.scan import scan
@@ -35,15 +36,20 @@ exit 0
 # Prints "FOLDER KB" for each tree and draft but those to keep. $1 grace; the others: digests to keep
 FIND = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-now=$(date +%s) grace=$1
+now=$(date +%s) grace=$1 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 shift
 for tree in datasets/* workdirs/* datasets/.[!.]* workdirs/.[!.]*; do
   [ -d "$tree" ] || continue
   case " $* " in *" ${tree##*/} "*) continue ;; esac
-  [ $((now - $(stat -c %Y "$tree"))) -lt "$grace" ] && continue
+  age=$((now - $(stat -c %Y "$tree")))
+  [ "$age" -lt "$grace" ] && continue
   if [ -f "$tree/holder" ]; then
-    read -r pid rest < "$tree/holder"
-    kill -0 "$pid" 2>/dev/null && continue
+    read -r pid since rest < "$tree/holder"
+    if [ "$since" = "$boot" ]; then
+      kill -0 "$pid" 2>/dev/null && continue
+    else  # of another machine that shares this home, or from before a restart
+      [ "$age" -lt 86400 ] && continue
+    fi
   fi
   echo "$tree $(du -sk "$tree" | cut -f 1)"
 done
@@ -80,14 +86,19 @@ class PruneResult:
 def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool]) -> PruneResult:
     """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list first.
 
-    HostsNotReady names each host where it is not known what is in use, or where a tree is left.
-    Nothing is removed from a host of the first kind.
+    HostsNotReady names each host where a tree is left, or where it is not known what is in use:
+    nothing is removed from such a host, nor from one that shares its ~/.ddpctl.
     """
     job = cluster.job
     trees = [scan(job.dataset, ignore=False)] if job.dataset else []
     trees += [scan(job.workdir, ignore=True)] if job.workdir else []
-    keep = {tree.manifest.digest for tree in trees}
-    found, failures = try_each(one_per_account(nodes), lambda node: _find(node, cluster, keep))
+    machines = one_per_account(nodes)
+    homes = find_shared_homes(machines)
+    used, failures = try_each(machines, lambda node: _in_use(node, cluster))
+    keep = {tree.manifest.digest for tree in trees}.union(*used.values())
+    known = [group[0] for group in homes.groups if not failures.keys() & set(group)]
+    found, unasked = try_each(known, lambda node: _find(node, keep))
+    failures |= unasked
     rows = [(node.name, tree) for node, unused in found.items() for tree in unused]
     listed = "\n".join(
         f"{host}: ~/.ddpctl/{tree.folder}  {format_bytes(tree.size)}" for host, tree in rows
@@ -101,8 +112,8 @@ def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool
     return PruneResult(rows, removed)
 
 
-def _find(node: Node, cluster: Cluster, keep: set[str]) -> list[Unused]:
-    return parse_unused(_script(node, FIND, str(GRACE), *keep, *_in_use(node, cluster)))
+def _find(node: Node, keep: set[str]) -> list[Unused]:
+    return parse_unused(_script(node, FIND, str(GRACE), *keep))
 
 
 def _in_use(node: Node, cluster: Cluster) -> set[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher.errors import DdpctlError, HostUnreachable, PushFailed
+from launcher.facts.shared_homes import find_shared_homes
 from launcher.push.files import manifest, tar
 from launcher.push.files.listing import Draft, parse_trees
 from launcher.push.files.manifest import Delta, Entry, Manifest
@@ -87,6 +88,18 @@ rm -rf ".$2.$3"
 exit 0
 """
 
+# Waits until this host, an NFS client, sees what another one has published: a change of its own to
+# the folder makes it look again.
+AWAIT = r"""
+cd "$HOME/.ddpctl/$1" || exit 1
+for second in 1 2 3 4 5 6 7 8 9 10; do
+  mkdir ".$2.$3" && rmdir ".$2.$3"
+  [ -d "$2" ] && exit 0
+  sleep 1
+done
+exit 1
+"""
+
 ABANDON = 'rm -rf "$HOME/.ddpctl/$1/.$2.$3"'
 
 
@@ -102,13 +115,33 @@ class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout, tracker: Tracker) -> None:
         self.tree, self.part = tree, part
         self.fanout, self.tracker = fanout, tracker
-        self.token = secrets.token_hex(6)
+        self.tokens: dict[Node, str] = {}  # each host has its own, as homes may be shared
         self.deltas: dict[str, Delta] = {}
         self.lock = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         """To hosts that lack it. Returns those that failed; a host gets the whole tree or nothing."""
         save(self.tree.manifest)
+        token = secrets.token_hex(6)
+        self.tokens = {node: f"{token}-{number}" for number, node in enumerate(nodes)}
+        failures: dict[Node, DdpctlError] = {}
+        groups = list(find_shared_homes(nodes).groups)
+        while groups:
+            errors = self._push([group[0] for group in groups])
+            failures |= errors
+            shared = [(group[0], node) for group in groups for node in group[1:]]
+            ready, _ = try_each([n for leader, n in shared if leader not in errors], self._await)
+            # A host that did not get the tree with the one that shares its home gets its own.
+            groups = [(node,) for _, node in shared if node not in ready]
+        return failures
+
+    def _await(self, node: Node) -> None:
+        """The host that shares this one's home has the tree: this one has it, too."""
+        self._script(node, AWAIT)
+        self.tracker.hosts[node].files_skipped += self.tree.manifest.files
+        self.tracker.ready(node)
+
+    def _push(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         starts, failures = try_each(nodes, self._start)
         groups: dict[tuple[str, int], list[Node]] = {}
         for node, start in starts.items():
@@ -121,7 +154,7 @@ class TreePush:
         return failures
 
     def _names(self, node: Node) -> tuple[str, str, str]:
-        return FOLDERS[self.part], self.tree.manifest.digest, self.token
+        return FOLDERS[self.part], self.tree.manifest.digest, self.tokens[node]
 
     def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
         arguments = *self._names(node), *more

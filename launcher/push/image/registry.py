@@ -76,10 +76,8 @@ class Registry:
             if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
                 return False
         diff_id = _diff_id(file)
-        if diff_id is not None and diff_id not in self.image.layers:
-            return False
         blob = Blob(digest, file, file.stat().st_size)
-        if diff_id is None and _looks_like_json(file) and self._config(blob) is None:
+        if diff_id not in self.image.layers and not _is_zstd(file) and self._config(blob) is None:
             return False
         with self.changed:
             self.blobs[digest] = blob
@@ -274,9 +272,9 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _looks_like_json(file: Path) -> bool:
+def _is_zstd(file: Path) -> bool:
     with file.open("rb") as stream:
-        return stream.read(1) == b"{"
+        return stream.read(4) == b"\x28\xb5\x2f\xfd"
 
 
 def _read_index(file: Path) -> dict[str, Any]:

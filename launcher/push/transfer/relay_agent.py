@@ -284,7 +284,7 @@ class Agent:
             side.verify_mode = ssl.CERT_REQUIRED
             side.load_verify_locations(cadata=order["cert"])
             load_pair(side, order["cert"] + order["key"], self.folder)
-        listener = listen()
+        listener = listen(order["address"])
         start(self.accept, listener)
         start(self.run_commands)
         start(self.report)
@@ -381,18 +381,16 @@ def load_pair(side: ssl.SSLContext, text: str, folder: str) -> None:
         os.unlink(path)
 
 
-def listen() -> socket.socket:
-    family = socket.AF_INET6 if os.path.exists("/proc/net/if_inet6") else socket.AF_INET
-    try:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(("", 0))
-    except OSError:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind(("", 0))
-    listener.listen(64)
-    return listener
+def listen(address: str) -> socket.socket:
+    """At the address that the other hosts use; at all if this host does not have it (behind NAT)."""
+    for where in (address, "::", "0.0.0.0"):
+        family = socket.AF_INET6 if ":" in where else socket.AF_INET
+        both = where == "::" and socket.has_dualstack_ipv6()
+        try:
+            return socket.create_server((where, 0), family=family, backlog=64, dualstack_ipv6=both)
+        except OSError as error:
+            reason = error
+    raise reason
 
 
 def start(act: Any, *arguments: Any) -> None:

@@ -30,7 +30,7 @@ def test_the_shortest_file_gives_the_documented_defaults() -> None:
         engine="docker",
         image="ddpctl-trainer:latest",
         command=("-m", "trainer"),
-        master_port=29500,
+        master_port="auto",
         shm_size=17179869184,
         user="host",
         max_restarts=0,
@@ -133,6 +133,10 @@ def test_ways_to_write_a_host(written: str, host: Host) -> None:
         ("user: 12:34", "user", "12:34"),
         ("master_port: auto", "master_port", "auto"),
         ("shm_size: 512m", "shm_size", 512 * 2**20),
+        ("tmpfs: {/fast: 64g, /b: 1m}", "tmpfs", {"/fast": 64 * 2**30, "/b": 2**20}),
+        ("devices: [/dev/fuse, '/dev/a:/dev/b:r']", "devices", ("/dev/fuse", "/dev/a:/dev/b:r")),
+        ("cap_add: [sys_ptrace, CAP_SYS_NICE]", "cap_add", ("SYS_PTRACE", "SYS_NICE")),
+        ("ulimits: {memlock: -1, nofile: 65536}", "ulimits", {"memlock": -1, "nofile": 65536}),
         ("shm_size: 2GiB", "shm_size", 2 * 2**30),
         ("shm_size: 1073741824", "shm_size", 2**30),
         ("workdir: ../code", "workdir", "/etc/code"),
@@ -224,6 +228,11 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path)
     assert (made.image, made.nproc_per_node, made.max_restarts) == ("other:1", 2, 1)
     assert made.command == ("train.py", "--name", "two words")
     assert override_job(base, {}) == base
+    uneven = cluster("hosts: [{host: a, nproc_per_node: 2}, {host: b, nproc_per_node: 1}]")
+    assert [h.nproc_per_node for h in override_job(uneven, {"nproc_per_node": 3}).hosts] == [
+        None,
+        None,
+    ]
 
     with pytest.raises(HostsFileError) as caught:
         flags = {

@@ -50,8 +50,8 @@ job:
 def test_the_form_of_a_problem() -> None:
     assert problems("hosts:\n  - host: a\n    prot: 2222\n") == [
         "hosts.yaml:3: hosts[0].prot: found an unknown key; allowed: gpus, host, host_keys, "
-        "identity_file, interface, internal_ip, port, proxy_jump, user; correct or remove it; "
-        "did you mean 'port'?"
+        "identity_file, interface, internal_ip, nproc_per_node, port, proxy_jump, user; correct or "
+        "remove it; did you mean 'port'?"
     ]
     assert problems("hosts: [a]\njob:\n  master_port: 70000\n") == [
         "hosts.yaml:3: job.master_port: found 70000; allowed: a number from 1 to 65535, or auto; "
@@ -181,6 +181,20 @@ JOB_PROBLEMS = [
     ("mounts: ['/a:/c', '/b:/c/']", "two mounts at /c"),
     ("{dataset: d, mounts: ['/a:/data']}", "where dataset is mounted"),
     ("{workdir: d, mounts: ['/a:/workspace/x']}", "where workdir is mounted"),
+    ("devices: /dev/fuse", "write a list: [/dev/fuse]"),
+    ("devices: [fuse]", "job.devices[0]: found fuse"),
+    ("devices: [/dev/../etc]", "write for example /dev/fuse"),
+    ("devices: ['/dev/a:/dev/b:x']", "write for example /dev/fuse"),
+    ("cap_add: [sys-ptrace]", "write a name of `man 7 capabilities`"),
+    ("ulimits: {nofiles: 1}", "found the name nofiles"),
+    ("ulimits: {nofiles: 1}", "write nofile"),
+    ("ulimits: {nofile: many}", "job.ulimits.nofile: found many"),
+    ("ulimits: {nofile: -2}", "found -2"),
+    ("tmpfs: {scratch: 1g}", "write an absolute path"),
+    ("tmpfs: {/checkpoints/x: 1g}", "ddpctl itself uses /checkpoints/x"),
+    ("tmpfs: {/fast: 16q}", "job.tmpfs./fast: found 16q"),
+    ("{dataset: d, tmpfs: {/data/x: 1g}}", "where dataset is mounted"),
+    ("{mounts: ['/a:/b'], tmpfs: {/b: 1g}}", "found /b, which job.mounts has too"),
     ("shm_size: 16q", "write for example 16g"),
     ("shm_size: 16", "less than 1 MiB"),
     ("shm_size: -16g", "write for example 16g"),
@@ -205,9 +219,25 @@ def test_a_wrong_job(line: str, expected: str) -> None:
     assert any(expected in text for text in found), found
 
 
-def test_process_engine_has_no_container_to_mount_into() -> None:
-    (found,) = problems("hosts: [local]\njob:\n  engine: process\n  mounts: ['/a:/b']\n")
-    assert found.startswith("hosts.yaml:4: job.mounts: ")
+@pytest.mark.parametrize(
+    "line",
+    ["mounts: ['/a:/b']", "tmpfs: {/a: 1g}", "devices: [/dev/a]", "cap_add: [ALL]"]
+    + ["ulimits: {nofile: 1}"],
+)
+def test_the_process_engine_has_no_container(line: str) -> None:
+    (found,) = problems(f"hosts: [local]\njob:\n  engine: process\n  {line}\n")
+    key = line.partition(":")[0]
+    assert found.startswith(f"hosts.yaml:4: job.{key}: found {key} with engine: process")
+
+
+def test_a_node_has_a_gpu_for_each_of_its_processes() -> None:
+    (found,) = problems(
+        "hosts:\n  - {host: a, gpus: 4}\n  - {host: b, gpus: 2, nproc_per_node: 3}\n"
+        "job: {nproc_per_node: 4}\n"
+    )
+    assert found.startswith(
+        "hosts.yaml:3: hosts[1].gpus: found 2 GPUs for hosts[1].nproc_per_node 3; "
+    )
 
 
 @pytest.mark.parametrize(

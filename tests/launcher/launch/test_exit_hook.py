@@ -37,8 +37,8 @@ def test_a_run_that_succeeds_and_its_resume_each_tell_once(machine: Machine) -> 
     run_id = machine.record()["run_id"]
     assert note(machine) == [f"{run_id} SUCCEEDED 0 1 []"]
     assert "seen" in done.stderr and "seen" not in done.stdout
-    machine.ddpctl("resume", "--on-exit", NOTE)
-    machine.ddpctl("resume")
+    machine.ddpctl("resume", "--force", "--on-exit", NOTE)
+    machine.ddpctl("resume", "--force")
     assert note(machine)[1:] == [f"{run_id} SUCCEEDED 0 2 []"]
 
 

@@ -1,4 +1,4 @@
-"""Restarts of real runs on this machine, without Docker: what is mended, what is not, what is enough."""
+"""Restarts of real runs on this machine, without Docker: which failures, how often, and when they end."""
 
 from __future__ import annotations
 
@@ -61,10 +61,13 @@ def test_a_killed_rank_is_worth_a_restart_that_goes_on(machine: Machine, how: li
     assert json.loads(spec.read_text())["hang_timeout"] == 77
 
 
-def test_what_a_restart_does_not_mend_is_not_tried_again(machine: Machine) -> None:
+def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) -> None:
     words = ["launch", "hosts.yaml", "--max-restarts", "2", "--", "again.py", "refuse"]
     done = machine.ddpctl(*words, code=1)
-    assert "no restart: a failure of kind `exit-code` would happen again" in done.stderr
+    assert (
+        "no restart: a failure of kind `exit-code` would happen again; `ddpctl resume"
+        in done.stderr
+    )
     assert len(machine.record()["attempts"]) == 1
 
 

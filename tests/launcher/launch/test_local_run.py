@@ -29,7 +29,13 @@ def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) 
     assert (machine.folder / "got" / "checkpoints" / "kept.txt").read_text() == "x" * 1000
     again = machine.ddpctl("fetch", "--to", "got", "--json")
     assert json.loads(again.stdout)["fetched"] == 0
-    machine.ddpctl("resume")
+    refused = machine.ddpctl("resume", code=2)
+    assert "has succeeded" in refused.stderr and "--force" in refused.stderr
+    with (machine.folder / "code" / "train.py").open("a") as code:
+        code.write("# changed\n")
+    resumed = machine.ddpctl("resume", "--force")
+    assert "attempt 2, started" in resumed.stderr
+    assert "attempt 2: the code in workdir differs from attempt 1" in resumed.stderr
     logs = machine.ddpctl("logs", "--rank", "3").stdout.splitlines()
     assert [line.rsplit(" ", 1)[1] for line in logs] == ["1", "2"]
     assert machine.record()["attempts"][1]["state"] == "SUCCEEDED"
@@ -95,3 +101,21 @@ def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None
     assert sorted(line[:9] for line in of_node.splitlines()) == ["[local:2]", "[local:3]"]
     last = machine.ddpctl("logs", "--rank", "2", "--tail", "1").stdout
     assert last == "[local:2] ValueError: boom on purpose\n"
+
+
+def test_nodes_with_different_numbers_of_processes(machine: Machine) -> None:
+    path = machine.folder / "hosts.yaml"
+    document = json.loads(path.read_text())
+    document["hosts"] = [
+        {"host": "local", "gpus": 0, "nproc_per_node": count} for count in (3, 1, 2)
+    ]
+    path.write_text(json.dumps(document))
+    done = machine.ddpctl("launch", "hosts.yaml", "--env", "BAD=4", code=1)
+    lines = [line for line in done.stdout.splitlines() if "] up " in line]
+    assert sorted(lines) == [
+        f"[local:{rank}] up {rank} ['two words', '$(x)'] attempt 1" for rank in range(6)
+    ]
+    failure = machine.record()["attempts"][0]["first_failure"]
+    assert (failure["rank"], failure["node_rank"], failure["local_rank"]) == (4, 2, 0)
+    assert machine.record()["attempts"][0]["world_size"] == 6
+    assert machine.left() == []

@@ -1,4 +1,4 @@
-"""Reading a journal: every line once, whatever pieces its bytes come in; a broken one stays a line."""
+"""Reading a journal: every line once, however its bytes are split."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def test_an_event_stands_between_the_lines_around_it() -> None:
     assert sum(record.size for record in records) == len(data)
 
 
-def test_what_is_no_record_is_a_line_of_nobodys_at_the_time_before_it() -> None:
+def test_a_line_that_is_no_record_belongs_to_no_rank() -> None:
     broken = Reader().feed(b"5.0\t1\tgood\n5.0\t1\nhalf\n6.0\t1\tagain\n")[1:3]
     assert [(r.time, r.rank, r.lines) for r in broken] == [
         (5.0, None, [b"5.0\t1"]),
@@ -57,8 +58,8 @@ def test_what_is_no_record_is_a_line_of_nobodys_at_the_time_before_it() -> None:
     ]
 
 
-def test_hours_that_were_read_at_once_are_found_by_time(tmp_path: Path) -> None:
-    store = LogStore.acquire(tmp_path)
+def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
+    store = LogStore.acquire(tmp_path, pytest.fail)
     assert store
     for node, minute in ((0, 0.0), (1, 30.0)):
         said: list[Said] = [(minute + 60 * i, node, b"minute %d" % i) for i in range(100)]

@@ -1,8 +1,13 @@
-"""The launching machine's copy of the logs: each line once, whatever is killed in between."""
+"""The launching machine's copy of the logs: each line once, even if a writer is killed."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from launcher.logs.query import Wanted, merged, parse_since, rank_of
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
@@ -17,12 +22,12 @@ def write(
 
 
 def acquired(folder: Path) -> LogStore:
-    store = LogStore.acquire(folder)
+    store = LogStore.acquire(folder, pytest.fail)
     assert store is not None
     return store
 
 
-def test_what_was_written_is_there_and_known(tmp_path: Path) -> None:
+def test_lines_and_marks_are_on_disk(tmp_path: Path) -> None:
     store = acquired(tmp_path)
     write(store, 0, "[a:0] one", "[a:0] two", time=10.0, offset=100)
     store.close()
@@ -32,17 +37,17 @@ def test_what_was_written_is_there_and_known(tmp_path: Path) -> None:
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     store = acquired(tmp_path)
-    assert LogStore.acquire(tmp_path) is None
+    assert LogStore.acquire(tmp_path, pytest.fail) is None
     store.close()
     acquired(tmp_path).close()
 
 
-def test_what_a_killed_writer_left_half_done_is_written_again(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_unfinished_is_written_again(tmp_path: Path) -> None:
     store = acquired(tmp_path)
     write(store, 0, "[a:0] one", time=10.0, offset=50)
     store.close()
     with (tmp_path / "node-0.log").open("a") as log:
-        log.write("[a:0] two\n[a:0] thr")  # written, but the index did not get to know
+        log.write("[a:0] two\n[a:0] thr")  # written, but not in the index yet
     with (tmp_path / ".node-0.index").open("a") as index:
         index.write("11.0 1 9")
     store = acquired(tmp_path)
@@ -83,8 +88,6 @@ def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
 
 
 def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> None:
-    import re
-
     folder = two_nodes(tmp_path)
     assert len(shown(folder, Wanted(node=1))) == 2
     assert shown(folder, Wanted(rank=1)) == [b"[b:1] second\n"]
@@ -94,7 +97,7 @@ def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> 
     assert shown(folder, Wanted(tail=2)) == shown(folder, Wanted())[-2:]
 
 
-def test_only_what_is_known_is_shown(tmp_path: Path) -> None:
+def test_lines_are_shown_up_to_the_known_marks(tmp_path: Path) -> None:
     known = known_marks(two_nodes(tmp_path))
     store = acquired(tmp_path)
     write(store, 1, "[b:1] later", time=13.0, offset=2)
@@ -112,3 +115,57 @@ def test_ranks_in_prefixes() -> None:
 def test_times_ago_and_absolute() -> None:
     assert parse_since("10m", 1000.0) == 400.0
     assert parse_since("1970-01-01T00:10:00Z", 0.0) == 600.0
+
+
+GARBAGE = [
+    b"garbage\n",
+    b"\xff\xfe\x00\n",
+    b"nan 1 5 5\n",
+    b"1.000000 1 99 4\n",  # the log was longer before
+    b"1.000000 1 99 999999999999\n",  # the log is not that long
+    b"1e300 1 9 20\n",
+    b"1.000000 1 9 " + b"9" * 5000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_damaged_index_is_ignored_from_there_on_and_repaired_with_one_warning(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    with (tmp_path / ".node-0.index").open("ab") as index:
+        index.write(garbage + b"12.000000 1 70 20\n")
+    with (tmp_path / "node-0.log").open("ab") as log:
+        log.write(b"[a:0] two\n")
+    assert shown(tmp_path, Wanted()) == [b"[a:0] one\n"]
+    warnings: list[str] = []
+    store = LogStore.acquire(tmp_path, warnings.append)
+    assert store and store.node(0).mark == Mark(10.0, 1, 50, 10)
+    write(store, 0, "[a:0] two", time=11.0, offset=90)
+    store.close()
+    [warning] = warnings
+    assert "node-0.log: its index was damaged" in warning
+    assert (tmp_path / "node-0.log.damaged").read_text() == "[a:0] one\n[a:0] two\n"
+    acquired(tmp_path).close()  # no second warning
+    assert shown(tmp_path, Wanted()) == [b"[a:0] one\n", b"[a:0] two\n"]
+
+
+def test_a_file_that_is_no_index_of_a_node_is_no_node(tmp_path: Path) -> None:
+    for name in (".node-x.index", ".node-.index", ".node-1.2.index"):
+        (tmp_path / name).write_text("1.000000 1 1 1\n")
+    assert known_marks(tmp_path) == {}
+    acquired(tmp_path).close()
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_index_and_no_log_is_an_exception(tmp_path: Path, index: bytes, log: bytes) -> None:
+    (tmp_path / ".node-0.index").write_bytes(index)
+    (tmp_path / "node-0.log").write_bytes(log)
+    store = LogStore.acquire(tmp_path, lambda _: None)
+    assert store
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    assert shown(tmp_path, Wanted())[-1:] == [b"[a:0] one\n"]

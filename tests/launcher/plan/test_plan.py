@@ -13,6 +13,7 @@ from launcher.plan.build import Found, make_plan
 from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions
 from launcher.plan.plan import ASKED, EngineTraits, Plan
 from launcher.plan.render import plan_document, plan_text
+from launcher.plan.supervisor_spec import supervisor_spec
 from launcher.plan.topology import free_port
 
 DOCKER = EngineTraits("docker", in_container=True)
@@ -32,7 +33,12 @@ job:
   command: [-m, trainer, --epochs, "10"]
   dataset: /srv/data
   env: {NCCL_DEBUG: WARN, OMP_NUM_THREADS: "3"}
+  master_port: 29500
 """
+
+
+def spec_of(plan: Plan, node_rank: int) -> dict[str, Any]:
+    return supervisor_spec(plan, plan.nodes[node_rank], "token")
 
 
 def two_nodes(found: bool = True) -> Plan:
@@ -106,14 +112,57 @@ def test_a_dry_run_asks_nobody_and_says_what_is_asked() -> None:
 def test_one_process_a_gpu_and_one_on_a_cpu_host() -> None:
     cluster = parse("hosts: [a, b]", "hosts.yaml")
 
-    def nproc(*counts: int) -> int | None:
+    def nproc(*counts: int) -> list[int | None]:
         found = Found(tuple(facts(gpus=gpus(n)) for n in counts), ("i", "i"))
-        return planned(cluster, found=found).nproc_per_node
+        return [node.nproc_per_node for node in planned(cluster, found=found).nodes]
 
-    assert nproc(8, 8) == 8
-    assert nproc(0, 0) == 1
-    with pytest.raises(UsageError, match=r"a \(node 0\): 8, b \(node 1\): 4.*nproc_per_node"):
-        nproc(8, 4)
+    assert nproc(8, 8) == [8, 8]
+    assert nproc(0, 0) == [1, 1]
+    assert nproc(8, 4) == [8, 4]
+
+
+UNEVEN = """
+hosts: [{host: a, nproc_per_node: 3}, {host: b, gpus: 2}, {host: a, gpus: 0, nproc_per_node: 1}, c]
+"""
+
+
+def test_nodes_may_have_different_numbers_of_processes() -> None:
+    cluster = parse(UNEVEN.replace("host: a, nproc", "host: a, gpus: 3, nproc"), "hosts.yaml")
+    found = Found(tuple(facts(gpus=gpus(4)) for _ in range(4)), ("i",) * 4)
+    plan = planned(cluster, found=found)
+    assert plan.world_size == 3 + 2 + 1 + 4
+    assert [node.first_rank for node in plan.nodes] == [0, 3, 5, 6]
+    assert [spec_of(plan, n)["nproc_per_node"] for n in range(4)] == [3, 2, 1, 4]
+    assert [spec_of(plan, n)["first_rank"] for n in range(4)] == [0, 3, 5, 6]
+    flags = [node.torchrun[node.torchrun.index("--nproc-per-node") + 1] for node in plan.nodes]
+    assert flags == ["3", "2", "1", "4"]
+    # node 0 and node 2 share the 16 cores of a
+    threads = [node.container.env["OMP_NUM_THREADS"] for node in plan.nodes]
+    assert threads == ["4", "8", "4", "4"]
+
+
+def test_a_dry_run_knows_the_processes_that_the_file_sets() -> None:
+    plan = planned(parse(UNEVEN, "hosts.yaml"))
+    assert [node.nproc_per_node for node in plan.nodes] == [3, 2, 1, None]
+    assert [node.first_rank for node in plan.nodes] == [0, 3, 5, 6]
+    assert plan.world_size is None
+
+
+def test_what_the_job_adds_to_its_containers() -> None:
+    job = (
+        "{devices: [/dev/fuse], cap_add: [SYS_PTRACE], ulimits: {memlock: 5, nofile: 9}, "
+        "tmpfs: {/fast: 1g}}"
+    )
+    cluster = parse(f"hosts: [a]\njob: {job}\n", "hosts.yaml")
+    plan = planned(cluster, found=Found((facts(infiniband=True),), ("i",)))
+    container = plan.nodes[0].container
+    assert container.devices == ("/dev/infiniband", "/dev/fuse")
+    assert container.cap_add == ("IPC_LOCK", "SYS_PTRACE")
+    assert container.ulimits == {"memlock": 5, "stack": 67108864, "nofile": 9}
+    assert container.tmpfs == {"/fast": 2**30}
+    shown = plan_text(plan)
+    for line in ("tmpfs       /fast=1073741824", "device      /dev/fuse", "ulimit      nofile=9"):
+        assert line in shown
 
 
 def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
@@ -226,3 +275,9 @@ def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
 
     assert host_ids("hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]") == ["ddpctl-0", "ddpctl-1"]
     assert host_ids("hosts: [a, b]") == [None, None]
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf", "-1"])
+def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
+    with pytest.raises(UsageError, match=r"^--hang-timeout \S+: give seconds, or 0 for never$"):
+        LaunchOptions(hang_timeout=float(odd))

@@ -97,4 +97,6 @@ def with_nvidia(made: Machine, **changes: Any) -> Machine:
 
 
 def cluster(*hosts: Host, **job: Any) -> Cluster:
-    return Cluster(hosts=hosts or (Host("gpu1"), Host("gpu2")), job=Job(**job))
+    return Cluster(
+        hosts=hosts or (Host("gpu1"), Host("gpu2")), job=Job(**{"master_port": 29500, **job})
+    )

@@ -120,7 +120,8 @@ FAULTS = {
     ),
     "fewer GPUs than others": (
         lambda m: with_facts(m, gpus=m.facts.gpus[:2]),
-        ("failure", "gpus", "2 GPUs, while other nodes have 4", "nproc_per_node"),
+        ("warning", "gpus", "2 GPUs, while other nodes have 4: it runs as many processes",
+         "set gpus: 2 or nproc_per_node on the host"),
     ),
     "other GPU model": (
         lambda m: with_facts(m, gpus=tuple(replace(g, name="NVIDIA A100") for g in m.facts.gpus)),

@@ -25,15 +25,17 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
-    """machines(3) starts three hosts. path: their PATH; others: more of their environment."""
+    """machines(3) starts three hosts. share: their common home; others: more environment."""
     made: list[Machine] = []
 
-    def start(count: int, *, path: str = "/usr/bin:/bin", **others: str) -> list[Machine]:
+    def start(
+        count: int, *, path: str = "/usr/bin:/bin", share: Path | None = None, **others: str
+    ) -> list[Machine]:
         more = [f"{key}={value}" for key, value in others.items()]
         for _ in range(count):
             number = len(made)
-            folder = tmp_path / f"host{number}"
-            folder.mkdir()
+            folder = share or tmp_path / f"host{number}"
+            folder.mkdir(exist_ok=share is not None)
             server = Sshd(
                 tmp_path / f"sshd{number}",
                 home,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import tarfile
@@ -13,6 +14,7 @@ from launcher.errors import PushFailed
 from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.scan import scan
+from launcher.state import cache_home
 
 
 def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:
@@ -101,7 +103,9 @@ def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) 
     }
 
 
-_names = st.binary(min_size=1, max_size=8).filter(lambda b: not {0, 47} & set(b))
+_names = st.binary(min_size=1, max_size=8).filter(
+    lambda b: not {0, 47} & set(b) and b not in (b".", b"..")
+)
 _files = st.dictionaries(_names, st.sampled_from([b"0", b"1", b"2"]), max_size=8)
 
 
@@ -179,3 +183,29 @@ def test_ddpctls_own_folders_are_never_pushed(
     files = {entry.path for entry in scan(str(tmp_path), ignore=True).manifest.entries}
     assert b".cache/other/file" in files
     assert not {path for path in files if b"ddpctl" in path}
+
+
+@pytest.mark.parametrize("path", [b"/etc/passwd", b"../up", b"a/../../b", b"", b"a//b", b"./a"])
+def test_a_manifest_with_a_path_out_of_the_tree_is_no_manifest(path: bytes) -> None:
+    made = manifest.make([Entry(path, "f", 1, b"x")])
+    assert manifest.parse(made.text, made.digest) is None
+
+
+@pytest.mark.parametrize("text", [b"f 1 x\0a", b"f one x\0a\0", b"q 1 x\0a\0", b"f\0a\0", b"x"])
+def test_text_that_is_no_manifest_is_not_parsed(text: bytes) -> None:
+    parsed = manifest.parse(text, hashlib.sha256(text).hexdigest())
+    assert parsed is None or parsed.entries == ()
+
+
+@pytest.mark.parametrize("damage", ["[]", "null", "5", '{"a": 5}', '{"a": []}', '{"a": [1, 2]}'])
+def test_a_damaged_cache_of_hashes_is_ignored(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a").write_text("one")
+    os.utime(folder / "a", (1, 1))
+    first = scan(str(folder), ignore=False).manifest.digest
+    caches = cache_home() / "trees"
+    caches.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
+    (caches / f"{name}.json").write_text(damage)
+    assert scan(str(folder), ignore=False).manifest.digest == first

@@ -13,6 +13,7 @@ from push_machines import Machine, Machines, push_to
 from launcher import push
 from launcher.hosts import Cluster, Job
 from launcher.push.files import prune as pruning
+from launcher.push.files.listing import parse_trees, parse_unused
 
 
 @pytest.fixture(autouse=True)
@@ -94,9 +95,81 @@ def test_the_command_prints_one_document(machines: Machines, tmp_path: Path) -> 
     assert document["hosts"][0]["files_sent"] == 1
     assert document["sent_bytes"] == document["hosts"][0]["received_bytes"] > 0
     assert "1 host ready" in done.stderr
-    assert json.loads(ddpctl("--prune", "--json").stdout)["unused"] == []
+    assert json.loads(ddpctl("--prune", "--json", "-y").stdout)["unused"] == []
     (data / "out").symlink_to("/etc/passwd")
     failed = ddpctl("--dataset", "--json")
     assert failed.returncode == 5
     assert failed.stderr.count("\n") == 1
     assert "links out of the folder" in failed.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_without_a_terminal_prune_refuses_unless_told_yes(
+    machines: Machines, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (machine,) = machines(1)
+    versions(machine, tmp_path / "data", 2)
+    host = machine.node.host
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text(
+        f"hosts: [{{host: {host.host}, port: {host.port}, identity_file: {host.identity_file}}}]\n"
+        "job: {dataset: data}\n"
+    )
+    for tree in machine.trees("datasets"):
+        os.utime(tree, (1, 1))
+    argv = [sys.executable, "-m", "launcher", "push", str(hosts), "--prune", *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "needs -y" in done.stderr
+    assert len(machine.trees("datasets")) == 2
+    done = subprocess.run([*argv, "-y"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(machine.trees("datasets")) == 1
+
+
+def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
+    machines: Machines, tmp_path: Path
+) -> None:
+    (good,) = machines(1)
+    (blind,) = machines(1, DOCKER_HOST="unix:///nowhere/docker.sock")
+    data = tmp_path / "data"
+    versions(good, data, 2)
+    versions(blind, data, 2)
+    hosts = tuple(machine.node.host for machine in (good, blind))
+    cluster = Cluster(hosts, Job(engine="process", dataset=str(data)))
+    with pytest.raises(push.HostsNotReady) as caught:
+        push.prune([good.node, blind.node], cluster, lambda text: True)
+    assert list(caught.value.failures) == [blind.node.name]
+    assert "the Docker daemon does not run" in str(caught.value)
+    assert len(good.trees("datasets")) == 1
+    assert len(blind.trees("datasets")) == 2
+
+
+def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
+    machines: Machines, tmp_path: Path
+) -> None:
+    """The pid of the run means something on one of the two hosts only."""
+    one, other = machines(2, share=tmp_path / "nfs")
+    data = tmp_path / "data"
+    versions(one, data, 2)
+    cluster = Cluster((one.node.host, other.node.host), Job(engine="process", dataset=str(data)))
+    found: list[str] = []
+    push.prune([one.node, other.node], cluster, lambda text: bool(found.append(text)))
+    assert found[0].count("datasets/") == 1  # one home, one line
+
+
+def test_names_from_a_host_are_checked_before_they_are_used() -> None:
+    digest = "0" * 64
+    good = f"datasets/{digest} 4\nworkdirs/.{digest}.abc-1 8\n"
+    bad = (
+        "../.ssh 4\ndatasets/.. 4\n/etc 4\ndatasets/$(reboot) 4\ndatasets/a b 4\nworkdirs/x many\n"
+    )
+    assert [tree.folder for tree in parse_unused(good + bad)] == [
+        f"datasets/{digest}",
+        f"workdirs/.{digest}.abc-1",
+    ]
+    trees = parse_trees(f"earlier ../../x\nearlier {digest}\nresume ../x 3\nfree lots\nrubbish\n")
+    assert trees.earlier == (digest,)
+    assert trees.draft is None
+    assert trees.free is None

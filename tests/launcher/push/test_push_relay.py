@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from push_machines import Machine, Machines
 from launcher import push
 from launcher.errors import HostUnreachable
 from launcher.push.transfer import relay_client
+from launcher.push.transfer.tls import one_time_pair
 
 SIZE = 24 << 20  # bytes
 
@@ -126,9 +129,10 @@ def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = machines(3)
-    monkeypatch.setattr(
-        relay_client, "SOURCE", relay_client.SOURCE.replace(b'bind(("", 0))', b'bind(("::1", 0))')
-    )
+    address = b"for where in (address, "
+    assert relay_client.SOURCE.count(address) == 1
+    unreachable = relay_client.SOURCE.replace(address, b'for where in ("::1", ')
+    monkeypatch.setattr(relay_client, "SOURCE", unreachable)
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     assert report.sent_bytes > 2.9 * SIZE
@@ -175,15 +179,10 @@ def test_a_read_only_disk_is_reported_and_the_hosts_after_it_have_the_tree(
 def test_an_agent_answers_only_with_the_certificate_of_the_push(
     machines: Machines, data: Path
 ) -> None:
-    from launcher.push.transfer.tls import one_time_pair
-
     (machine,) = machines(1)
     agent = relay_client.Relay(machine.node, "127.0.0.1")
     agent.start(*one_time_pair())
     try:
-        import socket
-        import ssl
-
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
         link = stranger.wrap_socket(socket.create_connection(("127.0.0.1", agent.port), 5))
@@ -193,6 +192,36 @@ def test_an_agent_answers_only_with_the_certificate_of_the_push(
                 raise ConnectionError
     finally:
         agent.close()
+
+
+@pytest.mark.parametrize(("address", "elsewhere"), [("127.0.0.7", False), ("192.0.2.1", True)])
+def test_an_agent_listens_where_the_other_hosts_reach_it_and_nowhere_else(
+    machines: Machines, address: str, elsewhere: bool
+) -> None:
+    """On all addresses only if the host does not have that one, as behind NAT."""
+    (machine,) = machines(1)
+    agent = relay_client.Relay(machine.node, address)
+    agent.start(*one_time_pair())
+    try:
+        with socket.socket() as link:
+            assert (link.connect_ex(("127.0.0.1", agent.port)) == 0) == elsewhere
+        if not elsewhere:
+            socket.create_connection((address, agent.port), 5).close()
+    finally:
+        agent.close()
+
+
+@pytest.mark.parametrize("python", ["exit 0", "echo rubbish; exec cat", "echo '{}'; exec cat"])
+def test_a_host_with_a_useless_python_is_sent_the_bytes_directly(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, python: str
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text(f"#!/bin/sh\n{python}\n")
+    (tools / "python3").chmod(0o755)
+    hosts = machines(2) + machines(1, path=f"{tools}:/usr/bin:/bin")
+    pushes(hosts, dataset=str(data))
+    assert all(has(machine, data) for machine in hosts)
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:

@@ -6,17 +6,18 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from push_machines import Machines
 
 from launcher import push
-from launcher.errors import PushFailed
+from launcher.errors import DdpctlError, PushFailed
 from launcher.push.files import tar
 from launcher.push.files.scan import scan
-from launcher.push.files.tree import BEGIN, RECEIVE
+from launcher.push.files.tree import BEGIN, RECEIVE, TreePush
+from launcher.ssh.node import Node
 
 Pushes = Callable[..., push.PushResult]
 
@@ -245,3 +246,62 @@ def test_an_unreachable_host_does_not_stop_the_others(
     assert caught.value.exit_code == 4
     assert list(caught.value.failures) == [gone.node.name]
     assert same(good.trees("datasets")[0], data)
+
+
+def test_other_users_of_a_host_cannot_enter_the_pushed_trees(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    (machine,) = machines(1)
+    (data / "secret").write_text("x")
+    (data / "secret").chmod(0o600)
+    (machine.home / ".ddpctl").mkdir(mode=0o755)  # from an earlier version
+    pushes([machine], workdir=str(data))
+    assert (machine.home / ".ddpctl").stat().st_mode & 0o777 == 0o700
+
+
+def test_hosts_that_share_a_home_get_the_tree_once(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path
+) -> None:
+    hosts = machines(3, share=tmp_path / "nfs") + machines(1)
+    done = pushes(hosts, dataset=str(data))
+    for machine in hosts:
+        (tree,) = machine.trees("datasets")
+        assert same(tree, data)
+        assert not machine.drafts("datasets")
+        assert not list((machine.home / ".ddpctl").glob(".shared.*"))
+    assert [host.files_sent for host in done.report.hosts] == [44, 0, 0, 44]
+    assert [host.dataset for host in done.report.hosts] == ["sent"] * 4
+    received = [host.received_bytes for host in done.report.hosts]
+    assert received[0] == received[3] > 0
+    assert received[1] == received[2] == 0
+
+
+def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = machines(2, share=tmp_path / "nfs")
+    send = TreePush._push
+
+    def die(self: TreePush, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+        if hosts[0].node in nodes:
+            hosts[0].server.stop()
+        return send(self, nodes)
+
+    monkeypatch.setattr(TreePush, "_push", die)
+    with pytest.raises(push.HostsNotReady) as caught:
+        pushes(hosts, dataset=str(data))
+    assert list(caught.value.failures) == [hosts[0].node.name]
+    assert same(hosts[1].trees("datasets")[0], data)
+
+
+def test_a_broken_pipe_on_this_machine_is_a_failed_push(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not a reader of stdout that has gone, which would end the command with success."""
+
+    def broken(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("launcher.push.run.TreePush", broken)
+    with pytest.raises(PushFailed, match="the push broke"):
+        pushes(machines(1), dataset=str(data))

@@ -98,8 +98,8 @@ def test_the_node_that_did_not_arrive_is_named() -> None:
 def test_wrong_results_and_a_check_that_broke_off() -> None:
     wrong = {"kind": "right", "collective": "broadcast", "verdict": "WRONG", "ranks": [2]}
     assert "broadcast gave wrong results on rank 2" in problems(report(wrong, DONE), None, None)[0]
-    assert "did not come to its end" in problems(report(), None, None)[0]
-    assert "ended with exit code 1" in problems(report(DONE), None, None, code=1)[0]
+    assert "did not finish" in problems(report(), None, None)[0]
+    assert "exited with 1" in problems(report(DONE), None, None, code=1)[0]
 
 
 def test_sizes_in_words() -> None:

@@ -173,6 +173,25 @@ def test_a_login_shell_that_runs_no_command_is_named(
         assert len(str(e.value)) < 400
 
 
+def test_no_terminal_escape_of_a_host_is_in_an_error(
+    sshd: Callable[..., Sshd], node: Callable[..., Node]
+) -> None:
+    machine = node(sshd(ForceCommand=r"printf '\033]0;owned\007\033[31mhello\r'; exit 1").host())
+    with pytest.raises(CommandFailed) as caught:
+        machine.run(["true"])
+    assert "?]0;owned??[31mhello" in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("folder", ["nowhere", ""])
+def test_a_home_folder_that_is_not_absolute_is_an_error(
+    sshd: Callable[..., Sshd], node: Callable[..., Node], folder: str
+) -> None:
+    machine = node(sshd(ForceCommand=f'HOME={folder} exec sh -c "$SSH_ORIGINAL_COMMAND"').host())
+    with pytest.raises(CommandFailed, match=r"\$HOME is `.*`, which is no absolute path"):
+        machine.home()
+
+
 def test_a_login_shell_that_hangs_is_named(
     sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

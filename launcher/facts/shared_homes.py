@@ -1,0 +1,66 @@
+"""Which hosts share one ~/.ddpctl, as with home folders on NFS.
+
+Each host writes a file with a name of its own and lists what it sees: mount types do not tell.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from launcher.ssh.many import try_each
+from launcher.ssh.node import Node
+
+T = TypeVar("T", bound=Hashable)
+
+# $1 name of the folder, $2 name of this host's file
+WRITE = 'mkdir -p "$HOME/.ddpctl/$1" && : > "$HOME/.ddpctl/$1/$2"'
+LIST = 'ls "$HOME/.ddpctl/$1"'
+REMOVE = 'rm -rf "$HOME/.ddpctl/$1"'
+
+
+@dataclass(frozen=True)
+class SharedHomes(Generic[T]):
+    """groups: the hosts that share one ~/.ddpctl, in the order given; most are alone in theirs."""
+
+    groups: tuple[tuple[T, ...], ...]
+
+    @property
+    def leaders(self) -> tuple[T, ...]:
+        """One host of each group: enough to read or write every ~/.ddpctl once."""
+        return tuple(group[0] for group in self.groups)
+
+
+def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, frozenset[str]]) -> SharedHomes[T]:
+    """Two hosts share a home if each sees the other's token. A host that saw nothing is alone."""
+    groups: list[list[T]] = []
+    for host, token in tokens.items():
+        for group in groups:
+            leader = group[0]
+            if token in seen.get(leader, ()) and tokens[leader] in seen.get(host, ()):
+                group.append(host)
+                break
+        else:
+            groups.append([host])
+    return SharedHomes(tuple(tuple(group) for group in groups))
+
+
+def find_shared_homes(nodes: Sequence[Node]) -> SharedHomes[Node]:
+    """Ask the hosts. Best effort: a host that does not answer counts as alone."""
+    if len(nodes) < 2:
+        return SharedHomes(tuple((node,) for node in nodes))
+    folder = f".shared.{secrets.token_hex(6)}"
+    tokens = {node: f"{number}" for number, node in enumerate(nodes)}
+    written, _ = try_each(nodes, lambda node: node.script(WRITE, folder, tokens[node]).code)
+    listed, _ = try_each(list(written), lambda node: node.script(LIST, folder).stdout.split())
+    found = group_hosts(
+        tokens,
+        {
+            node: frozenset(t for t in tokens.values() if t.encode() in listed[node])
+            for node in listed
+        },
+    )
+    try_each([n for n in found.leaders if n in written], lambda node: node.script(REMOVE, folder))
+    return found

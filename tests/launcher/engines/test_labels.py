@@ -1,0 +1,148 @@
+"""What hosts report of nodes: a typed status, or one warning."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from launcher.engines.labels import inspected, read_status
+from launcher.engines.process import LocalProcesses
+from launcher.hosts import Host
+from launcher.run_id import is_run_id, new_run_id
+from launcher.ssh.node import Node
+
+LABELS = {
+    "io.ddpctl.run-id": "20261122-101500-ab12",
+    "io.ddpctl.attempt": "2",
+    "io.ddpctl.node-rank": "1",
+    "io.ddpctl.nnodes": "4",
+    "io.ddpctl.owner": "ann@desk",
+    "io.ddpctl.name": "big",
+    "io.ddpctl.master-port": "29500",
+}
+ANSWER = {
+    "State": {
+        "Status": "exited",
+        "ExitCode": 137,
+        "OOMKilled": True,
+        "StartedAt": "2026-11-22T10:15:00.123456789Z",
+        "FinishedAt": "2026-11-22T10:16:00Z",
+        "Error": "",
+    },
+    "Config": {"Image": "sha256:aa"},
+}
+
+
+def test_a_container_of_a_run_is_read_whole() -> None:
+    status = read_status("gpu1", "c", LABELS, inspected(ANSWER))
+    assert status is not None
+    assert (status.run_id, status.attempt, status.node_rank) == ("20261122-101500-ab12", 2, 1)
+    assert (status.nnodes, status.owner, status.master_port) == (4, "ann@desk", "29500")
+    assert (status.state, status.exit_code, status.oom_killed) == ("exited", 137, True)
+    assert status.started == pytest.approx(1795342500.123, abs=0.001)
+    assert status.ended == 1795342560.0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"attempt": "abc"},
+        {"attempt": "-1"},
+        {"attempt": "9" * 5000},
+        {"attempt": "١"},
+        {"node-rank": ""},
+        {"node-rank": "4"},
+        {"nnodes": "1e3"},
+        {"nnodes": None},
+        {"run-id": "/tmp/x"},
+        {"run-id": ".."},
+        {"run-id": "a" * 100},
+        {"run-id": "r1\n"},
+        {"run-id": "r\x1b[31m"},
+    ],
+)
+def test_odd_labels_are_skipped_with_one_warning(
+    odd: dict[str, object], caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    labels = {**LABELS, **{f"io.ddpctl.{key}": value for key, value in odd.items()}}
+    handle = f"c\x1b]0;x\x07-{request.node.name}"
+    with caplog.at_level(logging.WARNING, "ddpctl"):
+        for _ in range(2):
+            assert read_status("gpu1", handle, labels, inspected(ANSWER)) is None
+    [record] = caplog.records
+    message = record.getMessage()
+    assert message.startswith("ddpctl: warning: gpu1: skipped c]0;x-")
+    assert message.isprintable() and len(message) < 1000
+
+
+def test_texts_of_a_host_have_no_control_characters() -> None:
+    labels = {**LABELS, "io.ddpctl.owner": "a\x1b[2Jb\n", "io.ddpctl.name": "n" * 9999}
+    answer = {**ANSWER, "State": {**ANSWER["State"], "Error": "x\x9b31m\r"}}  # type: ignore[dict-item]
+    status = read_status("gpu1", "c", labels, inspected(answer))
+    assert status is not None
+    assert (status.owner, status.error, len(status.name)) == ("a[2Jb", "x31m", 300)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"State": None, "Config": None},
+        {
+            "State": {
+                "Status": 7,
+                "ExitCode": "0",
+                "StartedAt": "soon",
+                "FinishedAt": 4,
+                "Error": [],
+            }
+        },
+        {"State": {"Status": "exited", "ExitCode": None, "FinishedAt": "2026-99-99T00:00:00Z"}},
+    ],
+)
+def test_odd_answers_are_read_as_far_as_they_go(answer: dict[str, object]) -> None:
+    status = read_status("gpu1", "c", LABELS, inspected(answer))
+    assert status is not None
+    assert (status.exit_code, status.started, status.ended) == (None, None, None)
+    assert status.alive == (status.state == "unknown")  # what may run is never taken for gone
+
+
+def test_no_master_port_is_read_from_anything_else() -> None:
+    for odd in ("<asked at launch>", "1" * 50, "-1", None):
+        status = read_status(
+            "gpu1", "c", {**LABELS, "io.ddpctl.master-port": odd}, inspected(ANSWER)
+        )
+        assert status is not None and status.master_port == ""
+
+
+def test_odd_files_of_the_process_engine_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    runs = tmp_path / ".ddpctl" / "runs"
+
+    def control(run_id: str, attempt: str, labels: str, pid: str = "") -> None:
+        folder = runs / run_id / "nodes" / "0" / attempt
+        folder.mkdir(parents=True)
+        (folder / "labels.json").write_text(labels)
+        if pid:
+            (folder / "pid").write_text(pid)
+
+    whole = {key.removeprefix("io.ddpctl."): value for key, value in LABELS.items()}
+    text = json.dumps(whole)
+    control("20261122-101500-ab12", "attempt-2", text, "-1 5")  # a negative pid is a group
+    control("20261122-101500-ab12", "attempt-x", text)
+    control("UPPER CASE", "attempt-1", text)
+    control("r-list", "attempt-1", "[]")
+    control("r-torn", "attempt-1", '{"run-id"')
+    control("r-word", "attempt-1", json.dumps({**whole, "attempt": "abc"}))
+    [status] = LocalProcesses(Node(Host("local"))).list()
+    assert (status.run_id, status.state) == ("20261122-101500-ab12", "created")
+
+
+def test_run_ids() -> None:
+    assert is_run_id(new_run_id("")) and is_run_id(new_run_id("a" * 41))
+    assert not any(is_run_id(text) for text in ("", "a/b", "../x", "-x", "a b", None, 7))

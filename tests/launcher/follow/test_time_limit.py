@@ -1,0 +1,57 @@
+"""A run that its supervisors stopped at the time limit: cancelled, with its reason, exit code 7."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.engines.attempt import RunningAttempt, RunningNode
+from launcher.engines.process import LocalProcesses
+from launcher.follow.session import Session
+from launcher.follow.signals import Interrupts
+from launcher.hosts import Host
+from launcher.plan.plan import Place
+from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
+from launcher.ssh.node import Node
+from launcher.terminal.console import Console
+
+JOURNAL = b"""\
+60.1\t!\t{"kind": "stopping", "reason": {"kind": "time-limit", "node_rank": 0, "host": "gpu1",\
+ "message": "the run reached its time limit of 60 s", "time": 60.1}}
+61.0\t0\tsaved
+61.5\t!\t{"kind": "rank_exit", "rank": 0, "local_rank": 0, "exit_code": 1, "time": 61.5,\
+ "stopping": true}
+61.7\t!\t{"kind": "end", "state": "cancelled", "exit_code": 1}
+"""
+
+
+def test_the_time_limit_is_a_cancellation_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control = tmp_path / "node-0"
+    control.mkdir()
+    (control / "journal").write_bytes(JOURNAL)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    nodes = [NodeRecord(0, "local", str(tmp_path))]
+    entry = AttemptRecord(1, "RUNNING", "2026-11-22T08:00:00.000Z", nodes, 1, "local", 29500)
+    record = RunRecord(
+        *("run", "run", "me", "process", ["local"]), "", None, None, None, [], 60, [entry]
+    )
+    node = Node(Host("local"))
+    running = RunningNode(
+        node, LocalProcesses(node), Place(0, 1, "run", str(tmp_path), str(control))
+    )
+    with Interrupts() as interrupts:
+        attempt = RunningAttempt((running,))
+        session = Session(attempt, folder, record, Console(), interrupts, print, clock_skews=[0.0])
+        code = session.follow()
+    assert code == 7
+    [saved] = folder.load().attempts
+    assert saved.state == "CANCELLED" and saved.first_failure
+    assert saved.first_failure.kind == FailureKind.TIME_LIMIT == "time-limit"
+    said = capsys.readouterr().err
+    assert "cancelled: local (node 0): the run reached its time limit of 60 s" in said
+    assert "raise job.time_limit" in said

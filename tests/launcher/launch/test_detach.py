@@ -1,0 +1,54 @@
+"""The recorder of a detached run: what it imports, and that it has started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from local_machine import Machine
+
+from launcher.errors import CommandFailed
+from launcher.launch import detach
+from launcher.runs.record import RunFolder
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def launch_detached(machine: Machine) -> subprocess.CompletedProcess[str]:
+    """As the installed `ddpctl` does it: the current directory is not on its import path."""
+    argv = [sys.executable, "-P", "-m", "launcher", "launch", "hosts.yaml", "--detach"]
+    return subprocess.run(
+        argv, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_it_imports_nothing_from_the_current_directory(machine: Machine) -> None:
+    (machine.folder / "json.py").write_text(f"open({str(machine.folder / 'ran')!r}, 'w')\n")
+    (machine.folder / "launcher").mkdir()
+    (machine.folder / "launcher" / "__init__.py").touch()
+    done = launch_detached(machine)
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + 60
+    while machine.record()["state"] != "SUCCEEDED":
+        assert time.monotonic() < deadline, "the recorder did not record the end"
+        time.sleep(0.1)
+    assert not (machine.folder / "ran").exists()
+
+
+def test_one_that_does_not_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "r1")
+    folder.path.mkdir()
+    with pytest.raises(CommandFailed, match=r"recorder did not start: .*run\.json"):
+        detach.start_recorder(folder)  # there is no record to read
+    monkeypatch.setattr(detach, "BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr(detach, "START_TIMEOUT", 0.2)
+    with pytest.raises(CommandFailed, match="r1: the run goes on, but its recorder did not start"):
+        detach.start_recorder(folder)

@@ -1,0 +1,37 @@
+"""Two commands that resume one run at the same time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from local_machine import Machine
+
+from launcher.errors import UsageError
+from launcher.hosts import Host
+from launcher.launch.run_folders import claim
+from launcher.plan.plan import place_of
+from launcher.ssh.node import Node
+
+
+def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:
+    node = Node(Host("local"))
+    claim(node, place_of("r1", 0, 2, str(tmp_path)))
+    with pytest.raises(UsageError, match="attempt 2 was already started"):
+        claim(node, place_of("r1", 0, 2, str(tmp_path)))
+    claim(node, place_of("r1", 0, 3, str(tmp_path)))
+
+
+def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ddpctl("launch", "hosts.yaml", "--env", "BAD=3", code=1)
+    other = {**machine.env, "XDG_STATE_HOME": str(tmp_path / "other")}
+    shutil.copytree(tmp_path / "state", tmp_path / "other")  # as another machine knows the run
+    processes = [machine.start("resume", env=env) for env in (machine.env, other)]
+    told = [process.communicate(timeout=120) for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [1, 2], told
+    assert "attempt 2 was already started" in told[codes.index(2)][1]
+    assert "boom on purpose" in told[codes.index(1)][1]
+    assert machine.left() == []

@@ -1,0 +1,98 @@
+"""The registry on loopback, as another user of this machine could try to use it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.engines.engine_info import ImageInfo
+from launcher.push.image.registry import Registry
+
+LAYER = b"a layer"
+DIFF_ID = f"sha256:{hashlib.sha256(LAYER).hexdigest()}"
+CONFIG = json.dumps({"rootfs": {"diff_ids": [DIFF_ID]}}).encode()
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    registry = Registry(ImageInfo("sha256:1", (DIFF_ID,)), frozenset([DIFF_ID]))
+    yield registry
+    registry.close()
+
+
+def port(registry: Registry) -> int:
+    return int(registry.repository.partition("/")[0].partition(":")[2])
+
+
+def ask(registry: Registry, method: str, path: str, body: bytes = b"") -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port(registry), timeout=5)
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    if method != "HEAD":
+        answer.read()
+    return answer
+
+
+def upload(registry: Registry, data: bytes, name: str = "") -> int:
+    """The status of the last step of an upload as the engine does it."""
+    begun = ask(registry, "POST", f"/v2/{name or registry.name}/blobs/uploads/")
+    if begun.status != 202:
+        return begun.status
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return ask(registry, "PUT", f"{begun.headers['Location']}?digest={digest}", data).status
+
+
+def test_the_layers_and_the_configuration_of_the_image_are_accepted(registry: Registry) -> None:
+    assert upload(registry, gzip.compress(LAYER)) == 201
+    assert upload(registry, CONFIG) == 201
+    assert list(registry.by_diff_id) == [DIFF_ID]
+
+
+def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> None:
+    data = gzip.compress(LAYER)
+    assert upload(registry, data) == 201
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert ask(registry, "HEAD", f"/v2/{registry.name}/blobs/{digest}").status == 200
+    for name in ("ddpctl", "ddpctl/0", "x"):
+        assert upload(registry, data, name) == 404
+        assert ask(registry, "HEAD", f"/v2/{name}/blobs/{digest}").status == 404
+        assert ask(registry, "PUT", f"/v2/{name}/manifests/push", b"{}").status == 404
+    assert not registry.manifests
+    other = Registry(registry.image, registry.wanted)
+    other.close()
+    assert other.name != registry.name
+
+
+@pytest.mark.parametrize(
+    "data", [b"rubbish", gzip.compress(b"another layer"), b'{"rootfs": {"diff_ids": []}}', b"{}"]
+)
+def test_what_does_not_belong_to_the_image_is_refused(registry: Registry, data: bytes) -> None:
+    assert upload(registry, data) == 400
+    assert not registry.blobs
+    assert not list(registry.folder.iterdir())
+
+
+def test_nonsense_is_answered_without_a_traceback(
+    registry: Registry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = registry.name.encode()
+    for request in (
+        b"PUT /v2/%s/blobs/uploads/../../x HTTP/1.1\r\n\r\n",
+        b"PATCH /v2/%s/blobs/uploads/tmpnone HTTP/1.1\r\nContent-Length: no\r\n\r\n",
+        b"PUT /v2/%s/manifests/push HTTP/1.1\r\nContent-Length: 3\r\n\r\n{{{",
+        b"POST /v2/%s/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"\x16\x03\x01 %s\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port(registry)), 5) as link:
+            link.sendall(request % name)
+            link.shutdown(socket.SHUT_WR)
+            while link.recv(4096):
+                pass
+    assert upload(registry, CONFIG) == 201
+    assert capfd.readouterr().err == ""

@@ -86,7 +86,7 @@ def test_a_dry_run_asks_no_host(fake_cluster: Make) -> None:
 def test_ranks_that_the_supervisors_leave_running_are_stopped_by_the_launcher(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.follow.session.GANG_GRACE", 0.1)
+    monkeypatch.setattr("launcher.follow.session.PEER_STOP_TIMEOUT", 0.1)
     cluster = fake_cluster()
     cluster.hosts["gpu1"].on_start = rank_raises
     code, _, _ = cluster.launch()

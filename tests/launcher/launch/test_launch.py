@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -93,3 +94,15 @@ def test_ranks_that_the_supervisors_leave_running_are_stopped_by_the_launcher(
     assert code == 1
     assert cluster.hosts["gpu0"].count("stop") == 1
     assert cluster.hosts["gpu0"].nodes == {} or all(n.ended.is_set() for n in cluster.nodes)
+
+
+def test_the_time_limit_reaches_every_supervisor_in_seconds(fake_cluster: Make) -> None:
+    cluster = fake_cluster(time_limit="2h30m")
+    cluster.nodes_end(0)
+    assert "time-limit    9000 s" in cluster.launch("--dry-run")[1]
+    for flags, limit in (((), 9000), (("--time-limit", "90s"), 90)):
+        assert cluster.launch(*flags)[0] == 0
+        specs = [json.loads(n.journal.with_name("spec.json").read_text()) for n in cluster.nodes]
+        assert [spec["time_limit"] for spec in specs] == [limit, limit]
+        for host in cluster:
+            host.nodes.clear()

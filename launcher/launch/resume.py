@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host, Job, load
@@ -34,7 +35,10 @@ def resume(
             "starts another attempt all the same"
         )
     before = kept_cluster(folder, job_files=hosts is None)
-    cluster = before if hosts is None else on_other_hosts(before, load(hosts))
+    if record.adopted:
+        cluster = own_cluster(target, hosts, folder.run_id, console)
+    else:
+        cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     check_environment(record, cluster.job)
     refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id)
@@ -51,6 +55,19 @@ def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder
         return find_run(target)
     except UsageError:
         return find(target, hosts, console)
+
+
+def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
+    """The user's own hosts file, for a run that only its hosts know: they do not name its command."""
+    file = target if names_hosts(target) else hosts
+    if file is None:
+        raise UsageError(
+            f"{run_id} was started on another machine, so its command is not known here: "
+            f"`ddpctl resume {run_id} --hosts HOSTS` runs the command of your hosts file"
+        )
+    cluster = load(file)
+    console.say(f"{run_id} resumes with the command of {file}: {shlex.join(cluster.job.command)}")
+    return cluster
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

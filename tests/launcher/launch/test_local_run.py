@@ -99,6 +99,12 @@ def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None
         time.sleep(0.1)
     of_node = machine.ddpctl("logs", "--node", "1", "--grep", r"\] up", "--since", "1h").stdout
     assert sorted(line[:9] for line in of_node.splitlines()) == ["[local:2]", "[local:3]"]
+    for flags in (["--rank", "4"], ["--node", "0-2"], ["--host", "gpu9"], ["--attempt", "2"]):
+        assert flags[0] in machine.ddpctl("logs", *flags, code=2).stderr
+    same = machine.ddpctl(
+        "logs", "--host", "local", "--attempt", "1", "--rank", "2-3", "--tail", "1"
+    )
+    assert same.stdout
     last = machine.ddpctl("logs", "--rank", "2", "--tail", "1").stdout
     assert last == "[local:2] ValueError: boom on purpose\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from launcher.plan.plan import ASKED, EngineTraits, Plan
 from launcher.plan.render import plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec
 from launcher.plan.topology import free_port
+from launcher.supervisor.spec import Spec
+from launcher.supervisor.spec import spec_of as supervisor_reads
 
 DOCKER = EngineTraits("docker", in_container=True)
 
@@ -47,6 +50,14 @@ def two_nodes(found: bool = True) -> Plan:
     asked = Found((facts(), second), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
     names = tuple(cluster.job.env)
     return planned(cluster, run_id="r1", found=asked if found else None, env_names=names)
+
+
+def test_the_supervisor_reads_what_the_plan_writes() -> None:
+    document = spec_of(two_nodes(), 1)
+    required = {f.name for f in fields(Spec) if f.default is MISSING}
+    assert required <= document.keys() <= {f.name for f in fields(Spec)}
+    spec = supervisor_reads(document)
+    assert (spec.node_rank, spec.first_rank, spec.hosts) == (1, 2, ["gpu1", "gpu2"])
 
 
 def test_the_torchrun_line_is_the_contracts() -> None:

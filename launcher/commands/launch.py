@@ -43,6 +43,10 @@ def launch(
         str | None,
         typer.Option("--master-port", metavar="PORT", help="Override job.master_port."),
     ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option("--time-limit", metavar="D", help="Override job.time_limit, such as 2h30m."),
+    ] = None,
     hang_timeout: Annotated[
         float | None,
         typer.Option(
@@ -91,6 +95,7 @@ def launch(
         "nproc_per_node": nproc_per_node,
         "master_port": master_port,
         "max_restarts": max_restarts,
+        "time_limit": time_limit,
         "command": given or None,
     }
     overridden = [key for key, value in flags.items() if value is not None]

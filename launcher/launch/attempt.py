@@ -19,7 +19,7 @@ from launcher.hosts import Cluster, Host
 from launcher.launch import exit_hook
 from launcher.launch.checkpoint_transfer import distribute_checkpoint
 from launcher.launch.detach import start_recorder
-from launcher.launch.environment import keep_cluster, user_environment
+from launcher.launch.environment import user_environment
 from launcher.launch.run_folders import claim
 from launcher.launch.start import attempt_of, start
 from launcher.plan.build import Found, make_plan, writes_as_another_user
@@ -27,10 +27,11 @@ from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import Plan
 from launcher.preflight.findings import lines
 from launcher.preflight.run import Survey, survey_hosts
+from launcher.runs.kept_cluster import keep_cluster
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
-from launcher.state import make_folder, require_writable, state_home
+from launcher.state import require_writable, state_home
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
 
@@ -184,7 +185,6 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with a PENDING attempt."""
     folder, earlier = wanted.folder, wanted.earlier
-    make_folder(folder.logs)
     keep_cluster(folder, wanted.cluster)
     record = new_record(plan)
     record.attempts = [new_attempt(plan)]

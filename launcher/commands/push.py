@@ -28,7 +28,10 @@ def push(
         bool,
         typer.Option("--prune", help="Push nothing; delete data and code that no run uses."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="With --prune: do not ask. Required without a terminal."),
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import functools
 import os
-import sys
 import tempfile
 import time
 import traceback
@@ -39,6 +38,7 @@ from launcher.commands import (
 from launcher.commands.options import WithCommandLine
 from launcher.errors import DdpctlError
 from launcher.state import make_folder, state_home, write_atomically
+from launcher.terminal.console import Console
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,
@@ -125,18 +125,15 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
         try:
             code = function(*args, **kwargs)
         except DdpctlError as error:
-            _print_error(str(error))
+            Console().error(str(error))
             code = error.exit_code
         except KeyboardInterrupt:
-            _print_error("interrupted")
+            Console().error("interrupted")
             code = INTERRUPTED
-        except BrokenPipeError:  # the reader of stdout has left, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            _print_error(internal_error(error))
+            Console().error(internal_error(error))
             code = INTERNAL_ERROR
         raise typer.Exit(code)
 
@@ -157,8 +154,3 @@ def internal_error(error: Exception) -> str:
         where = f"details in {path}"
         break
     return "; ".join([f"internal error, {where}", *getattr(error, "__notes__", ())])
-
-
-def _print_error(text: str) -> None:
-    for line in text.splitlines():
-        print(f"ddpctl: error: {line}", file=sys.stderr)

@@ -13,7 +13,8 @@ from launcher.commands import options
 def report(
     run: options.Run = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Default: ./RUN.html.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where to write it (default: RUN.html)."),
     ] = None,
     hosts: options.LookOn = None,
     quiet: options.Quiet = False,
@@ -21,10 +22,10 @@ def report(
 ) -> int:
     """Write one HTML page about a run.
 
-    It has hosts, timeline, first failure, curves and how to repeat the run.
+    It has the plan, hosts, timeline, first failure, curves and the commands to run it again.
 
-    The page needs no network and holds no value of the run's environment. The curves come from
-    metrics.jsonl under the run's output folder, where our trainer's rank 0 writes for all ranks.
+    The page loads nothing from the network and contains no value of the run's environment. The curves
+    come from metrics.jsonl in the run's output folder, which the trainer's rank 0 writes.
 
     \b
     ddpctl report

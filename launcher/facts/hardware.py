@@ -89,7 +89,7 @@ def details(sections: Mapping[str, Sequence[str]]) -> Details:
         memory_available_kib=int(memory.get("MemAvailable", 0)),
         memlock=first("memlock") or "unlimited",
         interfaces=network.interfaces(lines("interfaces")),
-        network=" ".join(lines("network")),
+        network=f"{boot} {first('network')}" if (boot := first("boot")) else "",
         routes=network.routes(lines("net")),
         infiniband_ports=tuple(_infiniband_ports(lines("ibports"))),
         infiniband_devices=tuple(lines("ibdevices")),

@@ -7,6 +7,18 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Older drivers use the second name of each.
+_REPAIR_PENDING = (
+    "remapped_rows/remapped_row_pending",
+    "retired_pages/pending_retirement",
+    "retired_pages/pending_blacklist",
+)
+_SLOWED = tuple(
+    f"clocks_{name}_reasons/clocks_{name}_reason_{reason}"
+    for name in ("event", "throttle")
+    for reason in ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+)
+
 
 @dataclass(frozen=True)
 class GpuProcess:
@@ -26,6 +38,11 @@ class GpuState:
     ecc: str  # Enabled, Disabled or N/A
     mig: str
     mib_used: int
+    uncorrectable: int = 0  # ECC errors since the driver was loaded
+    repair_pending: bool = False  # faulty memory is replaced at the next reset
+    repair_failed: bool = False
+    slowed: bool = False  # by its temperature or its power supply
+    lanes: tuple[int, int] = (0, 0)  # PCIe lanes in use, and at most; 0 where not reported
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,11 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
                 ecc=_text(gpu, "ecc_mode/current_ecc"),
                 mig=_text(gpu, "mig_mode/current_mig"),
                 mib_used=_number(_text(gpu, "fb_memory_usage/used")),
+                uncorrectable=_uncorrectable(gpu),
+                repair_pending=_is(gpu, "Yes", *_REPAIR_PENDING),
+                repair_failed=_is(gpu, "Yes", "remapped_rows/remapped_row_failure"),
+                slowed=_is(gpu, "Active", *_SLOWED),
+                lanes=_lanes(gpu),
             )
         )
         for process in gpu.iter("process_info"):
@@ -78,6 +100,27 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
         gpus=tuple(gpus),
         processes=tuple(processes),
     )
+
+
+def _is(gpu: ElementTree.Element, word: str, *paths: str) -> bool:
+    return any(_text(gpu, path) == word for path in paths)
+
+
+def _uncorrectable(gpu: ElementTree.Element) -> int:
+    """GPUs before Ampere call them double-bit errors."""
+    counts = [_number(_text(gpu, "ecc_errors/volatile/double_bit/total"))]
+    for counter in gpu.iterfind("ecc_errors/volatile/*"):
+        if "uncorrectable" in counter.tag:
+            counts.append(_number((counter.text or "").strip()))
+    return sum(counts)
+
+
+def _lanes(gpu: ElementTree.Element) -> tuple[int, int]:
+    current, most = (
+        _number(_text(gpu, f"pci/pci_gpu_link_info/link_widths/{name}_link_width"))
+        for name in ("current", "max")
+    )
+    return (current, most) if current and most else (0, 0)
 
 
 def _text(node: ElementTree.Element, path: str) -> str:

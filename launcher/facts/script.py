@@ -40,8 +40,7 @@ for d in /sys/class/net/*; do
   if [ -d "$d/bridge" ]; then kind=bridge; else kind=plain; fi
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
-s network
-read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"; readlink /proc/self/ns/net
+s network; readlink /proc/self/ns/net
 s ibports
 for d in /sys/class/infiniband/*/ports/*; do
   [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
@@ -93,6 +92,7 @@ s user; id
 s home; printf '%s\n' "$HOME"
 s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
+s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
 s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
@@ -145,6 +145,7 @@ class Facts:
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
+    boot_id: str = ""  # equal for two names of one machine
     seconds: float = 0.0  # how long the script took
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
@@ -186,6 +187,7 @@ def parse(text: str) -> Facts:
         infiniband=bool(sections.get("infiniband")),
         gpus=gpus,
         gpu_error=gpu_error,
+        boot_id=first("boot"),
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
     )

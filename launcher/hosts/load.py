@@ -218,7 +218,9 @@ def _entry_table(item: Tree) -> Table:
     user, at, rest = word.rpartition("@")
     name, port = split_port(rest)
     if port and port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
-        remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
+        remedy = (
+            f"write {{host: {shown(name)}, port: {port}}} or {{host: {shown(name)}, gpus: {port}}}"
+        )
         raise wrong(item, f"{shown(word)}, a port or a number of GPUs", remedy)
     words = {"user": user if at else None, "host": name, "port": port}
     entries = {key: Scalar(item.line, word) for key, word in words.items() if word is not None}

@@ -242,7 +242,7 @@ _SYNONYMS = {
     "nproc": "nproc_per_node", "script": "command", "cmd": "command", "args": "command",
     "environment": "env", "envs": "env", "volumes": "mounts", "data": "dataset",
     "code": "workdir", "port": "master_port", "restarts": "max_restarts", "nodes": "hosts",
-    "workers": "hosts",
+    "workers": "hosts"
 }  # fmt: skip
 
 

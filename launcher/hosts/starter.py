@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from launcher.hosts import Cluster, parse
 
 DEFAULT_IMAGE = "ddpctl-trainer:latest"
 DEFAULT_COMMAND = ("-m", "trainer")
 INCLUDE_DEPTH = 16  # the same limit as ssh
-
-PLAIN = re.compile(r"\.|(\./|~/|/|[A-Za-z])([A-Za-z0-9_./@:~-]*[A-Za-z0-9_./~-])?")
-RESERVED = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null")
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ def _row(line: str, why: str) -> str:
 
 def scalar(text: str) -> str:
     """`text` as a YAML scalar, quoted only where necessary."""
-    bare = PLAIN.fullmatch(text) and not RESERVED.fullmatch(text)
-    return text if bare else json.dumps(text, ensure_ascii=False)
+    written = yaml.safe_dump(text, allow_unicode=True, width=2**31 - 1)
+    return written.removesuffix("...\n").strip()
 
 
 def hosts_in(cluster: Cluster) -> tuple[tuple[str, int | None], ...]:

@@ -122,6 +122,7 @@ class _NodeBuilder:
         found_interface = self.facts.interface_of(address) if self.facts else None
         self.interface = self.host.interface or found_interface
         self.gpus = _container_gpus(self.host, self.facts)
+        self.boot_ids = [each.boot_id for each in found.facts] if found else []
         self.nproc = nproc_per_node(cluster, found.facts if found else None)
 
     def build(self, env_names: tuple[str, ...]) -> NodePlan:
@@ -183,8 +184,7 @@ class _NodeBuilder:
             "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
             "PYTHONUNBUFFERED": "1",
         }
-        nodes = enumerate(self.cluster.hosts)
-        here = [self.nproc[rank] for rank, host in nodes if host.machine == self.host.machine]
+        here = [self.nproc[rank] for rank in self._ranks_here()]
         if self.job.dataset:
             env["DDPCTL_DATA_DIR"] = self.paths.data
         if self.interface:
@@ -200,6 +200,16 @@ class _NodeBuilder:
         if not in_container and self.gpus != "all" and (self.gpus or self.host.gpus == 0):
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in self.gpus)
         return env
+
+    def _ranks_here(self) -> list[int]:
+        """The node ranks on this node's machine, whatever it is called in each entry."""
+        hosts = self.cluster.hosts
+        return [
+            rank
+            for rank in range(len(hosts))
+            if hosts[rank].machine == self.host.machine
+            or (self.boot_ids and self.boot_ids[rank] == self.boot_ids[self.rank] != "")
+        ]
 
     def _labels(self) -> dict[str, str]:
         values = {

@@ -12,9 +12,9 @@ SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/s
 
 
 def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
-    """`token` is the run's secret, by which its supervisors know each other."""
+    """The fields of launcher.supervisor.spec.Spec. `token` is the run's secret, by which its supervisors
+    recognise each other."""
     return {
-        "v": 1,
         "run_id": plan.run_id,
         "attempt": plan.attempt,
         "node_rank": node.node_rank,
@@ -29,12 +29,10 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "cancel_file": f"{node.paths.control}/cancelled",
         "stop_timeout": plan.stop_timeout,
         "master_addr": plan.master_addr,
-        "master_port": plan.master_port,
         "control_port": plan.control_port,
         "token": token,
         "hang_timeout": plan.options.hang_timeout or None,
         "checkpoint_dir": node.paths.checkpoints,
         "output_dir": node.paths.output,
-        "interface": node.interface,
         "internal_ip": node.internal_ip,
     }

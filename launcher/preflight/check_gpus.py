@@ -10,7 +10,7 @@ from launcher.hosts.fold import ranges
 from launcher.plan.topology import gpu_ids
 from launcher.preflight.findings import Finding, failure, warning
 from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine, common, odd_one_out
+from launcher.preflight.machine import Machine, odd_one_out
 
 BUSY_MIB = 500  # a GPU with more memory in use is somebody's
 
@@ -99,26 +99,60 @@ def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
         yield failure(machine.name, "gpus", what, f"{stop}, or choose other GPUs")
 
 
+def check_health(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """No hardware fault that slows a GPU down or will end a run on it."""
+    used = [gpu for gpu in machine.details.nvidia.gpus if gpu.index in machine.gpus]
+    for found, what, remedy in (
+        (
+            [gpu.index for gpu in used if gpu.uncorrectable],
+            "had uncorrectable ECC errors since the driver was loaded",
+            "drain the host and run `nvidia-smi --gpu-reset`; if they return, replace the GPU",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.repair_pending],
+            "must be reset before it replaces faulty memory",
+            "run `nvidia-smi --gpu-reset` there, or reboot the host",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.repair_failed],
+            "could not replace faulty memory",
+            "have the GPU replaced (NVIDIA's advice is an RMA)",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.slowed],
+            "is slowed down by its temperature or power supply",
+            "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
+        ),
+        (
+            [gpu.index for gpu in used if gpu.lanes[0] < gpu.lanes[1]],
+            "uses fewer PCIe lanes than it could",
+            "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
+        ),
+    ):
+        if found:
+            yield warning(machine.name, "gpus", f"GPU {ranges(found)} {what}", remedy)
+
+
 def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """A host that uses all its GPUs has as many as the others; a missing one often is a fault."""
-    if seen.cluster.job.nproc_per_node is not None or machine.facts.gpu_error:
+    """`gpus: all` finds as many GPUs as on the other hosts; fewer may mean that one is lost."""
+    if machine.facts.gpu_error:
         return
-    counts = [
-        len(gpu_ids(host, m.facts))
-        for m in seen.machines
-        if not m.facts.gpu_error
-        for host in m.hosts
-    ]
-    usual, most = common(counts), max(counts)
+    most = max(len(gpu_ids(host, m.facts)) for m in seen.machines for host in m.hosts)
     for host in machine.hosts:
         count = len(gpu_ids(host, machine.facts))
-        if count == 0 and most > 0 and host.gpus == "all":
+        if host.gpus != "all" or count == most > 0:
+            continue
+        if most == 0:
+            what = "no GPU found: it is a CPU node"
+            remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
+            yield warning(machine.name, "gpus", what, remedy)
+        elif count == 0:
             what = f"no GPU found, while other hosts have {most}"
             remedy = "install the NVIDIA driver there, or leave the host out"
             yield failure(machine.name, "gpus", what, remedy)
-        elif count != usual and host.gpus == "all" and host.nproc_per_node is None:
-            what = f"{count} GPUs, while other nodes have {usual}: it runs as many processes"
-            remedy = f"if that is right, set gpus: {count} or nproc_per_node on the host"
+        elif not (host.nproc_per_node or seen.cluster.job.nproc_per_node):
+            what = f"{count} GPUs, while other hosts have {most}"
+            remedy = f"set gpus: {count} if that is right, or look for a lost GPU in `dmesg` there"
             yield warning(machine.name, "gpus", what, remedy)
 
 
@@ -172,6 +206,7 @@ CHECKS = (
     check_fabric_manager,
     check_mig,
     check_busy,
+    check_health,
     check_count,
     check_alike,
     check_cuda,

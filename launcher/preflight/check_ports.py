@@ -8,6 +8,9 @@ from launcher.engines.base import NodeStatus
 from launcher.preflight.findings import Finding, failure, warning
 from launcher.preflight.inventory import Inventory
 from launcher.preflight.machine import Machine
+from launcher.terminal.sanitize import plain
+
+LONGEST_COMMAND = 80  # characters; a command line may hold anything, passwords too
 
 
 def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Finding]:
@@ -59,7 +62,10 @@ def _holder(machine: Machine) -> str:
     if holder is None:
         return "a process"
     pid = f", pid {holder.pid}" if holder.pid else ""
-    return f"{holder.command or 'a process'} (user {holder.user}{pid})"
+    command = plain(holder.command) or "a process"
+    if len(command) > LONGEST_COMMAND:
+        command = f"{command[:LONGEST_COMMAND]}..."
+    return f"{command} (user {holder.user}{pid})"
 
 
 CHECKS = (check_master_port, check_leftovers)

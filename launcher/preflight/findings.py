@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.hosts.fold import names
+from launcher.terminal.sanitize import plain
 
 Severity = Literal["failure", "warning"]
+LONGEST = 400  # characters of a clause
 
 # The columns of the table, in the order in which a launch depends on them.
 CHECKS = ("ssh", "docker", "gpus", "image", "disk", "memory", "clock", "network", "ports", "runs")
@@ -26,11 +28,17 @@ class Finding:
 
 
 def failure(host: str, check: str, what: str, remedy: str) -> Finding:
-    return Finding("failure", host, check, what, remedy)
+    return Finding("failure", host, check, _one_line(what), _one_line(remedy))
 
 
 def warning(host: str, check: str, what: str, remedy: str) -> Finding:
-    return Finding("warning", host, check, what, remedy)
+    return Finding("warning", host, check, _one_line(what), _one_line(remedy))
+
+
+def _one_line(text: str) -> str:
+    """Hosts say what they like: it becomes one line of printable text, of bounded length."""
+    line = " ".join(plain(text).split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def split(message: str, host: str) -> tuple[str, str]:

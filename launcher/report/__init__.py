@@ -1,4 +1,5 @@
-"""One page about one run: `numbers` reads the trainer's metrics, `curves` draws, `page` writes HTML.
+"""One HTML page about a run.
 
-Those three are pure; `making` asks the hosts and writes the file.
+`numbers` reads the trainer's metrics, `curves` draws them and `page` writes the HTML; all three are
+pure. `making` asks the hosts and writes the file.
 """

@@ -1,4 +1,4 @@
-"""A chart as inline SVG: nothing is loaded, no script runs."""
+"""A chart as inline SVG, which loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.report.numbers import Chart, Point
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 28
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#7b4fa3", "#3a8fa3")
-MOST_POINTS = 800  # a curve; more than the picture has columns would only make the page heavy
+MOST_POINTS = 800  # per curve; the picture has fewer columns
 
 
 def chart_svg(chart: Chart) -> str:
-    """A figure with the curves over the steps, least and greatest values at the axes."""
+    """The curves over the steps, with the smallest and largest values at the axes."""
     drawn = [thinned(curve.points) for curve in chart.curves]
     xs = [x for points in drawn for x, _ in points]
     ys = [y for points in drawn for _, y in points]
@@ -56,7 +56,7 @@ def chart_svg(chart: Chart) -> str:
 
 
 def thinned(points: tuple[Point, ...]) -> list[Point]:
-    """At most MOST_POINTS of them, evenly, the last always there."""
+    """At most MOST_POINTS of them, evenly spaced, and always the last one."""
     every = -(-len(points) // MOST_POINTS)
     kept = list(points[::every])
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]

@@ -1,4 +1,4 @@
-"""The `report` command's work: what the page needs from this machine and the hosts, then the file."""
+"""Collect what the page needs from this machine and the hosts, then write it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from launcher.ssh.node import Node
 from launcher.state import write_atomically
 from launcher.terminal.console import Console
 
-# $1 output folder. A long run's file is large, its curves need not be: the newest part serves.
+# $1: the output folder. Of a very long run, only the newest part is drawn.
 READ = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'
 HIDDEN = "(not shown)"
 
 
 def make(folder: RunFolder, out: Path, console: Console) -> int:
-    """Returns 0, or 4 when a host was not seen: the page is there, without what it may have."""
+    """The exit code: 0, or 4 if a host did not answer; its curves are then missing on the page."""
     record = folder.load()
     metrics, failures = _metrics(folder, record, console)
     notes = []
@@ -34,7 +34,7 @@ def make(folder: RunFolder, out: Path, console: Console) -> int:
         record, charts_by_host(metrics), without_secrets(folder.hosts_file), notes, now=timestamp()
     )
     try:
-        # whatever the locale: every other character as a reference
+        # ASCII with character references reads the same in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
         raise UsageError(f"{error}; or give another -o FILE") from None
@@ -45,9 +45,9 @@ def make(folder: RunFolder, out: Path, console: Console) -> int:
 def _metrics(
     folder: RunFolder, record: RunRecord, console: Console
 ) -> tuple[dict[str, bytes], Mapping[str, DdpctlError]]:
-    """Every host's metrics.jsonl, and the hosts that were not seen.
+    """metrics.jsonl of each host, and the error of each host that did not answer.
 
-    Our trainer's rank 0 writes it on node 0, which may be another host after a resume.
+    The trainer's rank 0 writes it on node 0, which may be another host after a resume.
     """
     if not record.attempts:
         return {}, {}
@@ -63,11 +63,11 @@ def _metrics(
 
 
 def without_secrets(path: Path) -> str:
-    """The hosts file as used, for a page that is passed on: no value of `env` stands in it."""
+    """The hosts file as used, without the values of `env`: reports are passed on."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
-        return "(this machine no longer has it)"
+        return "(no longer on this machine)"
     job = document.get("job") if isinstance(document, dict) else None
     if isinstance(job, dict) and isinstance(job.get("env"), dict):
         job["env"] = dict.fromkeys(job["env"], HIDDEN)

@@ -1,4 +1,4 @@
-"""The trainer's metrics.jsonl as curves: points by step, a curve for each attempt and each rank."""
+"""The trainer's metrics.jsonl as curves: one for each attempt and each rank."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Point = tuple[float, float]
-MOST_RANKS = 16  # of more, no eye could tell the curves apart: then only what all did together
+MOST_RANKS = 16  # with more, the curves cannot be told apart, and only the totals are drawn
 
 
 @dataclass(frozen=True)
 class Curve:
-    """points: (step, value), in the order they were written."""
+    """points: (step, value), as written."""
 
     name: str
     points: tuple[Point, ...]
@@ -26,7 +26,7 @@ class Chart:
     curves: tuple[Curve, ...]
 
 
-CHARTS = (  # title, then (kind of line, field, what the curve is called)
+CHARTS = (  # title, then (kind of line, field, name of the curve)
     ("Loss", (("train", "loss", "train"), ("eval", "loss", "eval"))),
     ("Accuracy (top 1)", (("eval", "top1", "eval"),)),
     ("Throughput (images/s)", (("train", "img_s", "train"),)),
@@ -34,7 +34,7 @@ CHARTS = (  # title, then (kind of line, field, what the curve is called)
 
 
 def charts(text: bytes) -> tuple[Chart, ...]:
-    """Those charts that have a number; lines that are torn or not the trainer's are passed over."""
+    """Each of CHARTS that has a value. Lines that the trainer did not write are skipped."""
     attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in _entries(text):
         kind = str(entry.get("kind"))
@@ -47,7 +47,7 @@ def charts(text: bytes) -> tuple[Chart, ...]:
             if step is not None and number is not None:
                 points.setdefault((kind, name, attempt, whose), []).append((step, number))
     attempts = sorted({attempt for _, _, attempt, _ in points})
-    everybody = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
+    owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
     made = []
     for title, sources in CHARTS:
         curves = tuple(
@@ -56,7 +56,7 @@ def charts(text: bytes) -> tuple[Chart, ...]:
             )
             for kind, field, name in sources
             for attempt in attempts
-            for whose in everybody
+            for whose in owners
             if (found := points.get((kind, field, attempt, whose)))
         )
         if curves:
@@ -65,7 +65,7 @@ def charts(text: bytes) -> tuple[Chart, ...]:
 
 
 def _values(entry: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(field, whose, value): of all ranks together, whose is "", then of each rank, " of rank 0"."""
+    """(field, whose, value); whose is "" for all ranks together, then " of rank 0" and so on."""
     for name, value in entry.items():
         yield name, "", value
     ranks = entry.get("ranks")
@@ -76,7 +76,7 @@ def _values(entry: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def charts_by_host(texts: Mapping[str, bytes]) -> tuple[Chart, ...]:
-    """The charts of all hosts; a curve says whose it is only where several have written any."""
+    """The charts of all hosts. If several have metrics, each curve is named after its host."""
     made = {host: found for host, text in texts.items() if (found := charts(text))}
     if len(made) < 2:
         return next(iter(made.values()), ())

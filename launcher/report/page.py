@@ -1,4 +1,4 @@
-"""The page itself: a run's record and its charts in, one HTML document out. All text is escaped."""
+"""The HTML page: made from a run's record and its charts. All data is escaped."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launcher.diagnosis.first_failure import FirstFailure
 from launcher.engines.choose import engine_traits
 from launcher.report.curves import chart_svg
 from launcher.report.numbers import Chart
-from launcher.runs.record import AttemptRecord, RunRecord, parse_timestamp
+from launcher.runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 
-# The policy is a second lock: even a slip in escaping could load or run nothing.
+# The policy is a second barrier: even unescaped data could load or run nothing.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
@@ -31,19 +31,20 @@ ul{{list-style:none;padding:0}} figcaption{{font-weight:600}}
 svg text{{fill:#aaa}}}}
 </style></head><body>
 """
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # not allowed in a page
-BAR, ROW, LABEL = 500, 26, 90  # of the timeline, in its own units
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not allowed in HTML
+BAR, ROW, LABEL = 500, 26, 90  # length of a bar, height of a row, width of its label
 
 
 def page(
     record: RunRecord, charts: Sequence[Chart], hosts_file: str, notes: Sequence[str], now: str
 ) -> str:
-    """hosts_file: its text, free of secrets. notes: what could not be found out. now: RFC 3339."""
+    """hosts_file: its text, without secrets. notes: what is missing, and why. now: RFC 3339."""
     state = record.state
+    kind = state if state in ("SUCCEEDED", "FAILED") else "other"
     parts = [
         HEAD.format(title=text(f"{record.run_id}: {state}")),
-        f'<h1>{text(record.run_id)} <span class="{text(state)}">{text(state)}</span></h1>',
-        f"<p>As it was at {text(now)}.</p>",
+        f'<h1>{text(record.run_id)} <span class="{kind}">{text(state)}</span></h1>',
+        f"<p>State at {text(now)}.</p>",
         *(f'<p class="note">{text(note)}</p>' for note in notes),
         _failures(record),
         "<h2>Plan</h2>",
@@ -54,9 +55,9 @@ def page(
         _timeline(record.attempts, now),
         "<h2>Curves</h2>",
         "".join(chart_svg(chart) for chart in charts)
-        or "<p>The run has written no metrics.jsonl with numbers to draw.</p>",
-        "<h2>To do it again</h2>",
-        f"<pre>{text(_commands(record))}</pre><p>with this hosts.yaml:</p>",
+        or "<p>The run wrote no metrics.jsonl with numbers to draw.</p>",
+        "<h2>Run it again</h2>",
+        f"<pre>{text(_commands(record))}</pre><p>With this hosts.yaml:</p>",
         f"<pre>{text(hosts_file)}</pre>",
         "</body></html>\n",
     ]
@@ -93,22 +94,32 @@ def _hosts(record: RunRecord) -> str:
     if not record.attempts:
         return _table(enumerate(record.hosts), ("node", "host"))
     rows = [
-        (attempt.attempt, node.node_rank, node.host, node.state, _code(node.exit_code))
+        (attempt.attempt, node.node_rank, node.host, *_outcome(attempt, node))
         for attempt in record.attempts
         for node in attempt.nodes
     ]
-    return _table(rows, ("attempt", "node", "host", "state", "exit code"))
+    return _table(rows, ("attempt", "node", "host", "outcome", "exit code"))
 
 
-def _code(code: int | None) -> str:
-    return "" if code is None else str(code)
+def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
+    """What became of the node, and its exit code. One failure stops all nodes, so only the node that
+    failed first has failed; the exit codes of the others would say only that they were stopped."""
+    first = attempt.first_failure.node_rank if attempt.first_failure else None
+    code = "" if node.exit_code is None else node.exit_code
+    if node.state != "FAILED":
+        return node.state.lower(), code
+    if attempt.state == "CANCELLED":
+        return "cancelled", code
+    if first is not None and first != node.node_rank:
+        return f"stopped, as node {first} failed", ""
+    return "failed", code
 
 
 def _failures(record: RunRecord) -> str:
     parts = []
     for attempt in record.attempts:
         if attempt.first_failure:
-            title = f"First failure of attempt {attempt.attempt}"
+            title = text(f"First failure of attempt {attempt.attempt}")
             parts.append(
                 f'<section class="failure"><h2>{title}</h2>{_story(attempt.first_failure)}</section>'
             )
@@ -123,25 +134,25 @@ def _story(failure: FirstFailure) -> str:
     if failure.excerpt:
         parts.append(f"<pre>{text(failure.excerpt)}</pre>")
     if failure.remedy:
-        parts.append(f"<p>What to do: {text(failure.remedy)}</p>")
+        parts.append(f"<p>Remedy: {text(failure.remedy)}</p>")
     return "".join(parts)
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
-    """A bar from start to end for each attempt, a mark where its first failure was."""
+    """A bar for each attempt, from start to end, with a mark at its first failure."""
     spans = []
     for attempt in attempts:
         begin = parse_timestamp(attempt.started or attempt.created) or 0.0
         spans.append((begin, max(begin, parse_timestamp(attempt.ended or now) or begin)))
     if not spans:
-        return "<p>Nothing was started.</p>"
+        return "<p>Nothing has started.</p>"
     first, last = spans[0][0], max(end for _, end in spans)
     scale = BAR / ((last - first) or 1)
     drawn, rows = [], []
     for row, (attempt, (begin, end)) in enumerate(zip(attempts, spans, strict=True)):
         y, x = row * ROW, LABEL + (begin - first) * scale
         colour = {"SUCCEEDED": "#1a7f37", "FAILED": "#b3261e"}.get(attempt.state, "#888")
-        drawn.append(f'<text x="0" y="{y + 16}">attempt {attempt.attempt}</text>')
+        drawn.append(f'<text x="0" y="{y + 16}">{text(f"attempt {attempt.attempt}")}</text>')
         drawn.append(
             f'<rect x="{x:.1f}" y="{y + 5}" width="{max(2, (end - begin) * scale):.1f}" '
             f'height="14" fill="{colour}"><title>{text(attempt.state)}</title></rect>'
@@ -170,6 +181,8 @@ def _commands(record: RunRecord) -> str:
     if record.image and engine_traits(record.engine).in_container:
         again[3:3] = ["--image", record.image]
     lines = ["ddpctl check hosts.yaml", shlex.join(again)]
-    lines += [f"ddpctl resume {shlex.quote(record.run_id)}    # from its newest whole checkpoint"]
+    lines += [
+        f"ddpctl resume {shlex.quote(record.run_id)}    # from its newest complete checkpoint"
+    ]
     lines += [f"ddpctl fetch {shlex.quote(record.run_id)}     # its checkpoints, metrics and logs"]
     return "\n".join(lines)

@@ -45,6 +45,7 @@ class Supervisor:
         self.ranks = Ranks(spec.nproc_per_node)
         self.stacks = StackTaker(spec)
         self.selector = selectors.DefaultSelector()
+        self.selector.register(signal_socket(), selectors.EVENT_READ, self.on_signal)
         peers = NodePeer if spec.node_rank else Server
         self.peers: Peers = peers(spec, self.journal, self.selector)
         self.liveness = Liveness(spec.output_dir)
@@ -76,7 +77,6 @@ class Supervisor:
             return 1
 
     def start(self) -> None:
-        self.selector.register(signal_socket(), selectors.EVENT_READ, self.on_signal)
         try:
             self.torchrun.start(self.logs.folder, self.stacks.environment(dict(os.environ)))
         except OSError as error:
@@ -264,11 +264,9 @@ class Supervisor:
         self.reason = reason
         self.journal.event(Stopping(reason))
         self.journal.event(self.resources.usage())
-        grace = stop_grace(self.spec.stop_timeout)
-        if reason.kind not in ("cancelled", "signal", "time-limit"):
-            grace = min(grace, self.spec.failure_grace)
-        self.kill_at = time.monotonic() + grace
-        if not self.ranks.failed():  # else torchrun ends the others; a signal would cut its report
+        self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
+        # once a rank has failed, torchrun ends the others, and a signal would cut its report
+        if self.torchrun.pid and not self.ranks.failed():
             send(self.torchrun.pid, number)
 
     def obey(self) -> None:
@@ -348,6 +346,14 @@ def signal_socket() -> socket.socket:
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)
     return reader
+
+
+def time_to_save(spec: Spec, kind: str) -> float:
+    """Seconds between SIGTERM and SIGKILL. After a failure there is nothing to wait for."""
+    grace = stop_grace(spec.stop_timeout)
+    if kind in ("cancelled", "signal", "time-limit"):
+        return grace
+    return min(grace, spec.failure_grace)
 
 
 def how_it_ended(code: int | None) -> str:

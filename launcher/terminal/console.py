@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.cells import cell_len
-
 from launcher.terminal.sanitize import Sanitizer, plain
 
 if TYPE_CHECKING:
@@ -194,10 +192,10 @@ def table(
     colours: the SGR colour of a cell, by its text.
     """
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
-    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def drawn(text: str, width: int) -> str:
-        padded = text + " " * (width - cell_len(text))
+        padded = text.ljust(width)
         return f"\x1b[{colours[text]}m{padded}\x1b[0m" if text in colours else padded
 
     return "\n".join("  ".join(map(drawn, row, widths)).rstrip() for row in cells)

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from launcher import cli
+from launcher.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 ORDER = [
@@ -127,3 +131,28 @@ def test_help_is_fast(ddpctl) -> None:  # type: ignore[no-untyped-def]
     line = "import sys; import launcher.cli; launcher.cli.application(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert not [name for name in slow if name in done.stdout.split()]
+
+
+def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def command() -> int:
+        raise BrokenPipeError(32, "a host hung up")
+
+    with pytest.raises(typer.Exit) as ended:
+        cli.exiting(command)()
+    assert ended.value.exit_code == cli.INTERNAL_ERROR
+    assert "internal error" in capsys.readouterr().err
+
+
+def test_errors_put_no_escape_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise UsageError("gpu1: \x1b]0;owned\x07\x1b[2Jgone; look there")
+
+    with pytest.raises(typer.Exit):
+        cli.exiting(command)()
+    printed = capsys.readouterr().err
+    assert printed.startswith("ddpctl: error: gpu1: ") and printed.endswith("gone; look there\n")
+    assert "\x1b" not in printed and "\x07" not in printed

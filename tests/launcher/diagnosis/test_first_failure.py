@@ -1,4 +1,4 @@
-"""The first failure of many, from output of real programs (the folder `said`)."""
+"""The first failure of many, from output of real programs (the folder `outputs`)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from launcher.supervisor.events import (
     signal_name,
 )
 
-SAID = Path(__file__).with_name("said")
+OUTPUTS = Path(__file__).with_name("outputs")
 
 
-def said(name: str) -> list[str]:
-    return (SAID / f"{name}.txt").read_text().rstrip("\n").split("\n")
+def output(name: str) -> list[str]:
+    return (OUTPUTS / f"{name}.txt").read_text().rstrip("\n").split("\n")
 
 
 def rank_exit(
@@ -74,17 +74,32 @@ def first(*nodes: NodeEvidence) -> FirstFailure:
     ],
 )
 def test_a_known_cause_is_named(text: str, code: int, kind: str, message: str) -> None:
-    failure = first(node(0, rank_exit(1.0, 1, code, said(text))))
+    failure = first(node(0, rank_exit(1.0, 1, code, output(text))))
     assert (failure.kind, failure.rank) == (kind, 1)
     assert message in failure.message
     assert failure.remedy or kind == "exception"
 
 
+@pytest.mark.parametrize(
+    ("code", "kind", "sentence"),
+    [
+        (7, "exit-code", "rank 3 (gpu2, local_rank 1) exited with code 7"),
+        (-9, "killed", "rank 3 (gpu2, local_rank 1) was killed by SIGKILL"),
+        (-11, "segv", "rank 3 (gpu2, local_rank 1) was killed by SIGSEGV"),
+        (-7, "shm-full", "rank 3 (gpu2, local_rank 1) was killed by SIGBUS"),
+        (-6, "killed", "rank 3 (gpu2, local_rank 1) was killed by SIGABRT"),
+    ],
+)
+def test_an_ending_without_output_has_a_kind(code: int, kind: str, sentence: str) -> None:
+    failure = first(node(0), node(1, rank_exit(1.0, 3, code)))
+    assert (failure.kind, headline(failure)) == (kind, sentence)
+
+
 @pytest.mark.parametrize("effect", ["gloo-peer-kill", "gloo-peer-raise", "gloo-peer-zero"])
 def test_a_lost_connection_is_an_effect_even_when_it_is_seen_first(effect: str) -> None:
     failure = first(
-        node(0, rank_exit(1.0, 0, 1, said(effect)), rank_exit(1.1, 1, -15)),
-        node(1, rank_exit(1.2, 3, -6, said("gloo-raise"))),
+        node(0, rank_exit(1.0, 0, 1, output(effect)), rank_exit(1.1, 1, -15)),
+        node(1, rank_exit(1.2, 3, -6, output("gloo-raise"))),
     )
     assert (failure.rank, failure.host, failure.kind) == (3, "gpu2", "exception")
     assert failure.excerpt.endswith("ValueError: boom")
@@ -94,15 +109,15 @@ def test_a_lost_connection_is_an_effect_even_when_it_is_seen_first(effect: str) 
 
 def test_effects_alone_still_name_the_first_of_them() -> None:
     failure = first(
-        node(0, rank_exit(2.0, 0, 1, said("gloo-peer-kill"))),
-        node(1, rank_exit(1.0, 2, 1, said("gloo-peer-kill"))),
+        node(0, rank_exit(2.0, 0, 1, output("gloo-peer-kill"))),
+        node(1, rank_exit(1.0, 2, 1, output("gloo-peer-kill"))),
     )
     assert (failure.rank, failure.kind) == (2, "peer-gone")
 
 
 def test_a_rank_that_left_with_code_0_is_the_cause_of_the_effects_after_it() -> None:
     failure = first(
-        node(0, rank_exit(2.0, 0, 1, said("gloo-peer-zero"))), node(1, rank_exit(1.9, 3, 0))
+        node(0, rank_exit(2.0, 0, 1, output("gloo-peer-zero"))), node(1, rank_exit(1.9, 3, 0))
     )
     assert (failure.rank, failure.kind, failure.exit_code) == (3, "early-exit", 0)
 
@@ -154,7 +169,7 @@ def test_a_full_disk_explains_an_exit_without_a_message() -> None:
 def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_effects() -> None:
     dead = NodeEvidence(1, "gpu2", events=[START], exit_code=137)
     lost = stopping(3.0, "rank-failed", 0)
-    failure = first(node(0, rank_exit(2.0, 0, 1, said("gloo-peer-kill")), lost), dead)
+    failure = first(node(0, rank_exit(2.0, 0, 1, output("gloo-peer-kill")), lost), dead)
     assert (failure.kind, failure.host, failure.exit_code) == ("container-killed", "gpu2", 137)
     assert headline(failure) == "gpu2 (node 1): its container was killed (exit code 137)"
 
@@ -168,11 +183,11 @@ def test_a_host_out_of_sight_is_lost_only_when_its_peers_lost_it_too() -> None:
 
 def test_a_host_out_of_sight_explains_broken_connections_and_nothing_else() -> None:
     unseen = NodeEvidence(1, "gpu2", events=[START], unseen="no route to host")
-    broken = rank_exit(1.0, 0, 1, said("gloo-peer-kill"))
+    broken = rank_exit(1.0, 0, 1, output("gloo-peer-kill"))
     failure = first(node(0, broken), unseen)
     assert (failure.kind, failure.host, failure.rank) == ("host-lost", "gpu2", None)
     assert "no route to host" in failure.message
-    raised = rank_exit(1.2, 4, 1, said("gloo-raise"))
+    raised = rank_exit(1.2, 4, 1, output("gloo-raise"))
     assert first(node(0, broken), unseen, node(2, raised)).rank == 4
 
 
@@ -202,7 +217,7 @@ def test_a_node_that_all_lost_and_that_does_not_answer_is_lost() -> None:
 
 
 def test_torchruns_own_failure_has_no_rank() -> None:
-    reason = Reason("torchrun", "", 0, time=1.0, last_lines=tuple(said("port")))
+    reason = Reason("torchrun", "", 0, time=1.0, last_lines=tuple(output("port")))
     end = (2.0, End("failed", 1, reason))
     failure = first(NodeEvidence(0, "gpu1", events=[end]), node(1, stopping(2.0, "torchrun", 0)))
     assert (failure.kind, failure.rank, failure.host) == ("port-in-use", None, "gpu1")
@@ -210,7 +225,7 @@ def test_torchruns_own_failure_has_no_rank() -> None:
 
 
 def test_a_collective_timeout_gives_way_to_the_stopped_rank() -> None:
-    late = rank_exit(1.0, 0, 1, said("gloo-peer-sleep"))
+    late = rank_exit(1.0, 0, 1, output("gloo-peer-sleep"))
     stop = stopping(5.0, "stopped", 1, rank=3, local_rank=1)
     assert first(node(0, late), node(1, stop)).kind == "stopped"
 

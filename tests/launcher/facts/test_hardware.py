@@ -56,8 +56,10 @@ eth0 1500 up 25000 plain
 docker0 1500 down -1 bridge
 wlan0 1500 up  plain
 
-@@network
+@@boot
 boot
+
+@@network
 net:[1]
 
 @@net
@@ -184,6 +186,52 @@ def test_nvidia_smi() -> None:
     assert found.processes == (GpuProcess(0, 4711, "python3", 30000, "eve", "c" * 64),)
     assert parse_nvidia("No devices were found").gpus == ()
     assert parse_nvidia(NVIDIA[:300]).gpus == ()
+
+
+HEALTH = """<nvidia_smi_log>
+  <gpu>
+    <pci><pci_gpu_link_info><link_widths>
+      <max_link_width>16x</max_link_width><current_link_width>8x</current_link_width>
+    </link_widths></pci_gpu_link_info></pci>
+    <clocks_event_reasons>
+      <clocks_event_reason_sw_power_cap>Active</clocks_event_reason_sw_power_cap>
+      <clocks_event_reason_hw_thermal_slowdown>Active</clocks_event_reason_hw_thermal_slowdown>
+    </clocks_event_reasons>
+    <ecc_errors>
+      <volatile><sram_correctable>9</sram_correctable>
+        <sram_uncorrectable_parity>1</sram_uncorrectable_parity>
+        <dram_uncorrectable>2</dram_uncorrectable></volatile>
+      <aggregate><dram_uncorrectable>50</dram_uncorrectable></aggregate>
+    </ecc_errors>
+    <remapped_rows><remapped_row_pending>Yes</remapped_row_pending>
+      <remapped_row_failure>Yes</remapped_row_failure></remapped_rows>
+  </gpu>
+  <gpu>
+    <clocks_throttle_reasons>
+      <clocks_throttle_reason_hw_power_brake_slowdown>Active</clocks_throttle_reason_hw_power_brake_slowdown>
+    </clocks_throttle_reasons>
+    <ecc_errors><volatile><double_bit><total>4</total></double_bit></volatile></ecc_errors>
+    <retired_pages><pending_retirement>Yes</pending_retirement></retired_pages>
+  </gpu>
+  <gpu>
+    <pci><pci_gpu_link_info><link_widths>
+      <max_link_width>16x</max_link_width><current_link_width>N/A</current_link_width>
+    </link_widths></pci_gpu_link_info></pci>
+    <clocks_event_reasons>
+      <clocks_event_reason_hw_thermal_slowdown>Not Active</clocks_event_reason_hw_thermal_slowdown>
+    </clocks_event_reasons>
+    <ecc_errors><volatile><dram_uncorrectable>N/A</dram_uncorrectable></volatile></ecc_errors>
+    <remapped_rows><remapped_row_pending>No</remapped_row_pending></remapped_rows>
+  </gpu>
+</nvidia_smi_log>"""
+
+
+def test_the_health_of_gpus_of_new_and_old_drivers() -> None:
+    new, old, well = parse_nvidia(HEALTH).gpus
+    assert (new.uncorrectable, new.repair_pending, new.repair_failed) == (3, True, True)
+    assert (new.slowed, new.lanes) == (True, (8, 16))
+    assert (old.uncorrectable, old.repair_pending, old.slowed) == (4, True, True)
+    assert well == GpuState(2, "", "", 0)
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "busybox"])

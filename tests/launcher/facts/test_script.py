@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -64,6 +65,7 @@ def test_this_machine_answers_with_everything() -> None:
     assert found.home
     assert (found.uid, found.gid, found.hostname) == (os.getuid(), os.getgid(), platform.node())
     assert found.kernel == " ".join(os.uname()[i] for i in (0, 2, 4))
+    assert found.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (found.user or str(found.uid)) in (getpass.getuser(), str(os.getuid()))
 
 

@@ -325,18 +325,20 @@ def file_problems(path: Path) -> list[str]:
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    def said(name: str, data: bytes) -> str:
+    def problem_of(name: str, data: bytes) -> str:
         path = tmp_path / name
         path.write_bytes(data)
         (line,) = file_problems(path)
         assert line.startswith(str(path))
         return line
 
-    assert "found an empty file" in said("empty", b"")
-    assert "more than 1 MB" in said("large", b"# x\n" * 2_500_000)
-    assert "a binary file" in said("binary", bytes(range(256)))
-    assert ":2: found byte 0xe9, which is not UTF-8" in said("latin1", b"hosts:\n  - caf\xe9\n")
-    assert "not UTF-8" in said("utf16", "hosts: [a]".encode("utf-16"))
+    assert "found an empty file" in problem_of("empty", b"")
+    assert "more than 1 MB" in problem_of("large", b"# x\n" * 2_500_000)
+    assert "a binary file" in problem_of("binary", bytes(range(256)))
+    assert ":2: found byte 0xe9, which is not UTF-8" in problem_of(
+        "latin1", b"hosts:\n  - caf\xe9\n"
+    )
+    assert "not UTF-8" in problem_of("utf16", "hosts: [a]".encode("utf-16"))
     (line,) = file_problems(tmp_path)
     assert line.startswith(f"{tmp_path}: cannot be read: is a directory; ")
     (line,) = file_problems(tmp_path / "none.yaml")
@@ -417,8 +419,8 @@ def test_an_env_file_that_is_not_a_small_file_is_one_line(tmp_path: Path) -> Non
 
 def test_a_value_of_an_env_file_ends_with_its_line_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "secrets.env"
-    path.write_bytes("A=1\x0c2\n B =x\u2028y=\x85 \r\n\n#C=3\nD=\n".encode())
-    assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": ""}
+    path.write_bytes("A=1\x0c2\n B =x\u2028y=\x85 \r\n\n#C=3\nD=\nE=a\rb\n".encode())
+    assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": "", "E": "a\rb"}
 
 
 @pytest.mark.parametrize(

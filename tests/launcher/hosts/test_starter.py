@@ -83,7 +83,7 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "no hosts: give --host"),
         (["--host", "a", "--command", "'"], "fix the quotes"),
@@ -91,8 +91,10 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
         (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
     ],
 )
-def test_wrong_answers_are_reported_in_one_line(tmp_path: Path, argv: list[str], said: str) -> None:
-    assert said in run(tmp_path, *argv, code=2)
+def test_wrong_answers_are_reported_in_one_line(
+    tmp_path: Path, argv: list[str], message: str
+) -> None:
+    assert message in run(tmp_path, *argv, code=2)
     assert not (tmp_path / "hosts.yaml").exists()
 
 
@@ -109,14 +111,14 @@ def test_three_questions_on_a_terminal(tmp_path: Path) -> None:
     )
     os.close(follower)
     os.write(leader, b"gpu1, gpu2\nmine:2\ntrain.py\n")
-    said = b""
+    output = b""
     try:
         while data := os.read(leader, 4096):
-            said += data
+            output += data
     except OSError:  # the other side has gone
         pass
-    assert process.wait(timeout=60) == 0, said
-    assert said.count(b"]:") == 3
+    assert process.wait(timeout=60) == 0, output
+    assert output.count(b"]:") == 3
     cluster = load(tmp_path / "hosts.yaml")
     assert [host.host for host in cluster.hosts] == ["gpu1", "gpu2"]
     assert (cluster.job.image, cluster.job.command) == ("mine:2", ("train.py",))

@@ -74,7 +74,7 @@ def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) ->
 def test_three_attempts_that_save_nothing_are_enough(machine: Machine) -> None:
     words = ["launch", "hosts.yaml", "--max-restarts", "9", "--", "again.py", "always"]
     done = machine.ddpctl(*words, code=1)
-    assert "3 attempts in a row saved nothing new" in done.stderr
+    assert "3 attempts in a row saved no new checkpoint" in done.stderr
     assert [a["by"] for a in machine.record()["attempts"]] == ["launch", "restart", "restart"]
 
 
@@ -87,4 +87,4 @@ def test_a_resume_keeps_the_hang_timeout_and_restarts_too(machine: Machine) -> N
     machine.ddpctl("resume", code=1)
     record = machine.record()
     assert [a["by"] for a in record["attempts"]] == ["launch", "resume", "restart"]
-    assert record["hang_timeout"] == 77
+    assert record["options"]["hang_timeout"] == 77

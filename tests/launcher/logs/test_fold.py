@@ -1,4 +1,4 @@
-"""Folding loses nothing, doubles nothing and keeps each rank's order, whatever comes."""
+"""Folding loses and doubles nothing, and keeps each rank's order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = st.lists(
 
 
 def unfolded(line: bytes, host: str = r"h\d") -> list[tuple[int, bytes]]:
-    """(rank, text) of a line as it was said or as it was folded."""
+    """(rank, text) of a line as it was written, or of a folded one."""
     match = re.match(rb"\[(?:%b:(\d+)|([\d,-]+))\] (.*)\n" % host.encode(), line)
     assert match, line
     if match[1]:
@@ -31,14 +31,14 @@ def unfolded(line: bytes, host: str = r"h\d") -> list[tuple[int, bytes]]:
 
 
 def by_rank(pairs: list[tuple[int, bytes]]) -> dict[int, list[bytes]]:
-    said = defaultdict(list)
+    texts = defaultdict(list)
     for rank, text in pairs:
-        said[rank].append(text)
-    return dict(said)
+        texts[rank].append(text)
+    return dict(texts)
 
 
 @given(LINES, st.integers(1, 8), st.lists(st.integers(0, 60)))
-def test_each_rank_says_the_same_in_the_same_order(
+def test_each_rank_keeps_its_lines_in_their_order(
     lines: list[tuple[int, bytes]], limit: int, pauses: list[int]
 ) -> None:
     fold = Fold(limit)
@@ -51,7 +51,7 @@ def test_each_rank_says_the_same_in_the_same_order(
     assert by_rank([pair for line in out for pair in unfolded(line)]) == by_rank(lines)
 
 
-def test_ranks_that_say_the_same_are_one_line() -> None:
+def test_identical_lines_of_ranks_are_one_line() -> None:
     fold = Fold()
     lines = [b"[a:%d] step %d\n" % (rank, step) for rank in range(6) for step in (1, 2)]
     lines += [b"[gpu1] torchrun\n", b"[gpu2] torchrun\n", b"[a:3] alone \r\x1b[0m\n"]
@@ -64,7 +64,7 @@ def test_ranks_that_say_the_same_are_one_line() -> None:
     ]
 
 
-def test_a_rank_that_says_it_twice_is_not_folded_into_itself() -> None:
+def test_a_line_that_a_rank_repeats_is_not_folded() -> None:
     fold = Fold()
     for _ in range(2):
         fold.feed(b"[a:0] x\n")
@@ -80,17 +80,17 @@ def test_lines_wait_no_longer_than_they_should() -> None:
     assert fold.take_all() == [b"[a:1] y\n", b"[a:1] x\n"]
 
 
-def test_logs_and_launch_fold_what_real_ranks_say(tmp_path: Path) -> None:
+def test_logs_and_launch_fold_lines_of_real_ranks(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     script = "import os\nfor i in range(3): print('step', i)\nprint('I am', os.environ['RANK'])\n"
     (tmp_path / "code" / "train.py").write_text(script)
 
-    def said(*argv: str) -> list[str]:  # by ranks; torchrun may have a word of its own
+    def output(*argv: str) -> list[str]:  # of the ranks, not of torchrun
         lines = machine.ddpctl(*argv).stdout.splitlines()
         return [line for line in lines if not line.startswith("[local] ")]
 
-    launched = said("launch", "hosts.yaml", "--fold")
-    whole, folded = said("logs"), said("logs", "--fold")
+    launched = output("launch", "hosts.yaml", "--fold")
+    whole, folded = output("logs"), output("logs", "--fold")
     assert folded[:3] == [f"[0-3] step {i}" for i in range(3)]
     assert sorted(folded[3:]) == [f"[local:{rank}] I am {rank}" for rank in range(4)]
     for lines in (whole, launched):

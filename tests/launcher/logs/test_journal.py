@@ -15,21 +15,21 @@ from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.supervisor.events import RankPids
 
-Said = tuple[float, int | None, bytes]
+Line = tuple[float, int | None, bytes]
 WHO = st.one_of(st.none(), st.integers(0, 5))
 TEXT = st.binary(max_size=12).map(lambda text: text.replace(b"\n", b"\t"))
-SAID = st.lists(st.tuples(st.sampled_from([1.0, 1.5, 7.25]), WHO, TEXT), max_size=40)
+LINES = st.lists(st.tuples(st.sampled_from([1.0, 1.5, 7.25]), WHO, TEXT), max_size=40)
 
 
-def journal(said: list[Said]) -> bytes:
-    rows = ((t, b"-" if rank is None else b"%d" % rank, text) for t, rank, text in said)
+def journal(lines: list[Line]) -> bytes:
+    rows = ((t, b"-" if rank is None else b"%d" % rank, text) for t, rank, text in lines)
     return b"".join(b"%.6f\t%b\t%b\n" % row for row in rows)
 
 
-@given(SAID, st.randoms(use_true_random=False))
+@given(LINES, st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_lines_come_out_as_they_went_in(said: list[Said], chance: random.Random) -> None:
-    data, reader, found = journal(said), Reader(), []
+def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random) -> None:
+    data, reader, found = journal(lines), Reader(), []
     fed = size = 0
     while fed < len(data):
         piece = data[fed : fed + chance.randint(1, 30)]
@@ -38,7 +38,7 @@ def test_lines_come_out_as_they_went_in(said: list[Said], chance: random.Random)
             found += [(record.time, record.rank, line) for line in record.lines]
             size += record.size
         assert size + reader.pending == fed
-    assert found == said
+    assert found == lines
 
 
 def test_an_event_stands_between_the_lines_around_it() -> None:
@@ -62,13 +62,13 @@ def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
     store = LogStore.acquire(tmp_path, pytest.fail)
     assert store
     for node, minute in ((0, 0.0), (1, 30.0)):
-        said: list[Said] = [(minute + 60 * i, node, b"minute %d" % i) for i in range(100)]
-        records = Reader().feed(journal(said))
+        written: list[Line] = [(minute + 60 * i, node, b"minute %d" % i) for i in range(100)]
+        records = Reader().feed(journal(written))
         assert len(list(by_time(records))) == 100
-        store.node(node).record(records, host="h", attempt=1, offset=len(journal(said)))
+        store.node(node).record(records, host="h", attempt=1, offset=len(journal(written)))
     store.close()
     lines = b"".join(merged(tmp_path, Wanted())).split(b"\n")[:-1]
     assert lines == [b"[h:%d] minute %d" % (node, i) for i in range(100) for node in (0, 1)]
     late = b"".join(merged(tmp_path, Wanted(since=5910.0))).split(b"\n")[:-1]
     assert late == [b"[h:1] minute 98", b"[h:0] minute 99", b"[h:1] minute 99"]
-    assert known_marks(tmp_path)[1].offset == len(journal(said))
+    assert known_marks(tmp_path)[1].offset == len(journal(written))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from launcher.plan.plan import ASKED, EngineTraits, Plan
 from launcher.plan.render import plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec
 from launcher.plan.topology import free_port
+from launcher.supervisor.spec import Spec
+from launcher.supervisor.spec import spec_of as supervisor_reads
 
 DOCKER = EngineTraits("docker", in_container=True)
 
@@ -47,6 +50,14 @@ def two_nodes(found: bool = True) -> Plan:
     asked = Found((facts(), second), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
     names = tuple(cluster.job.env)
     return planned(cluster, run_id="r1", found=asked if found else None, env_names=names)
+
+
+def test_the_supervisor_reads_what_the_plan_writes() -> None:
+    document = spec_of(two_nodes(), 1)
+    required = {f.name for f in fields(Spec) if f.default is MISSING}
+    assert required <= document.keys() <= {f.name for f in fields(Spec)}
+    spec = supervisor_reads(document)
+    assert (spec.node_rank, spec.first_rank, spec.hosts) == (1, 2, ["gpu1", "gpu2"])
 
 
 def test_the_torchrun_line_is_the_contracts() -> None:
@@ -171,6 +182,13 @@ def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
     )
     plan = planned(cluster, found=Found((facts(), facts()), ("i", "i")))
     assert plan.nodes[0].container.env["OMP_NUM_THREADS"] == "4"
+
+
+def test_two_names_of_one_machine_share_its_cores() -> None:
+    cluster = parse("hosts: [a, also-a, b]\njob: {nproc_per_node: 2}", "h")
+    found = Found(tuple(facts(boot_id=boot) for boot in ("1", "1", "")), ("i",) * 3)
+    threads = [n.container.env["OMP_NUM_THREADS"] for n in planned(cluster, found=found).nodes]
+    assert threads == ["4", "4", "8"]
 
 
 def test_resume_is_the_next_attempt_with_its_arguments() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from healthy import (
@@ -15,6 +17,8 @@ from healthy import (
     with_facts,
     with_nvidia,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.engines.base import NodeStatus
 from launcher.engines.engine_info import ImageInfo
@@ -53,18 +57,22 @@ def test_a_healthy_cluster_gives_no_finding() -> None:
     assert judge(machine(0), machine(1)) == []
 
 
+def bare(rank: int, gpus: Any) -> Machine:
+    """A host without GPUs and driver."""
+    made = replace(machine(rank), hosts=(Host(f"gpu{rank + 1}", gpus=gpus),))
+    made = with_details(with_facts(made, gpus=()), toolkit=(), kernel_driver=None)
+    return with_nvidia(made, driver=None, cuda=None, gpus=())
+
+
 def test_healthy_cpu_hosts_give_no_finding() -> None:
-    hosts = (Host("gpu1", gpus=0), Host("gpu2"))
-    bare = [
-        with_nvidia(
-            with_details(with_facts(replace(machine(i), hosts=(hosts[i],)), gpus=()), toolkit=()),
-            driver=None,
-            cuda=None,
-            gpus=(),
-        )
-        for i in range(2)
-    ]
-    assert judge(*bare, of=cluster(*hosts)) == []
+    assert judge(bare(0, 0), bare(1, 0)) == []
+
+
+def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
+    finding = one(judge(bare(0, 0), bare(1, "all")))
+    assert (finding.severity, finding.host, finding.check) == ("warning", "gpu2", "gpus")
+    assert finding.what == "no GPU found: it is a CPU node"
+    assert "gpus: 0" in finding.remedy
 
 
 # One fault each: (how it is seeded, severity, check, words of the line, words of the remedy)
@@ -120,13 +128,32 @@ FAULTS = {
     ),
     "fewer GPUs than others": (
         lambda m: with_facts(m, gpus=m.facts.gpus[:2]),
-        ("warning", "gpus", "2 GPUs, while other nodes have 4: it runs as many processes",
-         "set gpus: 2 or nproc_per_node on the host"),
+        ("warning", "gpus", "2 GPUs, while other hosts have 4", "set gpus: 2 if that is right"),
     ),
     "other GPU model": (
         lambda m: with_facts(m, gpus=tuple(replace(g, name="NVIDIA A100") for g in m.facts.gpus)),
         ("warning", "gpus", "NVIDIA A100 80 GiB, while other hosts have NVIDIA H100 80 GiB",
          "same GPUs"),
+    ),
+    "uncorrectable errors": (
+        lambda m: sick(m, uncorrectable=3),
+        ("warning", "gpus", "GPU 1-2 had uncorrectable ECC errors", "--gpu-reset"),
+    ),
+    "memory repair": (
+        lambda m: sick(m, repair_pending=True),
+        ("warning", "gpus", "GPU 1-2 must be reset before it replaces faulty memory", "reboot"),
+    ),
+    "memory repair that failed": (
+        lambda m: sick(m, repair_failed=True),
+        ("warning", "gpus", "GPU 1-2 could not replace faulty memory", "RMA"),
+    ),
+    "a hot GPU": (
+        lambda m: sick(m, slowed=True),
+        ("warning", "gpus", "GPU 1-2 is slowed down by its temperature", "cooling"),
+    ),
+    "a narrow PCIe link": (
+        lambda m: sick(m, lanes=(8, 16)),
+        ("warning", "gpus", "GPU 1-2 uses fewer PCIe lanes", "reseat"),
     ),
     "other ECC": (
         lambda m: with_nvidia(m, gpus=tuple(GpuState(i, "Disabled", "", 0) for i in range(4))),
@@ -228,6 +255,14 @@ FAULTS = {
 }  # fmt: skip
 
 
+def sick(made: Machine, **fault: Any) -> Machine:
+    """GPUs 1 and 2 have the fault."""
+    gpus = made.details.nvidia.gpus
+    return with_nvidia(
+        made, gpus=tuple(replace(g, **fault) if g.index in (1, 2) else g for g in gpus)
+    )
+
+
 def status(run_id: str, rank: int, state: str) -> NodeStatus:
     return NodeStatus(
         run_id=run_id,
@@ -322,6 +357,24 @@ def test_a_port_for_root_only() -> None:
     finding = one(judge(machine(0), of=cluster(master_port=80)))
     assert "port 80 is for root only" in finding.what
     assert judge(machine(0), of=cluster(master_port=80, user="root")) == []
+
+
+def test_the_command_that_holds_the_port_is_cut_and_printable() -> None:
+    command = "python \x1b]0;owned\x07\x1b[2J--password " + "x" * 500
+    held = with_details(
+        with_facts(machine(0), listening=frozenset({29500})), holder=Holder("eve", 9, command)
+    )
+    finding = one(judge(held))
+    assert finding.what.isprintable() and len(finding.what) < 150
+    assert finding.what.startswith("port 29500 is taken by python --password xx")
+    assert finding.what.endswith("x... (user eve, pid 9)")
+
+
+@given(st.text(), st.text())
+def test_a_finding_is_one_line_of_printable_text(what: str, remedy: str) -> None:
+    (line,) = lines([failure("gpu1", "ssh", what, remedy)])
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
+    assert len(line) < 1000
 
 
 def test_any_port_will_do_for_auto() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import os
@@ -9,10 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.diagnosis.first_failure import FirstFailure
 from launcher.report.curves import MOST_POINTS, chart_svg, thinned
@@ -22,6 +27,8 @@ from launcher.report.page import page
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 
 EVIL = "<script>document.title='taken'</script><img src=\"http://evil.example/x\">&'"
+
+TIMES = ("2026-11-21T05:00:00.000Z", "2026-11-21T05:00:01.000Z", "2026-11-21T05:00:40.000Z")
 
 
 def record_of(evil: str = "plain") -> RunRecord:
@@ -39,12 +46,11 @@ def record_of(evil: str = "plain") -> RunRecord:
         remedy=f"look at {evil}",
     )
     nodes = [NodeRecord(0, f"gpu1{evil}", "/r", "FAILED", 1), NodeRecord(1, "gpu2", "/r")]
-    times = ("2026-11-21T05:00:00.000Z", "2026-11-21T05:00:01.000Z", "2026-11-21T05:00:40.000Z")
     attempts = [
         AttemptRecord(
-            1, "FAILED", times[0], nodes, 4, "10.0.0.1", 29500, times[1], times[2], failure
+            1, "FAILED", TIMES[0], nodes, 4, "10.0.0.1", 29500, TIMES[1], TIMES[2], failure
         ),
-        AttemptRecord(2, "SUCCEEDED", times[2], nodes, 4, "10.0.0.1", 29500, times[2], times[2]),
+        AttemptRecord(2, "SUCCEEDED", TIMES[2], nodes, 4, "10.0.0.1", 29500, TIMES[2], TIMES[2]),
     ]
     return RunRecord(
         run_id="20261121-050000-abcd",
@@ -167,6 +173,58 @@ def test_nothing_of_the_users_is_markup_and_nothing_is_loaded() -> None:
     assert not re.search(r"url\(|@import", made.split("</style>")[0])
     assert "\x1b" not in made
     assert html.escape(EVIL) in made
+
+
+PIECES = ["<meta http-equiv=refresh content=0>", "</td>", "</title>", "</style>", "<!--", "-->",
+          "<svg onload=x>", '"', "'", " onclick=x ", "<", ">", "&", "&lt;", "\0", "x"]  # fmt: skip
+HOSTILE = st.one_of(st.lists(st.sampled_from(PIECES)).map("".join), st.text()).map("x".__add__)
+
+
+def structure(html: str) -> list[tuple[str, list[str]]]:
+    """Every element with the names of its attributes."""
+    seen = Seen()
+    seen.feed(html)
+    seen.close()
+    return [(tag, sorted(attributes)) for tag, attributes in seen.tags]
+
+
+def altered(value: Any, string: Callable[[], str]) -> Any:
+    """The value with other strings, and strings in place of its numbers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return dataclasses.replace(
+            value, **{name: altered(entry, string) for name, entry in fields.items()}
+        )
+    if isinstance(value, dict):
+        return {key: altered(entry, string) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [altered(entry, string) for entry in value]
+    return value if value is None or value in ("docker", *TIMES) else string()
+
+
+@given(st.data())
+def test_no_element_and_no_attribute_comes_from_data(data: st.DataObject) -> None:
+    def made(string: Callable[[], str]) -> list[tuple[str, list[str]]]:
+        curves = tuple(Curve(string(), ((0.0, 1.0), (1.0, 2.0))) for _ in range(2))
+        record = altered(record_of(), string)
+        return structure(page(record, [Chart(string(), curves)], string(), [string()], TIMES[2]))
+
+    assert made(lambda: data.draw(HOSTILE)) == made(lambda: "plain")
+
+
+def test_one_node_has_failed_and_the_others_were_stopped_or_cancelled() -> None:
+    record = record_of()
+    attempt = record.attempts[0]
+    attempt.nodes = [NodeRecord(rank, f"gpu{rank}", "/r", "FAILED", 1) for rank in range(3)]
+    attempt.nodes[2].state = "SUCCEEDED"
+    attempt.nodes[2].exit_code = 0
+    made = page(record, [], "", [], TIMES[2])
+    assert "<td>gpu0</td><td>stopped, as node 1 failed</td><td></td>" in made
+    assert "<td>gpu1</td><td>failed</td><td>1</td>" in made
+    assert "<td>gpu2</td><td>succeeded</td><td>0</td>" in made
+    attempt.state, attempt.first_failure = "CANCELLED", None
+    made = page(record, [], "", [], TIMES[2])
+    assert "<td>gpu0</td><td>cancelled</td><td>1</td>" in made
 
 
 def test_the_page_tells_the_run() -> None:

@@ -23,7 +23,7 @@ from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, Node
 from launcher.hosts import Host
 from launcher.ssh.many import ask_each, each_node
 from launcher.ssh.node import Node
-from launcher.ssh.shell import command_line
+from launcher.ssh.shell import command_line, framed
 
 MIB = 1024 * 1024
 
@@ -128,10 +128,11 @@ def test_a_command_line_has_no_characters_that_shells_read_differently(words: li
 )
 @given(st.lists(st.binary(min_size=0, max_size=40).filter(lambda b: b"\0" not in b), max_size=4))
 def test_any_bytes_pass_through_a_login_shell(words: list[bytes]) -> None:
-    line = command_line(["printf", "%s\\0", *map(os.fsdecode, words)])
+    command, frame = framed(["printf", "%s\\0", *map(os.fsdecode, words)])
+    line = command_line(command)
     for shell in filter(shutil.which, SHELLS):
         done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
-        assert done.stdout.split(b"\0")[:-1] == (words or [b""])
+        assert done.stdout.removeprefix(frame).split(b"\0")[:-1] == (words or [b""])
 
 
 GREETINGS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -302,6 +303,7 @@ def test_an_account_without_a_passwd_entry_and_a_home_gets_one_line(
     read, write = os.pipe()
     if not (pid := os.fork()):
         try:
+            signal.alarm(30)  # a forked child may deadlock
             os.setuid(54321)
             os.write(write, why_not(Node(Host("gpu1"))).encode())
             done = Node(Host("local")).run(["pwd"])

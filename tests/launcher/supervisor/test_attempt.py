@@ -106,12 +106,19 @@ def test_a_kill_that_reaches_one_node_first_is_a_cancellation_everywhere(tmp_pat
     assert [node.end.state for node in made.nodes] == ["cancelled"] * 2
 
 
-def test_at_the_time_limit_the_ranks_may_save_and_the_run_is_cancelled(tmp_path: Path) -> None:
-    with attempt(tmp_path, 1, ["gentle"], time_limit=5.0, failure_grace=0.0) as made:
+def test_at_the_time_limit_the_run_is_cancelled(tmp_path: Path) -> None:
+    with attempt(tmp_path, 1, ["wait"], time_limit=1.0) as made:
         assert made.wait() == [143]
         assert made.survivors() == []
     [node] = made.nodes
     assert (node.end.state, node.reason.kind) == ("cancelled", "time-limit")
-    assert [node.lines(rank)[-1] for rank in (0, 1)] == [b"saved", b"saved"]
     cause = made.cause()
     assert cause is not None and (cause.kind, cause.rank) == ("time-limit", None)
+
+
+def test_a_rank_that_exits_early_ends_the_ranks_that_wait_for_it(tmp_path: Path) -> None:
+    with attempt(tmp_path, 1, ["zero", "1"], early_exit_timeout=1.0, failure_grace=0.5) as made:
+        made.wait()
+        assert made.survivors() == []
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank, cause.exit_code) == ("early-exit", 1, 0)

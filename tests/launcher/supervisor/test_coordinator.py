@@ -142,8 +142,8 @@ def hanging(made: Coordinator, *calls: str, stacks: bool = True) -> None:
     for rank in (0, 1):
         first = 2 * rank
         syscalls = {str(first + n): call for n, call in enumerate(calls[first : first + 2])}
-        told = status(rank, log_age=30.0, begun=True, stacks=stacks, syscalls=syscalls)
-        made.report(told, START)
+        hanging_node = status(rank, log_age=30.0, begun=True, stacks=stacks, syscalls=syscalls)
+        made.report(hanging_node, START)
 
 
 def test_a_hung_run_ends_once_the_stacks_are_written() -> None:
@@ -176,8 +176,8 @@ def test_progress_takes_back_the_suspicion() -> None:
 def test_the_trainers_progress_counts_more_than_its_output() -> None:
     made = joined(hang_timeout=30.0)
     for rank, age in ((0, 40.0), (1, None)):
-        told = status(rank, log_age=0.1, progress_age=age, begun=True, stacks=True)
-        made.report(told, START)
+        hanging_node = status(rank, log_age=0.1, progress_age=age, begun=True, stacks=True)
+        made.report(hanging_node, START)
     verdict = decided(made, START)
     assert verdict and verdict.kind == "hung" and "no progress for 40 s" in verdict.message
 

@@ -25,7 +25,7 @@ TOKEN = "a run's secret"
 
 
 class Time:
-    """The `time` module of every supervisor here; the clock moves when the test says so."""
+    """The `time` module of every supervisor here; only the test moves its clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Where the ranks stand, asked of real supervisors while real ranks go on undisturbed."""
+"""The stacks of real ranks, taken by real supervisors while the ranks continue undisturbed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def script(folder: Path, text: str) -> Path:
 
 
 def running(made: Attempt, code: Path, *args: str) -> dict[int, int]:
-    """Starts the gang with another script than ranks.py; rank -> pid once all say `working`."""
+    """Starts the attempt with another script than ranks.py; rank -> pid once all say `working`."""
     for node in made.nodes:
         at = node.spec["argv"].index("--")
         node.spec["argv"] = [*node.spec["argv"][: at + 1], str(code), *args]
@@ -44,7 +44,7 @@ def running(made: Attempt, code: Path, *args: str) -> dict[int, int]:
 
 
 def ask(node: Node, kind: str = "main") -> dict[int, dict[str, Any]]:
-    """rank -> what it told."""
+    """rank -> its stack."""
     word = f"w{os.urandom(4).hex()}"
     (node.folder / f"ask-{kind}-{word}").touch()
     answer = node.folder / f"stacks-{word}.json"
@@ -54,8 +54,8 @@ def ask(node: Node, kind: str = "main") -> dict[int, dict[str, Any]]:
     return {rank["rank"]: rank for rank in document["ranks"]}
 
 
-def innermost(told: Mapping[str, Any]) -> tuple[str, str]:
-    frame = told["frames"][-1]
+def innermost(taken: Mapping[str, Any]) -> tuple[str, str]:
+    frame = taken["frames"][-1]
     return frame["function"], frame["text"]
 
 
@@ -67,17 +67,17 @@ def made(tmp_path: Path) -> Any:
     made.close()
 
 
-def test_every_rank_tells_its_stack_and_goes_on(made: Attempt, tmp_path: Path) -> None:
+def test_every_rank_gives_its_stack_and_continues(made: Attempt, tmp_path: Path) -> None:
     pids = running(made, script(tmp_path, WAIT), "1")
     [node] = made.nodes
     for _ in range(3):  # one answer leaves the rank as ready for the next
-        told = ask(node)
-        assert innermost(told[0]) == ("arrive", "time.sleep(120)")
-        assert innermost(told[1]) == ("lag", "time.sleep(120)")
-        assert told[1]["frames"][0]["function"] == "<module>"
-        assert Path(told[1]["frames"][0]["file"]).name == "train.py"
-        assert [told[0]["note"], told[0]["threads"]] == [None, []]
-    assert {rank: told[rank]["pid"] for rank in told} == pids
+        taken = ask(node)
+        assert innermost(taken[0]) == ("arrive", "time.sleep(120)")
+        assert innermost(taken[1]) == ("lag", "time.sleep(120)")
+        assert taken[1]["frames"][0]["function"] == "<module>"
+        assert Path(taken[1]["frames"][0]["file"]).name == "train.py"
+        assert [taken[0]["note"], taken[0]["threads"]] == [None, []]
+    assert {rank: taken[rank]["pid"] for rank in taken} == pids
     assert node.events(RankExit) == [] and node.events(Stopping) == []
 
 
@@ -85,26 +85,26 @@ def test_a_stopped_rank_is_not_waited_for(made: Attempt, tmp_path: Path) -> None
     pids = running(made, script(tmp_path, WAIT), "1")
     os.kill(pids[1], signal.SIGSTOP)
     until(lambda: proc_stat(pids[1])[0] == "T", 10)
-    told = ask(made.nodes[0])
-    assert (told[1]["note"], told[1]["frames"]) == ("stopped", [])
-    assert innermost(told[0])[0] == "arrive"
+    taken = ask(made.nodes[0])
+    assert (taken[1]["note"], taken[1]["frames"]) == ("stopped", [])
+    assert innermost(taken[0])[0] == "arrive"
     os.kill(pids[1], signal.SIGCONT)
     until(lambda: proc_stat(pids[1])[0] == "S", 10)
     assert innermost(ask(made.nodes[0])[1])[0] == "lag"
 
 
-def test_all_threads_are_told_when_they_are_asked_for(made: Attempt, tmp_path: Path) -> None:
+def test_all_threads_are_taken_on_request(made: Attempt, tmp_path: Path) -> None:
     threaded = "import threading, time\ndef pump(): time.sleep(120)\n"
     threaded += "threading.Thread(target=pump, daemon=True).start()\n" + WAIT
     running(made, script(tmp_path, threaded), "1")
-    told = ask(made.nodes[0], "all")
+    taken = ask(made.nodes[0], "all")
     for rank in (0, 1):
-        [thread] = told[rank]["threads"]
+        [thread] = taken[rank]["threads"]
         assert "pump" in [frame["function"] for frame in thread["frames"]]
-        assert innermost(told[rank])[0] == ("lag" if rank else "arrive")
+        assert innermost(taken[rank])[0] == ("lag" if rank else "arrive")
 
 
-DAMAGE = {  # what a script may do, and what is said then; none of them may die of being asked
+DAMAGE = {  # what a script may do -> the note then; asking must never kill a rank
     "closes-all": ("import os; os.closerange(3, 1000); kept = open(__file__)", "unprepared"),
     "blocks": (
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
@@ -120,11 +120,13 @@ DAMAGE = {  # what a script may do, and what is said then; none of them may die 
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_rank_that_cannot_tell_is_left_alone(made: Attempt, tmp_path: Path, damage: str) -> None:
+def test_a_rank_that_cannot_answer_is_left_alone(
+    made: Attempt, tmp_path: Path, damage: str
+) -> None:
     code, note = DAMAGE[damage]
     pids = running(made, script(tmp_path, code + WAIT), "1")
-    told = ask(made.nodes[0])
-    assert [told[rank]["note"] for rank in (0, 1)] == [note, note]
+    taken = ask(made.nodes[0])
+    assert [taken[rank]["note"] for rank in (0, 1)] == [note, note]
     assert all(proc_stat(pid)[0] == "S" for pid in pids.values())
 
 
@@ -143,8 +145,8 @@ print("caught", *map(int, caught), flush=True)
 
 def test_the_script_s_own_signal_handlers_stay_its_own(made: Attempt, tmp_path: Path) -> None:
     pids = running(made, script(tmp_path, OWN_HANDLERS))
-    told = ask(made.nodes[0])
-    assert [told[rank]["note"] for rank in (0, 1)] == [None, None]
+    taken = ask(made.nodes[0])
+    assert [taken[rank]["note"] for rank in (0, 1)] == [None, None]
     for pid in pids.values():
         os.kill(pid, signal.SIGALRM)
     assert made.wait() == [0]
@@ -158,7 +160,7 @@ def test_the_user_s_sitecustomize_and_python_path_are_what_they_were(
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import builtins; builtins.from_the_user = 'yes'\n")
-    (own / "beside.py").write_text("said = 'found'\n")
+    (own / "beside.py").write_text("found = 'found'\n")
     path = f"{own}{os.pathsep}/nowhere"
     monkeypatch.setenv("PYTHONPATH", path)
     code = """
@@ -166,7 +168,7 @@ import os, subprocess, sys, beside, sitecustomize
 print("working", flush=True)
 show = "import os, builtins; print(os.environ['PYTHONPATH'], builtins.from_the_user, end=' ')"
 child = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True).stdout
-mine = [os.environ["PYTHONPATH"], from_the_user, beside.said, sitecustomize.__file__]
+mine = [os.environ["PYTHONPATH"], from_the_user, beside.found, sitecustomize.__file__]
 print(child, *mine, any("stacks" in p for p in sys.path), flush=True)
 sys.stdin.close()
 __import__("time").sleep(120)
@@ -179,7 +181,7 @@ __import__("time").sleep(120)
     assert ask(node)[0]["note"] is None
 
 
-def test_a_python_path_that_nobody_set_is_set_for_nobody(
+def test_an_unset_python_path_stays_unset(
     made: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -189,7 +191,7 @@ def test_a_python_path_that_nobody_set_is_set_for_nobody(
     assert [made.nodes[0].lines(rank)[1] for rank in (0, 1)] == [b"None", b"None"]
 
 
-def test_the_python_below_a_shell_script_tells(made: Attempt, tmp_path: Path) -> None:
+def test_the_python_below_a_shell_script_answers(made: Attempt, tmp_path: Path) -> None:
     code = script(tmp_path, WAIT)
     shell = tmp_path / "run.sh"
     shell.write_text(f'#!/bin/sh\npython3 -u {code} "$@"\necho after\n')
@@ -199,15 +201,15 @@ def test_the_python_below_a_shell_script_tells(made: Attempt, tmp_path: Path) ->
     node.spec["argv"] = [*node.spec["argv"][:at], "--no-python", "--", str(shell), "1"]
     made.start()
     pids = made.ranks_running()
-    told = ask(node)
-    assert innermost(told[1]) == ("lag", "time.sleep(120)")
-    assert told[1]["pid"] != pids[1]
+    taken = ask(node)
+    assert innermost(taken[1]) == ("lag", "time.sleep(120)")
+    assert taken[1]["pid"] != pids[1]
 
 
 def test_before_a_run_ends_as_hung_its_stacks_are_written_and_name_the_rank(
     tmp_path: Path,
 ) -> None:
-    with attempt(tmp_path, 2, ["elsewhere", "3"], hang_timeout=1.5) as made:
+    with attempt(tmp_path, 2, ["straggle", "3"], hang_timeout=1.5) as made:
         made.wait()
         cause = made.cause()
     functions = {}
@@ -231,24 +233,24 @@ def test_the_run_goes_on_without_its_control_folder(made: Attempt, tmp_path: Pat
     assert node.wait() == 143
 
 
-def test_a_fault_of_ours_is_no_end_of_the_run(tmp_path: Path) -> None:
+def test_a_bug_of_ours_does_not_end_the_run(tmp_path: Path) -> None:
     broken: Any = [object()]  # no rank at all
     asked = tmp_path / "ask-main-x"
     asked.touch()
     stacks = StackTaker(spec(dir=str(tmp_path)))
     assert stacks.turn(broken, "running", True) is None
-    assert stacks.written and not asked.exists()  # nobody waits for what will not come
+    assert stacks.written and not asked.exists()  # nothing waits for them
     assert stacks.turn([], "running", False) is None
 
 
-def test_a_folder_that_no_search_path_can_hold_is_not_put_there(tmp_path: Path) -> None:
+def test_a_folder_that_no_search_path_can_hold_is_not_put_on_one(tmp_path: Path) -> None:
     env = {"PYTHONPATH": "/mine"}
     assert StackTaker(spec(dir=f"{tmp_path}/a:b")).environment(env) == env
     plain = StackTaker(spec(dir=str(tmp_path))).environment(env)["PYTHONPATH"]
     assert plain == f"{tmp_path}/stacks:/mine"
 
 
-def test_what_faulthandler_writes_is_understood() -> None:
+def test_the_output_of_faulthandler_is_parsed() -> None:
     text = (
         'Stack (most recent call first):\n  File "/a b/x.py", line 7 in f\n'
         '  File "x.py", line 9 in <module>\n'

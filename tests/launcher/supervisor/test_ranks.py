@@ -21,7 +21,7 @@ from launcher.supervisor.ranks import Rank, Ranks
 from launcher.supervisor.torchrun import Torchrun, stop_grace
 
 LINE = b"x" * 999 + b"\n"
-SAID = Path(__file__).parents[1] / "diagnosis" / "said"
+OUTPUTS = Path(__file__).parents[1] / "diagnosis" / "outputs"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
 
 def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
     torchrun = Torchrun(spec(), journal)
-    torchrun.last = (SAID / "torchrun-killed.txt").read_bytes()
+    torchrun.last = (OUTPUTS / "torchrun-killed.txt").read_bytes()
     [failure, *_] = torchrun.failures()
     assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, -9)
 

@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervisors import NPROC, Attempt, Node, attempt, until
+from supervisors import NPROC, Attempt, Node, attempt, spec, until
 
 from launcher.launch.supervisor_bundle import FOLDER, supervisor_file
 from launcher.logs.journal import Reader
 from launcher.supervisor.events import End
 from launcher.supervisor.journal import BALLAST, Journal
+from launcher.supervisor.main import time_to_save
 from launcher.supervisor.proc import children
+from launcher.supervisor.torchrun import stop_grace
 
 WIDTH = 200
 
@@ -37,7 +39,7 @@ def wrote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def expected_lines(rank: int, count: int) -> list[bytes]:
     numbered = [b"%d %d " % (rank, number) + b"x" * WIDTH for number in range(count)]
-    odd = [b"\xff\xfe is no text", b"torn and mended\r", b"y" * 1_000_000, b"no newline"]
+    odd = [b"\xff\xfe is no text", b"torn and joined\r", b"y" * 1_000_000, b"no newline"]
     return numbered + odd
 
 
@@ -47,8 +49,8 @@ def test_every_line_is_whole_in_order_and_there_once(wrote: Node, rank: int) -> 
 
 
 def test_stdout_carries_the_same_lines_with_their_rank(wrote: Node) -> None:
-    said = (wrote.folder / "stdout").read_bytes().split(b"\n")
-    mine = [line.partition(b"] ")[2] for line in said if line.startswith(b"[gpu1:1] ")]
+    printed = (wrote.folder / "stdout").read_bytes().split(b"\n")
+    mine = [line.partition(b"] ")[2] for line in printed if line.startswith(b"[gpu1:1] ")]
     assert mine == expected_lines(1, 1000)
 
 
@@ -217,3 +219,10 @@ def test_a_python_path_that_breaks_torchrun_does_not_break_its_supervisor(
 
 def test_the_bundle_is_the_same_from_the_same_sources() -> None:
     assert supervisor_file() == supervisor_file()
+
+
+@pytest.mark.parametrize("kind", ["cancelled", "signal", "time-limit"])
+def test_a_run_that_is_stopped_has_its_stop_timeout_to_save(kind: str) -> None:
+    given = spec(stop_timeout=60.0, failure_grace=3.0)
+    assert time_to_save(given, kind) == stop_grace(60.0) == 57.0
+    assert time_to_save(given, "rank-failed") == 3.0

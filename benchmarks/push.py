@@ -28,7 +28,7 @@ from benchmarks.results import write_section
 
 PREFIX = f"dp{os.getpid() % 10000}"
 SSH_PORT = "2222"
-DDPCTL = [sys.executable, "-m", "launcher.cli"]
+DDPCTL = [sys.executable, "-m", "launcher"]
 SOURCE = Path(__file__).parents[1]
 
 
@@ -84,7 +84,7 @@ class Net:
         """Drop a host silently: no connection is closed."""
         sh("ip", "netns", "exec", f"{PREFIX}sw", "ip", "link", "set", f"p{number}", "down")
 
-    def mend(self, number: int) -> None:
+    def restore(self, number: int) -> None:
         sh("ip", "netns", "exec", f"{PREFIX}sw", "ip", "link", "set", f"p{number}", "up")
 
     def clean(self) -> None:
@@ -337,7 +337,7 @@ def fan_out(net: Net, megabytes: int, baseline: int) -> list[Row]:
     net.clean()
     dead = min(4, net.count)
     cut = push(net, data, during=lambda: (time.sleep(4), net.cut(dead)))
-    net.mend(dead)
+    net.restore(dead)
     others = [number for number in everyone if number != dead]
     check(net, data, others)
     slowest = cut.slowest(without=[dead])
@@ -398,7 +398,7 @@ def small_files(net: Net, count: int) -> list[Row]:
 
 def last_layer(megabytes: int) -> list[Row]:
     """Use two separate engines on loopback and an image of `megabytes` whose last tenth changes."""
-    for folder in ("remote", "push"):
+    for folder in ("helpers", "launcher/push"):
         sys.path.insert(0, str(SOURCE / "tests" / folder))
     import engines
     from sshd_server import Sshd

@@ -99,49 +99,33 @@ class Bars(Progress):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._bars: RichProgress | None = None
+        self._bars = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=RichConsole(stderr=True, soft_wrap=True),
+            transient=True,
+        )
         self._tasks: dict[tuple[str, str], TaskID] = {}
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            bars, self._bars = self._bars, None
-            if bars is not None:
-                bars.stop()
+        self._bars.stop()
 
     def say(self, text: str) -> None:
-        with self._lock:
-            if self._bars is None:
-                self._console.say(text)
-            else:
-                self._bars.console.print(f"ddpctl: {text}", markup=False, highlight=False)
+        self._bars.console.print(f"ddpctl: {text}", markup=False, highlight=False)
 
     def begin(self, host: str, part: str, total: int) -> None:
         with self._lock:
-            if self._bars is None:
-                self._bars = _bars()
-                self._bars.start()
+            self._bars.start()
             self._tasks[host, part] = self._bars.add_task(f"{host} {part}", total=total or None)
 
     def advance(self, host: str, part: str, count: int) -> None:
-        with self._lock:
-            if self._bars is not None and (host, part) in self._tasks:
-                self._bars.advance(self._tasks[host, part], count)
+        self._bars.advance(self._tasks[host, part], count)
 
     def end(self, host: str, part: str) -> None:
         with self._lock:
-            task = self._tasks.pop((host, part), None)
-            if self._bars is not None and task is not None:
-                done = max(self._bars.tasks[self._bars.task_ids.index(task)].completed, 1)
-                self._bars.update(task, total=done, completed=done)
-
-
-def _bars() -> RichProgress:
-    return RichProgress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=RichConsole(stderr=True),
-        transient=True,
-    )
+            task = self._tasks[host, part]
+            done = max(self._bars.tasks[self._bars.task_ids.index(task)].completed, 1)
+            self._bars.update(task, total=done, completed=done)

@@ -1,4 +1,4 @@
-"""`ddpctl push` to the simulated cluster: what travels, and what is left when something dies."""
+"""`ddpctl push` to the simulated cluster: what is sent, and what remains if something dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TREES = f"/home/{USER}/.ddpctl/datasets"
 
 @pytest.fixture
 def image(tmp_path: Path) -> Iterator[str]:
-    """A name for an image of this test; what is built under it is removed."""
+    """A name for an image of this test. Images built under it are removed."""
     name = f"ddpctl-pushtest-{uuid.uuid4().hex[:8]}"
     yield name
     argv = ["docker", "image", "ls", "-q", "--filter", f"label=test={name}"]
@@ -43,7 +43,7 @@ def data(tmp_path: Path, cluster: Cluster) -> Iterator[Path]:
 
 
 def build(name: str, context: Path, sizes: dict[str, int]) -> None:
-    """An image with a layer of so many random bytes a file; files that are there stay as they are."""
+    """An image with one layer per file of random bytes; existing files are kept."""
     context.mkdir(exist_ok=True)
     for file, size in sizes.items():
         if not (context / file).exists() or (context / file).stat().st_size != size:
@@ -56,7 +56,7 @@ def build(name: str, context: Path, sizes: dict[str, int]) -> None:
 
 
 def own_names(image: str) -> str:
-    """What a push has called this test's image in this machine's engine."""
+    """The tags that a push has given this test's image in this machine's engine."""
     look = ["docker", "image", "ls", "-q", "--filter", f"label=test={image}"]
     look += ["--filter", "reference=localhost:*/ddpctl/*:push"]
     return subprocess.run(look, capture_output=True, text=True, check=True).stdout
@@ -69,7 +69,7 @@ def push(home: Home, hosts: Path, *flags: str) -> dict[str, Any]:
 
 
 def received(cluster: Cluster, node: str) -> int:
-    """Bytes that the host's network card has had, whoever sent them."""
+    """Bytes that the host's network card has received from any sender."""
     return int(cluster.exec(node, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
 
 
@@ -141,12 +141,12 @@ def containerd_store(cluster: Cluster) -> Iterator[str]:
         ">/var/log/containerds.log 2>&1 </dev/null &"
     )
     cluster.exec(node, "sh", "-c", start, stdin=asked.encode())
-    told = "docker info --format '{{.DriverStatus}}' 2>/dev/null || true"
+    storage = "docker info --format '{{.DriverStatus}}' 2>/dev/null || true"
     try:
         until(
-            lambda: "io.containerd.snapshotter" in cluster.exec(node, "sh", "-c", told),
+            lambda: "io.containerd.snapshotter" in cluster.exec(node, "sh", "-c", storage),
             60,
-            "the engine with containerd's store answers; /var/log/containerds.log there says why not",
+            "the engine with containerd's store answers; /var/log/containerds.log there explains why not",
         )
         yield node
     finally:
@@ -155,7 +155,7 @@ def containerd_store(cluster: Cluster) -> Iterator[str]:
         cluster.start_dockerd(node)
 
 
-def test_only_what_is_missing_goes_to_either_kind_of_image_store(
+def test_both_kinds_of_image_store_get_only_what_they_lack(
     cluster: Cluster, home: Home, tmp_path: Path, image: str, containerd_store: str
 ) -> None:
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", containerd_store], image=image)
@@ -178,7 +178,7 @@ def test_only_what_is_missing_goes_to_either_kind_of_image_store(
 
 
 @pytest.mark.parametrize("cluster", ["hosts_with_python3"], indirect=True)
-def test_hosts_with_python_hand_on_what_this_machine_sends_once(
+def test_hosts_with_python_relay_what_this_machine_sends_once(
     cluster: Cluster, home: Home, tmp_path: Path, data: Path
 ) -> None:
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", dataset=str(data))
@@ -192,7 +192,7 @@ def test_hosts_with_python_hand_on_what_this_machine_sends_once(
 
 
 @pytest.mark.parametrize("cluster", ["hosts", "hosts_with_python3"], indirect=True)
-def test_a_host_that_dies_while_it_relays_is_named_and_the_others_have_it(
+def test_a_host_that_dies_while_it_relays_is_named_and_the_others_have_the_tree(
     cluster: Cluster, home: Home, tmp_path: Path, data: Path
 ) -> None:
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", dataset=str(data))
@@ -217,7 +217,7 @@ def test_a_host_that_dies_while_it_relays_is_named_and_the_others_have_it(
 
 
 @pytest.mark.parametrize("cluster", ["hosts", "hosts_with_python3"], indirect=True)
-def test_a_push_whose_launcher_was_killed_is_gone_on_with(
+def test_a_push_whose_launcher_was_killed_is_continued(
     cluster: Cluster, home: Home, tmp_path: Path, data: Path
 ) -> None:
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", dataset=str(data))
@@ -231,11 +231,11 @@ def test_a_push_whose_launcher_was_killed_is_gone_on_with(
     published = f"ls {TREES}"
     assert not any(cluster.exec(node, "sh", "-c", published) for node in cluster.nodes)
 
-    def nobody() -> bool:
+    def nothing_left() -> bool:
         names = [cluster.exec(node, "ps", "-eo", "args") for node in cluster.nodes]
         return not any("ddpctl-agent" in text or "tar -x" in text for text in names)
 
-    until(nobody, 30, "nothing of the push is left on the hosts")
+    until(nothing_left, 30, "nothing of the push is left on the hosts")
     again = push(home, hosts, "--dataset")
     assert again["rc"] == 0, again
     assert all(host["files_sent"] < 60 for host in again["hosts"])

@@ -20,7 +20,7 @@ from launcher.ssh.many import one_per_account, try_each
 from launcher.ssh.node import Node
 
 TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
-GRACE = 5  # seconds between a push and the container that mounts the tree
+MIN_AGE = 5  # seconds; after a push it takes a while until a container mounts the tree
 
 # Prints DATASETS_OR_WORKDIRS/DIGEST for each tree that a process of a run has in its environment.
 USED = r"""
@@ -33,16 +33,17 @@ done 2>/dev/null | grep -oE '(datasets|workdirs)/[0-9a-f]{64}'
 exit 0
 """
 
-# Prints "FOLDER KB" for each tree and draft but those to keep. $1 grace; the others: digests to keep
+# Prints "FOLDER KB" for each tree and draft but those to keep.
+# $1 least age in seconds; the others: digests to keep
 FIND = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-now=$(date +%s) grace=$1 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+now=$(date +%s) least=$1 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 shift
 for tree in datasets/* workdirs/* datasets/.[!.]* workdirs/.[!.]*; do
   [ -d "$tree" ] || continue
   case " $* " in *" ${tree##*/} "*) continue ;; esac
   age=$((now - $(stat -c %Y "$tree")))
-  [ "$age" -lt "$grace" ] && continue
+  [ "$age" -lt "$least" ] && continue
   if [ -f "$tree/holder" ]; then
     read -r pid since rest < "$tree/holder"
     if [ "$since" = "$boot" ]; then
@@ -113,7 +114,7 @@ def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool
 
 
 def _find(node: Node, keep: set[str]) -> list[Unused]:
-    return parse_unused(_script(node, FIND, str(GRACE), *keep))
+    return parse_unused(_script(node, FIND, str(MIN_AGE), *keep))
 
 
 def _in_use(node: Node, cluster: Cluster) -> set[str]:

@@ -24,7 +24,7 @@ def stream(
 ) -> Iterator[bytes]:
     """The archive in chunks: `entries` below `folder`, then the files of `extra` by name.
 
-    PushFailed if a file is no longer what the manifest says.
+    PushFailed if a file no longer matches the manifest.
     """
     pending = bytearray()
     for entry in entries:

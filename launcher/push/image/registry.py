@@ -35,7 +35,8 @@ MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registrie
 
 
 class Registry:
-    """wanted: the layers (diff ids) to receive; the engine is told that the others are here."""
+    """wanted: the layers (diff ids) to receive. For the others, the engine gets the answer that they
+    are here."""
 
     def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
         self.image, self.wanted = image, wanted
@@ -70,8 +71,8 @@ class Registry:
         return int(known["size"])
 
     def add_blob(self, digest: str, file: Path) -> bool:
-        """False if the file is not what its digest says, or neither a layer nor the configuration of
-        the image. A layer whose compression we cannot read is accepted: the manifest tells."""
+        """False if the file does not match its digest, or is not part of the image. zstd is accepted
+        unread: only what the manifest lists is used."""
         with file.open("rb") as stream:
             if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
                 return False

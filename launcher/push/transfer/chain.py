@@ -40,7 +40,7 @@ class HostTransfer:
     recent: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes)
     done: bool = False
     error: DdpctlError | None = None
-    upstreams: Upstreams = field(default_factory=list)  # what the host was told
+    upstreams: Upstreams = field(default_factory=list)  # the host's current ones
     fed: bool = False  # from here
 
     def update(self, have: int, now: float) -> None:

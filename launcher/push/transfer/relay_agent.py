@@ -42,7 +42,7 @@ DISK_SHARE = 0.25  # of the free disk, for slow readers
 MAX_AHEAD = 1 << 30  # bytes that may wait for a slow command
 HELD_BACK = 64 * 1024  # bytes that the command gets only once the digest is right
 REPORT_INTERVAL = 0.25  # seconds
-KEEPALIVE = 1.0  # seconds after which a host that has nothing to send says so
+KEEPALIVE = 1.0  # seconds after which a host sends an empty frame if it has nothing else
 SILENCE_TIMEOUT = 5.0  # seconds after which a silent host counts as lost
 CONNECT_TIMEOUT = 4.0
 END = 0xFFFFFFFF
@@ -271,46 +271,45 @@ class Agent:
     def run(self, orders: BinaryIO) -> None:
         for line in iter(orders.readline, b""):
             order = json.loads(line)
-            if order["op"] == "feed":
-                self.payloads[order["id"]].receive(order["at"], orders.read(order["n"]))
+            op = order["op"]
+            if op == "hello":
+                self.serve(order["cert"], order["key"], order["address"])
+            elif op == "open":
+                self.open(Payload(self, order))
             else:
-                getattr(self, "on_" + order["op"])(order)
+                payload = self.payloads[order["id"]]
+                if op == "feed":
+                    payload.receive(order["at"], orders.read(order["n"]))
+                elif op == "from":
+                    payload.continue_from(order["upstreams"])
+                elif op == "end":
+                    payload.end(order["size"], order["sha256"])
+                elif op == "drop":
+                    payload.fail("dropped")
+                elif op == "close":
+                    with payload.changed:
+                        payload.spool.close()
 
-    def on_hello(self, order: Dict[str, Any]) -> None:
+    def serve(self, certificate: str, key: str, address: str) -> None:
         self.client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.client_side.check_hostname = False
         self.server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for side in (self.client_side, self.server_side):
             side.verify_mode = ssl.CERT_REQUIRED
-            side.load_verify_locations(cadata=order["cert"])
-            load_pair(side, order["cert"] + order["key"], self.folder)
-        listener = listen(order["address"])
+            side.load_verify_locations(cadata=certificate)
+            load_pair(side, certificate + key, self.folder)
+        listener = listen(address)
         start(self.accept, listener)
         start(self.run_commands)
         start(self.report)
         self.emit("ready", count=listener.getsockname()[1])
 
-    def on_open(self, order: Dict[str, Any]) -> None:
-        payload = Payload(self, order)
+    def open(self, payload: Payload) -> None:
         with self.changed:
             self.payloads[payload.id] = payload
             self.queue.append(payload)
             self.changed.notify_all()
         start(payload.pull)
-
-    def on_from(self, order: Dict[str, Any]) -> None:
-        self.payloads[order["id"]].continue_from(order["upstreams"])
-
-    def on_end(self, order: Dict[str, Any]) -> None:
-        self.payloads[order["id"]].end(order["size"], order["sha256"])
-
-    def on_drop(self, order: Dict[str, Any]) -> None:
-        self.payloads[order["id"]].fail("dropped")
-
-    def on_close(self, order: Dict[str, Any]) -> None:
-        payload = self.payloads[order["id"]]
-        with payload.changed:
-            payload.spool.close()
 
     def run_commands(self) -> None:
         """One after the other, in the order in which the payloads were opened."""
@@ -352,7 +351,7 @@ class Agent:
             raw.close()  # the host is gone, or not part of this push
 
     def wait_for(self, link: ssl.SSLSocket, name: str) -> Optional[Payload]:
-        """A host may ask before this one has been told of the payload."""
+        """A host may ask before the launcher's order to open the payload arrives here."""
         for _ in range(int(SILENCE_TIMEOUT / KEEPALIVE)):
             with self.changed:
                 if name not in self.payloads:

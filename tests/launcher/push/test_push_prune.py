@@ -17,8 +17,8 @@ from launcher.push.files.listing import parse_trees, parse_unused
 
 
 @pytest.fixture(autouse=True)
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruning, "GRACE", 0)
+def at_any_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "MIN_AGE", 0)
 
 
 def versions(machine: Machine, data: Path, count: int) -> list[str]:

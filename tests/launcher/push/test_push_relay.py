@@ -274,8 +274,8 @@ def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
     )
     until(lambda: any((hosts[2].home / ".ddpctl").rglob("*")), 60)  # it has begun there
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
     until(lambda: not any(agents(machine) for machine in hosts))
     assert not any(machine.trees("datasets") for machine in hosts)

@@ -19,7 +19,7 @@ from launcher.hosts import Cluster, Host
 from launcher.launch import exit_hook
 from launcher.launch.checkpoint_transfer import distribute_checkpoint
 from launcher.launch.detach import start_recorder
-from launcher.launch.environment import keep_cluster, user_environment
+from launcher.launch.environment import user_environment
 from launcher.launch.run_folders import claim
 from launcher.launch.start import attempt_of, start
 from launcher.plan.build import Found, make_plan, writes_as_another_user
@@ -27,10 +27,11 @@ from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import Plan
 from launcher.preflight.findings import lines
 from launcher.preflight.run import Survey, survey_hosts
+from launcher.runs.kept_cluster import keep_cluster
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
-from launcher.state import make_folder, state_home
+from launcher.state import require_writable, state_home
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
 
@@ -76,6 +77,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         connected(wanted.former) as former,
         Interrupts() as interrupts,
     ):
+        require_writable(wanted.folder.path.parent)
         facts, plan = prepare_plan(wanted, nodes, console)
         claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
@@ -94,7 +96,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 uids = [f.uid for f in facts]
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
-            folder.save(record)
+            folder.try_save(record, console)
             number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
             console.say(
                 f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
@@ -155,7 +157,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
     for line in lines(warnings):
         console.detail(line)
     if warnings and not survey.failures:
-        console.say(f"{len(warnings)} warnings; `ddpctl check {cluster.source}` shows them")
+        count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+        console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         kind = HostUnreachable if survey.unseen else PreflightError
         raise kind("\n".join(lines(survey.failures)))
@@ -182,7 +185,6 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with a PENDING attempt."""
     folder, earlier = wanted.folder, wanted.earlier
-    make_folder(folder.logs)
     keep_cluster(folder, wanted.cluster)
     record = new_record(plan)
     record.attempts = [new_attempt(plan)]

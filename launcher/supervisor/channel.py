@@ -18,7 +18,10 @@ LONGEST_MESSAGE = 1 << 16  # bytes
 
 
 class Refused(Exception):
-    """The other end does not know the run's token, or does not speak this protocol."""
+    """What the other end did: it does not know the run's token, or does not speak this protocol."""
+
+
+MALFORMED = (Refused, ValueError, TypeError, LookupError)  # raised by what a peer has sent
 
 
 @dataclass(frozen=True)

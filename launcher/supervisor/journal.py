@@ -14,6 +14,8 @@ import time
 from .events import Event, document
 
 BALLAST = 1 << 20  # bytes of disk held back, so that a full disk leaves room for the last events
+LONGEST_LINE = 16 << 20  # bytes; a longer line is cut, so that memory stays bounded
+LAST_BYTES = 32768  # of a stream's end, kept to explain a failure
 STDOUT_BACKLOG = 1 << 20  # bytes that may wait for a reader of stdout
 
 
@@ -84,6 +86,40 @@ class Journal:
             os.unlink(self._ballast)
         except OSError:
             pass
+
+
+class Lines:
+    """Bytes of one stream in, whole lines to the journal."""
+
+    def __init__(self, who: bytes, journal: Journal) -> None:
+        self._who, self._journal = who, journal
+        self._partial: list[bytes] = []
+        self._size = 0  # bytes of the partial line
+        self.last = b""  # the end of what was copied
+
+    def feed(self, data: bytes) -> None:
+        head, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._copy(b"".join([*self._partial, head, newline]))
+            self._partial, self._size = [], 0
+        if rest:
+            self._partial.append(rest)
+            self._size += len(rest)
+            if self._size > LONGEST_LINE:
+                self.finish()
+
+    def finish(self) -> None:
+        """A last line without its newline is a line too."""
+        if self._partial:
+            self._copy(b"".join(self._partial) + b"\n")
+            self._partial, self._size = [], 0
+
+    def last_lines(self) -> list[str]:
+        return self.last.decode(errors="replace").rstrip("\n").split("\n")
+
+    def _copy(self, whole: bytes) -> None:
+        self._journal.lines(self._who, whole)
+        self.last = (self.last + whole[-LAST_BYTES:])[-LAST_BYTES:]
 
 
 def _prefixed(head: bytes, lines: bytes) -> bytes:

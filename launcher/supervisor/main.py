@@ -105,8 +105,11 @@ class Supervisor:
     # --- what happens ---
 
     def on_output(self, pipe: int) -> None:
-        if not self.torchrun.read(pipe):
-            self.selector.unregister(pipe)
+        try:
+            if not self.torchrun.read(pipe):
+                self.selector.unregister(pipe)
+        except BlockingIOError:
+            pass
 
     def on_signal(self, source: socket.socket) -> None:
         for number in source.recv(64):

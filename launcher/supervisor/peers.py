@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .channel import Channel, Decision, Refused, Status, decision_of
+from .channel import MALFORMED, Channel, Decision, Status, decision_of
 from .coordinator import RECONNECT, SETTLE, time_limit_reason
 from .events import Clock, Reason
 from .events import Refused as RefusedEvent
@@ -142,8 +142,8 @@ class NodePeer(Peers):
         try:
             was_ready = channel.ready
             messages = [decision_of(message) for message in channel.receive()]
-        except (Refused, TypeError, ValueError) as error:
-            self.refuse("node 0 %s" % error)
+        except MALFORMED as error:
+            self.refuse("node 0, which %s" % error)
             self._disconnect()
             return
         except OSError:

@@ -11,14 +11,12 @@ import json
 import os
 import re
 
-from .journal import Journal
+from .journal import Journal, Lines
 from .spec import Spec
 
 READ_SIZE = 1 << 20  # bytes taken from one log at a time
-LONGEST_LINE = 16 << 20  # bytes; a longer line is cut, so that memory stays bounded
 FREE_SIZE = 16 << 20  # bytes that are given back to the disk at a time
 PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
-LAST_BYTES = 32768  # of a stream's end, kept to explain a failure
 TRACEBACK = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\)")
 
 
@@ -28,9 +26,7 @@ class Tail:
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
         self._file = open_to_free(path)
         self._taken = self._freed = 0  # bytes from the beginning
-        self._who, self._journal = who, journal
-        self._partial: list[bytes] = []
-        self.last = b""  # the end of what was written
+        self.lines = Lines(who, journal)
 
     def read(self) -> int:
         """Copies what is there now, at most READ_SIZE. Returns the number of bytes."""
@@ -39,25 +35,8 @@ class Tail:
         if self._taken - self._freed >= FREE_SIZE:
             free(self._file, self._freed, self._taken - self._freed)
             self._freed = self._taken
-        head, newline, rest = data.rpartition(b"\n")
-        if newline:
-            self._copy(b"".join([*self._partial, head, newline]))
-            self._partial = []
-        if rest:
-            self._partial.append(rest)
-            if len(data) == READ_SIZE and sum(map(len, self._partial)) > LONGEST_LINE:
-                self.finish()
+        self.lines.feed(data)
         return len(data)
-
-    def finish(self) -> None:
-        """A last line without its newline is a line too."""
-        if self._partial:
-            self._copy(b"".join(self._partial) + b"\n")
-            self._partial = []
-
-    def _copy(self, whole: bytes) -> None:
-        self._journal.lines(self._who, whole)
-        self.last = (self.last + whole[-LAST_BYTES:])[-LAST_BYTES:]
 
 
 def open_to_free(path: str) -> int:
@@ -100,15 +79,15 @@ class RankLogs:
         while self.poll():
             pass
         for tail in self._tails.values():
-            tail.finish()
+            tail.lines.finish()
 
     def last_lines(self, local_rank: int) -> list[str]:
         """The end of the rank's stderr, or of its stdout if stderr is empty: from the last traceback on,
         if there is one, as a crash at exit may write a lot after it."""
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
-            if tail and tail.last:
-                lines = tail.last.decode(errors="replace").rstrip("\n").split("\n")
+            if tail and tail.lines.last:
+                lines = tail.lines.last_lines()
                 starts = [n for n, line in enumerate(lines) if TRACEBACK.match(line)]
                 return lines[starts[-1] :][:80] if starts else lines[-40:]
         return []

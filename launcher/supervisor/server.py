@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from .channel import Channel, Decision, Refused, Status, status_of
+from .channel import MALFORMED, Channel, Decision, Refused, Status, status_of
 from .coordinator import Coordinator
 from .events import Joined
 from .journal import Journal
@@ -39,6 +39,7 @@ class Server(Peers):
         self.coordinator.report(status, now)
         self._listen(now)
         for late in [other for other in self._strangers if now - other.opened > HELLO_TIMEOUT]:
+            self.refuse("a connection that did not authenticate in time")
             self._disconnect(late)
         before = (self.verdict, self.over, self.stacks_wanted)
         self.coordinator.decide(now)
@@ -56,8 +57,8 @@ class Server(Peers):
                 self._take(channel, status_of(message))
             if channel.node_rank is not None:
                 self._answer(channel.node_rank)
-        except (Refused, TypeError, ValueError) as error:
-            self.refuse("a peer %s" % error)
+        except MALFORMED as error:
+            self.refuse("a connection that %s" % error)
             self._disconnect(channel)
         except OSError:
             self._disconnect(channel)

@@ -9,12 +9,11 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from .journal import Journal
+from .journal import Journal, Lines
 from .proc import die_with_parent
 from .spec import Spec
 
 READ_SIZE = 1 << 20  # bytes
-LAST_BYTES = 32768  # of its output, kept to explain a failure
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 
 
@@ -31,8 +30,7 @@ class Torchrun:
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec, self._journal = spec, journal
         self._process: subprocess.Popen[bytes] | None = None
-        self._partial: dict[int, bytes] = {}
-        self.last = b""  # the end of its output
+        self._output: dict[int, Lines] = {}  # by pipe
 
     def start(self, log_folder: str, env: dict[str, str]) -> None:
         """Raises OSError when it cannot be started."""
@@ -51,6 +49,7 @@ class Torchrun:
         )
         for pipe in self.pipes():
             os.set_blocking(pipe, False)
+            self._output[pipe] = Lines(b"-", self._journal)
 
     @property
     def pid(self) -> int:
@@ -64,37 +63,32 @@ class Torchrun:
         """As a shell has it for a command that cannot be started: 127."""
         return self._process.poll() if self._process else 127
 
-    def read(self, pipe: int) -> bool:
-        """Copies what a pipe holds. False at its end."""
-        try:
-            data = os.read(pipe, READ_SIZE)
-        except BlockingIOError:
-            return True
-        head, newline, rest = (self._partial.get(pipe, b"") + data).rpartition(b"\n")
-        self._partial[pipe] = rest
-        if newline:
-            self._copy(head + newline)
-        return bool(data)
+    def read(self, pipe: int) -> int:
+        """Copies what a pipe holds. Returns the number of bytes; 0 at its end."""
+        data = os.read(pipe, READ_SIZE)
+        self._output[pipe].feed(data)
+        return len(data)
 
     def finish(self) -> None:
+        """Once torchrun and all that it started have ended."""
         for pipe in self.pipes():
-            before = None
-            while before != self._partial.get(pipe) and self.read(pipe):
-                before = self._partial.get(pipe)
-            if self._partial.get(pipe):
-                self._copy(self._partial.pop(pipe) + b"\n")
+            try:
+                while self.read(pipe):
+                    pass
+            except BlockingIOError:
+                pass  # a process that survived SIGKILL holds it
+            self._output[pipe].finish()
 
     def last_lines(self) -> list[str]:
-        return self.last.decode(errors="replace").rstrip("\n").split("\n")
+        """The end of its stdout and then of its stderr, which has the failure."""
+        return [
+            line for lines in self._output.values() if lines.last for line in lines.last_lines()
+        ]
 
     def failures(self) -> list[Failure]:
         """The failed ranks in its summary, which has the first failure last. It shows no exit code 0."""
-        found = FAILURE.findall(self.last.decode(errors="replace"))
+        found = FAILURE.findall("\n".join(self.last_lines()))
         return [Failure(*map(int, numbers)) for numbers in reversed(found)]
-
-    def _copy(self, whole: bytes) -> None:
-        self._journal.lines(b"-", whole)
-        self.last = (self.last + whole)[-LAST_BYTES:]
 
 
 def executable(argv: list[str]) -> list[str]:

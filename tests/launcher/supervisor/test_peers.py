@@ -317,3 +317,20 @@ def test_a_node_enforces_the_time_limit_if_node_0_does_not(tmp_path: Path, clock
     assert peer.verdict and (peer.verdict.kind, peer.verdict.node_rank) == ("time-limit", 1)
     assert 60 + TIME_LIMIT_MARGIN < clock.now - began < 62 + TIME_LIMIT_MARGIN
     network.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[]", b"{}", b"7", b"\xff", b'{"node_rank": 5}', b'{"node_rank": 1, "new": 2}',
+     b'{"node_rank": 1, "reason": {"kind": "x"}}'],
+)  # fmt: skip
+def test_a_malformed_message_is_refused_even_with_the_token(
+    network: Network, strangers: list[socket.socket], text: bytes
+) -> None:
+    network.turn()
+    strangers.append(connect(network, 2))
+    other = Channel(strangers[0], TOKEN, listening=False)
+    network.until(lambda: other.receive() == [] and other.ready)
+    strangers[0].sendall(other._signature(text, 0, False) + b" " + text + b"\n")
+    network.until(lambda: sock_closed(strangers[0]))
+    assert len(network.events(0, RefusedEvent)) == 1

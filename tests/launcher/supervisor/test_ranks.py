@@ -14,7 +14,7 @@ from supervisors import spec, until
 
 from launcher.logs.journal import Reader
 from launcher.supervisor import rank_logs
-from launcher.supervisor.journal import Journal
+from launcher.supervisor.journal import Journal, Lines
 from launcher.supervisor.proc import proc_stat
 from launcher.supervisor.rank_logs import RankLogs, Tail
 from launcher.supervisor.ranks import Rank, Ranks
@@ -99,7 +99,8 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
 
 def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
     torchrun = Torchrun(spec(), journal)
-    torchrun.last = (OUTPUTS / "torchrun-killed.txt").read_bytes()
+    torchrun._output[2] = Lines(b"-", journal)
+    torchrun._output[2].feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
     [failure, *_] = torchrun.failures()
     assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, -9)
 
@@ -142,3 +143,18 @@ def test_output_that_is_in_the_journal_is_freed_on_the_disk(
     journal.close()
     found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
     assert found == [LINE[:-1]] * 3000 + [b"more"]
+
+
+def test_a_line_without_end_is_cut_so_that_memory_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Journal
+) -> None:
+    monkeypatch.setattr("launcher.supervisor.journal.LONGEST_LINE", 100)
+    lines = Lines(b"3", journal)
+    for _ in range(50):
+        lines.feed(b"x" * 30)
+    lines.feed(b"end\nnext")
+    lines.finish()
+    journal.close()
+    found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
+    assert b"".join(found) == b"x" * 1500 + b"endnext"
+    assert max(map(len, found)) == 120 and found[-2:] == [b"x" * 60 + b"end", b"next"]

@@ -106,3 +106,22 @@ def test_the_time_limit_reaches_every_supervisor_in_seconds(fake_cluster: Make) 
         assert [spec["time_limit"] for spec in specs] == [limit, limit]
         for host in cluster:
             host.nodes.clear()
+
+
+def test_included_hosts_are_the_only_nodes(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.nodes_end(0)
+    assert cluster.launch("--include", "gpu2@gpu1")[0] == 0
+    assert [(node.node_rank, node.host) for node in cluster.nodes] == [(0, "gpu1"), (1, "gpu2")]
+    assert cluster.hosts["gpu0"].asked == []
+
+
+@pytest.mark.parametrize("command", ["launch", "check", "push", "sanity"])
+def test_an_unknown_host_to_include_or_exclude_is_one_line(
+    fake_cluster: Make, command: str
+) -> None:
+    cluster = fake_cluster()
+    for flag in ("--include", "--exclude"):
+        code, _, err = cluster.ddpctl(command, cluster.hosts_file, flag, "gpu9")
+        assert code == 2 and err.count("\n") == 1
+        assert "has no host 'gpu9'; it has gpu0, gpu1" in err

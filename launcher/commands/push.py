@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def push(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     image: Annotated[
         bool, typer.Option("--image", help="Push only the image (and other parts you name).")
     ] = False,
@@ -28,7 +30,10 @@ def push(
         bool,
         typer.Option("--prune", help="Push nothing; delete data and code that no run uses."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="With --prune: do not ask. Required without a terminal."),
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -41,11 +46,11 @@ def push(
     ddpctl push hosts.yaml --prune
     """
     from launcher import push as pushing
-    from launcher.hosts import load
+    from launcher.hosts import load, select
     from launcher.ssh.node import connected
 
     console = options.console(quiet, verbose)
-    cluster = load(options.hosts_of(hosts, host_list))
+    cluster = select(load(options.hosts_of(hosts, host_list)), include, exclude)
     named: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
     with connected(cluster.hosts) as nodes:

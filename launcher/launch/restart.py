@@ -13,9 +13,9 @@ from launcher.engines.choose import engine_of
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host
 from launcher.launch.attempt import NextAttempt, run_attempt
-from launcher.launch.environment import kept_cluster
 from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import place_in
+from launcher.runs.kept_cluster import kept_cluster
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
 from launcher.ssh.many import ask_each, try_each
 from launcher.ssh.node import Node, connected

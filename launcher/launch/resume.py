@@ -8,11 +8,12 @@ import shlex
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host, Job, load
 from launcher.launch.attempt import NextAttempt
-from launcher.launch.environment import kept_cluster, user_environment
+from launcher.launch.environment import check_environment
 from launcher.launch.launch import run_with_restarts
 from launcher.plan.options import LaunchOptions
 from launcher.runs.find import find, list_nodes, names_hosts
-from launcher.runs.record import RunFolder, RunRecord, find_run
+from launcher.runs.kept_cluster import kept_cluster
+from launcher.runs.record import RunFolder, find_run
 from launcher.ssh.node import connected
 from launcher.terminal.console import Console
 
@@ -82,15 +83,6 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     }
     job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
     return dataclasses.replace(now, job=job)
-
-
-def check_environment(record: RunRecord, job: Job) -> None:
-    """Raises UsageError if this machine does not know the values of the run's variables."""
-    if unknown := set(record.env_names) - set(user_environment(job)):
-        raise UsageError(
-            f"{record.run_id}: only the machine that launched it knows the values of "
-            f"{', '.join(sorted(unknown))}; resume there, or set them as job.env in a file for --hosts"
-        )
 
 
 def refuse_if_alive(hosts: tuple[Host, ...], cluster: Cluster, run_id: str) -> None:

@@ -125,3 +125,15 @@ def test_nodes_with_different_numbers_of_processes(machine: Machine) -> None:
     assert (failure["rank"], failure["node_rank"], failure["local_rank"]) == (4, 2, 0)
     assert machine.record()["attempts"][0]["world_size"] == 6
     assert machine.left() == []
+
+
+def test_a_run_that_takes_too_long_is_cancelled(machine: Machine) -> None:
+    """A second is over before torchrun has started a rank; a rank that saves is tested elsewhere."""
+    done = machine.ddpctl(
+        "launch", "hosts.yaml", "--no-check", "--time-limit", "1s", "--env", "SLEEP=100", code=7
+    )
+    assert "the run reached its time limit of 1 s" in done.stderr
+    record = machine.record()
+    assert record["state"] == "CANCELLED"
+    assert record["attempts"][0]["first_failure"]["kind"] == "time-limit"
+    assert machine.left() == []

@@ -2,11 +2,16 @@
 
 import os
 import sys
+import traceback
 
 from trainer.cli import main
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    try:
+        code = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        code = 1
     distributed = sys.modules.get("trainer.distributed")
     if distributed is not None and distributed.kept:
         sys.stdout.flush()

@@ -19,7 +19,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from trainer.errors import CheckpointError
 
 FILES = ("state.pt", "meta.json")
 NAME = re.compile(r"step-(\d{8,})")
+EXPORT = re.compile(r"epoch_(\d+)\.pth")
 LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 
 
@@ -42,11 +46,15 @@ class Saved:
     identity: str
 
 
-def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: int) -> Saved:
+Written = tuple[Saved, float]  # and the seconds that it took
+
+
+def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: int) -> Written:
     """Write a checkpoint under root/ckpt and drop all but the `keep` newest.
 
     Raises CheckpointError if it cannot be written; earlier ones are untouched.
     """
+    began = time.perf_counter()
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     files = {
@@ -55,7 +63,7 @@ def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: in
     }
     saved = publish(root, int(meta["step"]), files)
     prune(root, keep)
-    return saved
+    return saved, time.perf_counter() - began
 
 
 def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> Saved:
@@ -86,6 +94,67 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
             f"cannot write {final}: {error.strerror or error}: earlier checkpoints are intact"
         ) from error
     return Saved(final, step, hashlib.sha256(manifest.encode()).hexdigest())
+
+
+class Writer:
+    """Writes files in a thread, in order, while training goes on."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "writer")
+        self._jobs: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+
+    def submit(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Run `job` in the thread; `collect` calls `then` with its result."""
+        self._jobs.append((self._pool.submit(job), then))
+
+    @property
+    def failed(self) -> bool:
+        return any(job.done() and job.exception() for job, _ in self._jobs)
+
+    def collect(self, *, wait: bool) -> None:
+        """Take the results of finished jobs, or of all. Raises what the first failing one raised."""
+        while self._jobs and (wait or self._jobs[0][0].done()):
+            job, then = self._jobs.popleft()
+            then(job.result())
+
+
+def snapshot(value: Any) -> Any:
+    """A copy in CPU memory of the tensors in nested dicts and lists. From a GPU they are copied to
+    pinned memory without waiting: synchronise before reading them."""
+    if isinstance(value, torch.Tensor):
+        target = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+        return target.copy_(value.detach(), non_blocking=True)
+    if isinstance(value, dict):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(snapshot(item) for item in value)
+    return value
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for snapshots to arrive."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def write_weights(out: Path, names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a state_dict atomically under these names, and remove older epoch_N.pth files.
+
+    Raises CheckpointError.
+    """
+    for name in names:
+        temporary = out / f".{name}.{os.getpid()}"
+        try:
+            torch.save(dict(weights), temporary)
+            temporary.replace(out / name)
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            temporary.unlink(missing_ok=True)
+            raise CheckpointError(f"cannot write {out / name}: {error}".splitlines()[0]) from error
+        if newest := EXPORT.fullmatch(name):
+            for path in out.glob("epoch_*.pth"):
+                number = EXPORT.fullmatch(path.name)
+                if number and int(number[1]) < int(newest[1]):
+                    path.unlink(missing_ok=True)
 
 
 def verify(path: Path) -> Saved:

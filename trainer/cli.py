@@ -63,13 +63,19 @@ def main(argv: Sequence[str]) -> int:
             return 0
         for name, value in other["env"].items():
             os.environ.setdefault(name, value)
-        if config.spawn and "RANK" not in os.environ:
+        if "RANK" not in os.environ and (config.spawn or "NNODES" in other["env"]):
             from trainer.tools.spawn import spawn
 
-            return spawn(config.spawn, argv)
+            return spawn(config, argv, other["env"])
+        if config.spawn and "TRAINER_SPAWNED" not in os.environ:
+            raise UsageError(
+                "--spawn beside RANK in the environment: torchrun has started the ranks already"
+            )
         return _train(config)
     except TrainerError as error:
-        _report(error)
+        print_error(error)
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(1)  # torchrun ends all ranks with the first: let rank 0 print
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -88,7 +94,7 @@ def _command(name: str, argv: Sequence[str]) -> int:
 
 
 def _train(config: Config) -> int:
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+    from torch.distributed.elastic.multiprocessing.errors import record
 
     from trainer.train import main as train
 
@@ -97,21 +103,17 @@ def _train(config: Config) -> int:
         try:
             return train(config, os.environ)
         except TrainerError as error:
-            get_error_handler().record_exception(error)  # torchrun's summary shows it
-            _report(error)
+            print_error(error)
             return error.exit_code
 
     return int(recorded() or 0)
 
 
-def _report(error: TrainerError) -> None:
-    """Rank 0 prints. The others give it time to: torchrun ends all ranks when the first one ends."""
-    rank = os.environ.get("RANK", "0")
-    if rank == "0" or error.everyone:
+def print_error(error: TrainerError) -> None:
+    """Rank 0 prints for all ranks: they end with the same error."""
+    if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()
-    else:
-        time.sleep(1)
 
 
 class Parser(argparse.ArgumentParser):
@@ -157,7 +159,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str, Any]]:
     """The Config for these arguments, and the other things they ask for: `print_config`, and `env`:
-    variables that older flags stand for (MASTER_ADDR, RANK, ...).
+    variables that older flags stand for (MASTER_ADDR, NNODES, ...).
     """
     given = vars(make_parser().parse_args(list(argv)))
     other: dict[str, Any] = {

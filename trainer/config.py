@@ -7,13 +7,15 @@ line of metrics.jsonl contain it. The presets are at the end of this file.
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import UsageError
 
+NEEDS_GPU = "--bn sync needs GPUs: use --bn local or frozen on a CPU"
 GROUPS = ("network", "data", "batch", "optimizer", "schedule", "run", "checkpoints", "output")
 
 
@@ -26,7 +28,7 @@ def flag(
     bare: str | None = None,
     kind: type | None = None,
 ) -> Any:
-    """A field of Config. `bare` is what the flag means when it is given without a value."""
+    """A field of Config. `bare` is the value of the flag when given without one."""
     return field(
         default=default,
         metadata={
@@ -44,22 +46,20 @@ def flag(
 class Config:
     # network
     model: str = flag(
-        "network", "resnet18", "resnet8, 20, 18, 34, 50, 101 or 152", "--arch", "--net"
+        *("network", "resnet18", "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function"),
+        *("--arch", "--net"),
     )
     stem: str = flag(
-        "network",
-        "cifar",
-        "first layers: 3x3 for small images, or 7x7",
-        choices=("cifar", "imagenet"),
+        *("network", "auto", "first layers: cifar (3x3), imagenet (7x7), or by image size"),
+        choices=("auto", "cifar", "imagenet"),
     )
     width: int | None = flag("network", None, "channels of the first stage", kind=int)
     num_classes: int | None = flag(
-        "network", None, "classes (default: those of the data)", kind=int
+        "network", None, "classes (default: as many as the data has)", kind=int
     )
+    weights: str = flag("network", "", "file of weights to start from (.pth), for fine-tuning")
     bn: str = flag(
-        "network",
-        "local",
-        "batch norm statistics: of a rank, of all ranks (GPU), or fixed",
+        *("network", "local", "batch-norm statistics: per rank, over all ranks (GPU), or fixed"),
         choices=("local", "sync", "frozen"),
     )
     channels_last: bool = flag("network", True, "NHWC memory layout")
@@ -67,79 +67,75 @@ class Config:
 
     # data
     data: str = flag(
-        "data", "", "folder, `synthetic` or `download`", "--data-path", "--data-dir", "--data-url"
+        *("data", "", "folder, synthetic, download, or package.module:function"),
+        *("--data-path", "--data-dir", "--data-url"),
     )
-    synthetic_train: int = flag("data", 5000, "synthetic images to train on", "--dataset-size")
-    synthetic_test: int = flag("data", 1000, "synthetic images to test on")
-    synthetic_size: int = flag("data", 32, "edge of a synthetic image in pixels")
+    synthetic_train: int = flag("data", 5000, "synthetic training images", "--dataset-size")
+    synthetic_test: int = flag("data", 1000, "synthetic test images")
+    synthetic_size: int = flag("data", 32, "width of a synthetic image in pixels")
     val_split: float = flag(
-        "data", 0.0, "part of the training images kept for choosing the best epoch (0 to 0.5)"
+        "data", 0.0, "share of the training images held out to choose the best epoch (0 to 0.5)"
     )
-    augment: bool = flag("data", True, "random crop and flip of the training images")
-    image_size: int = flag("data", 224, "edge in pixels for ImageFolder trees")
-    workers: int = flag("data", 4, "threads that decode an ImageFolder tree", "-j", "--num-workers")
+    augment: bool = flag("data", True, "random crops and flips of the training images")
+    image_size: int = flag("data", 224, "width in pixels of images from an ImageFolder tree")
+    workers: int = flag(
+        "data", 4, "threads per rank that decode an ImageFolder tree", "-j", "--num-workers"
+    )
 
     # batch
     batch_size: int | None = flag(
-        "batch",
-        None,
-        "images a rank and optimizer step (default 128)",
-        "-b",
-        "--batch-per-rank",
+        *("batch", None, "images per rank and optimizer step (default 128)"),
+        *("-b", "--batch-per-rank"),
         kind=int,
     )
     global_batch: int | None = flag(
-        "batch",
-        None,
-        "images an optimizer step, all ranks together",
-        "--global-batch-size",
+        *("batch", None, "images per optimizer step over all ranks", "--global-batch-size"),
         kind=int,
     )
     grad_accum_steps: int = flag(
-        "batch", 1, "micro-batches that a rank's batch is cut into", "--grad-accu-steps"
+        "batch", 1, "micro-batches per rank and optimizer step", "--grad-accu-steps"
     )
     canonical_shards: int = flag(
         "batch", 0, "bitwise equal weights at every world size that divides this (0: off)"
     )
-    drop_last: bool = flag("batch", False, "leave out the last, smaller batch of an epoch")
-    amp: str = flag("batch", "off", "mixed precision", choices=("off", "bf16", "fp16"), bare="bf16")
+    drop_last: bool = flag("batch", False, "drop the last, smaller batch of an epoch")
+    amp: str = flag(
+        *("batch", "auto", "mixed precision; auto: bf16 on GPUs that have it, else off"),
+        choices=("auto", "off", "bf16", "fp16"),
+        bare="bf16",
+    )
 
     # optimizer
+    loss: str = flag(
+        "optimizer", "cross-entropy", "cross-entropy, or package.module:function", "--criterion"
+    )
     opt: str = flag("optimizer", "sgd", "optimizer", choices=("sgd", "adam", "adamw"))
     lr: float = flag("optimizer", 0.1, "peak learning rate", "--learning-rate")
     lr_scaling: str = flag(
-        "optimizer",
-        "none",
-        "how --lr grows with global batch / --lr-base-size",
+        *("optimizer", "none", "how --lr grows with global batch / --lr-base-size"),
         choices=("none", "linear", "sqrt"),
     )
     lr_base_size: int = flag("optimizer", 256, "global batch that --lr is meant for")
     momentum: float = flag("optimizer", 0.9, "momentum of SGD")
-    nesterov: bool = flag("optimizer", True, "Nesterov's form of momentum")
+    nesterov: bool = flag("optimizer", True, "Nesterov momentum")
     weight_decay: float = flag("optimizer", 5e-4, "weight decay", "--wd")
     norm_weight_decay: float | None = flag(
-        "optimizer", None, "weight decay of batch norm and biases (default: as all)", kind=float
+        "optimizer", None, "weight decay of batch norms and biases (default: the same)", kind=float
     )
     label_smoothing: float = flag("optimizer", 0.0, "label smoothing (0 to 1)", "--smoothing")
     clip_grad_norm: float = flag(
         "optimizer", 0.0, "largest gradient norm (0: no limit)", "--clip-grad"
     )
     ema: float = flag(
-        "optimizer",
-        0.0,
-        "decay of averaged weights, which are then evaluated (0: off)",
+        *("optimizer", 0.0, "decay of averaged weights, which are then evaluated (0: off)"),
         "--ema-decay",
     )
 
     # schedule
     epochs: int = flag("schedule", 10, "passes over the training images", "--num-epochs")
-    max_steps: int = flag("schedule", 0, "stop after so many steps in all (0: by epochs)")
+    max_steps: int = flag("schedule", 0, "stop after this many steps (0: by epochs)")
     schedule: str = flag(
-        "schedule",
-        "cosine",
-        "shape of the learning rate",
-        "--lr-scheduler",
-        "--sched",
+        *("schedule", "cosine", "shape of the learning rate", "--lr-scheduler", "--sched"),
         choices=("cosine", "multistep", "triangular", "constant"),
     )
     warmup_epochs: float = flag(
@@ -153,14 +149,14 @@ class Config:
 
     # run
     preset: str = flag("run", "", "a named set of defaults, which flags override")
-    seed: int = flag("run", 0, "of weights, order and augmentation", "--random-seed")
+    seed: int = flag("run", 0, "seed of weights, order and augmentation", "--random-seed")
     deterministic: bool = flag(
         "run", False, "deterministic algorithms only", "--use-deterministic-algorithms"
     )
     device: str = flag("run", "auto", "where to train", choices=("auto", "cpu", "cuda"))
-    spawn: int = flag("run", 0, "start so many ranks on this machine, without torchrun")
-    threads: int = flag("run", 0, "CPU threads a rank (0: torch's choice)")
-    timeout: float = flag("run", 120.0, "seconds after which a silent peer counts as lost")
+    spawn: int = flag("run", 0, "start this many ranks on this machine, without torchrun")
+    threads: int = flag("run", 0, "CPU threads per rank (0: torch's choice)")
+    timeout: float = flag("run", 120.0, "seconds after which a silent rank counts as lost")
     check_every: int = flag("run", 1000, "steps between checks that replicas are equal (0: off)")
     poll_every: int = flag(
         "run", 0, "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)"
@@ -168,9 +164,7 @@ class Config:
 
     # checkpoints
     resume: str = flag(
-        "checkpoints",
-        "",
-        "auto, none, or a checkpoint folder (default: auto under ddpctl, else none)",
+        *("checkpoints", "", "auto, none, or a checkpoint folder (default: auto under ddpctl)"),
         bare="auto",
     )
     resume_override: bool = flag(
@@ -180,7 +174,7 @@ class Config:
         "checkpoints", "", "where ckpt/step-* go (default: the output folder)", "--model-dir"
     )
     save_every: str = flag(
-        "checkpoints", "1ep", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)"
+        "checkpoints", "60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)"
     )
     keep: int = flag(
         "checkpoints", 3, "newest checkpoints to keep, at least 2", "--checkpoint-hist"
@@ -189,13 +183,14 @@ class Config:
         "checkpoints", 2, "nodes that keep each checkpoint where disks are not shared: 1 or 2"
     )
     export_every: int = flag(
-        "checkpoints", 1, "epochs between epoch_N.pth files (0: none)", "--save-epoch"
+        *("checkpoints", 1, "epochs between epoch_N.pth files; the newest is kept (0: none)"),
+        "--save-epoch",
     )
 
     # output
     out: str = flag("output", "", "output folder (default ./output)", "--output-dir", "--output")
     eval_every: int = flag("output", 1, "epochs between evaluations", "--val-interval")
-    eval_batch_size: int = flag("output", 500, "images a rank and evaluation step")
+    eval_batch_size: int = flag("output", 500, "images per rank and evaluation step")
     test_only: bool = flag("output", False, "evaluate the checkpoint and stop")
     print_every: int = flag(
         "output", 50, "steps between lines of progress", "--print-freq", "--print-interval"
@@ -204,40 +199,40 @@ class Config:
     plot: bool = flag("output", False, "draw curves.png at the end")
 
     def problems(self) -> Iterator[str]:
-        """What cannot be, one line each; nothing here looks at the machine or the data."""
+        """What is wrong, one line each, without a look at the machine or the data."""
         for name in AT_LEAST_ONE:
             if (value := getattr(self, name)) is not None and value < 1:
-                yield f"--{name.replace('_', '-')} {value}: at least 1"
+                yield f"--{name.replace('_', '-')} {value}: must be at least 1"
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
-                yield f"--{name.replace('_', '-')} {getattr(self, name)}: not below 0"
+                yield f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative"
         if self.keep < 2:
-            yield f"--keep {self.keep}: at least 2, so that a damaged newest one is no loss"
+            yield f"--keep {self.keep}: must be at least 2, in case the newest one is damaged"
         if self.copies not in (1, 2):
-            yield f"--copies {self.copies}: 1 or 2"
+            yield f"--copies {self.copies}: must be 1 or 2"
         if not 0 <= self.val_split <= 0.5:
-            yield f"--val-split {self.val_split}: 0 to 0.5"
+            yield f"--val-split {self.val_split}: must be 0 to 0.5"
         if not 0 <= self.label_smoothing < 1:
-            yield f"--label-smoothing {self.label_smoothing}: 0 to 1"
+            yield f"--label-smoothing {self.label_smoothing}: must be 0 to 1"
         if not 0 <= self.momentum < 1:
-            yield f"--momentum {self.momentum}: 0 to 1"
+            yield f"--momentum {self.momentum}: must be 0 to 1"
         if not 0 <= self.ema < 1:
-            yield f"--ema {self.ema}: 0 to 1"
+            yield f"--ema {self.ema}: must be 0 to 1"
         if self.canonical_shards and self.grad_accum_steps > 1:
-            yield "--canonical-shards cuts the batch itself: leave --grad-accum-steps at 1"
+            yield "--canonical-shards cuts the batch itself: leave out --grad-accum-steps"
         if self.canonical_shards and self.bn == "sync":
-            yield "--canonical-shards gives each shard its own statistics: --bn local or frozen"
+            yield "--canonical-shards gives each shard its own statistics: use --bn local or frozen"
         if self.bn == "sync" and self.device == "cpu":
-            yield "--bn sync needs GPUs: --bn local, or frozen, on CPU"
+            yield NEEDS_GPU
         if self.test_only and self.resume == "none":
-            yield "--test-only --resume none: there is nothing to evaluate"
+            yield "--test-only with --resume none: there is nothing to evaluate"
         if self.amp == "fp16" and self.canonical_shards:
             yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
         for name in ("milestones", "save_every"):
             try:
                 getattr(self, f"parsed_{name}")
             except ValueError:
-                yield f"--{name.replace('_', '-')} {getattr(self, name)!r}: not understood"
+                yield f"--{name.replace('_', '-')} {getattr(self, name)!r}: see --help for its form"
 
     @property
     def parsed_milestones(self) -> list[int]:
@@ -245,7 +240,7 @@ class Config:
 
     @property
     def parsed_save_every(self) -> tuple[int, str]:
-        """(5, "ep"), (500, "st") or (60, "s"); (0, "ep") is at the end only."""
+        """(5, "ep"), (500, "st") or (60, "s"). (0, "ep") means at the end only."""
         match = re.fullmatch(r"(\d+)(ep|st|s)?", self.save_every.strip())
         if not match:
             raise ValueError(self.save_every)
@@ -265,9 +260,24 @@ NOT_NEGATIVE = (
 
 
 def check(config: Config) -> None:
-    """Raises UsageError with all problems, one a line."""
+    """Raises UsageError with all problems, one per line."""
     if problems := list(config.problems()):
         raise UsageError("\n".join(problems))
+
+
+def is_function_name(text: str) -> bool:
+    """Whether a flag names a function of the user's, as package.module:function."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) is not None
+
+
+def named_function(flag_name: str, text: str) -> Callable[..., Any]:
+    """The function that a flag names. Raises UsageError if it cannot be imported."""
+    module, _, name = text.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{flag_name} {text}: {error}: is its folder in PYTHONPATH?") from error
+    return function
 
 
 def preset(**settings: Any) -> dict[str, Any]:

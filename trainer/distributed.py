@@ -9,13 +9,15 @@ Further down: comparing replicas, and batch-norm statistics across ranks.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
+import itertools
 import json
 import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +46,9 @@ class Ranks:
     nnodes: int
     device: torch.device
     host: str
+    timeout: float = 120.0  # seconds after which a silent rank counts as lost
+    store: Store | None = None  # key-value store of this attempt, apart from the process group
+    exchanges: Iterator[int] = field(default_factory=itertools.count, compare=False)
 
     @property
     def first(self) -> bool:
@@ -75,14 +80,23 @@ class Ranks:
         self.gather(None)
 
     @contextlib.contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """If any rank raises a TrainerError inside, all ranks raise it. A collective."""
+    def agreeing(self, *, patient: bool = False) -> Iterator[None]:
+        """If any rank raises a TrainerError inside, all ranks raise it. A collective.
+
+        patient: the work may take longer than the process group's timeout. The ranks then wait
+        through the store, for as long as those that they wait for are alive.
+        """
         failure: TrainerError | None = None
         try:
             yield
         except TrainerError as error:
             failure = error
-        raise_first(self.gather(_as_fact(failure, self.host)))
+        fact = as_fact(failure, self.host)
+        if patient and self.store is not None:
+            name = f"exchange/{next(self.exchanges)}"
+            raise_first(_exchange(self, self.store, name, fact, self.timeout))
+        else:
+            raise_first(self.gather(fact))
 
 
 def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
@@ -104,7 +118,7 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
         local_rank=local_rank,
         local_world_size=local_world_size,
         node_rank=node_rank,
-        nnodes=-(-world_size // local_world_size),
+        nnodes=int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size))),
         device=device,
         host=platform.node(),
     )
@@ -131,8 +145,8 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
     return device
 
 
-def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> None:
-    """Meet all other ranks and create the process group.
+def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
+    """Meet all other ranks and create the process group. Returns `ranks` with their store.
 
     `failure` is what went wrong on this rank so far (its images, its device). All ranks learn of it
     here and raise it. Also raises TrainerError naming the ranks that did not come.
@@ -140,22 +154,27 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
     if ranks.world_size == 1:
         if failure:
             raise failure
-        return
+        return ranks
     store = _store(ranks, env)
-    facts = _exchange(ranks, store, _as_fact(failure, ranks.host) | {"device": ranks.device.type})
+    fact = as_fact(failure, ranks.host) | {"device": ranks.device.type}
+    facts = _exchange(ranks, store, "join", fact, JOIN_TIMEOUT)
     raise_first(facts)
     kinds = {fact["device"] for fact in facts}
     if len(kinds) > 1:
         raise UsageError(
             "some ranks have a GPU and others have none: use --device cpu, or hosts of one kind"
         )
+    on_gpu = ranks.device.type == "cuda"
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
+        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=PrefixStore("group", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=datetime.timedelta(seconds=timeout),
+        device_id=ranks.device if on_gpu else None,  # NCCL connects now, and to this GPU
     )
+    kept.append(dist.group.WORLD)
+    return dataclasses.replace(ranks, store=PrefixStore("run", store), timeout=timeout)
 
 
 kept: list[object] = []
@@ -167,7 +186,6 @@ def leave(ranks: Ranks) -> None:
     """Leave the process group. Without the barrier, a Gloo peer that is still reading aborts."""
     if dist.is_initialized():
         ranks.barrier()
-        kept.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
@@ -179,10 +197,13 @@ def raise_first(facts: list[dict[str, Any]]) -> None:
     rank, fact = failed[0]
     alone = len(failed) < len(facts)
     where = f"rank {rank} on {fact['host']}: " if alone else ""
-    raise KINDS[fact["error"]](where + fact["message"])
+    error = KINDS[fact["error"]](where + fact["message"])
+    error.located = True
+    raise error
 
 
-def _as_fact(failure: Exception | None, host: str) -> dict[str, Any]:
+def as_fact(failure: Exception | None, host: str) -> dict[str, Any]:
+    """A failure as one rank tells the others of it; `error` is "" for none."""
     if failure is not None and not isinstance(failure, TrainerError):
         failure = TrainerError(f"{type(failure).__name__}: {failure}")
     name = type(failure).__name__ if failure else ""
@@ -204,21 +225,29 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
     return PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _exchange(ranks: Ranks, store: Store, fact: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every rank's fact on every rank, before the process group exists."""
-    names = [f"fact/{rank}" for rank in range(ranks.world_size)]
-    store.set(names[ranks.rank], json.dumps(fact))
-    deadline = time.monotonic() + JOIN_TIMEOUT
-    missing = set(names)
-    while missing and time.monotonic() < deadline:
-        missing = {name for name in missing if not store.check([name])}
-        time.sleep(0.05 if missing else 0)  # wait() raises another error for each kind of store
-    if missing:
-        absent = ", ".join(sorted(name.removeprefix("fact/") for name in missing))
-        raise TrainerError(f"ranks {absent} did not come within {JOIN_TIMEOUT} s: see their logs")
-    facts = [json.loads(store.get(name)) for name in names]
-    store.add("read", 1)
-    while ranks.first and store.add("read", 0) < ranks.world_size and time.monotonic() < deadline:
+def _exchange(
+    ranks: Ranks, store: Store, name: str, fact: dict[str, Any], timeout: float
+) -> list[dict[str, Any]]:
+    """Every rank's fact on every rank, through the store.
+
+    Raises TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.
+    """
+    store.set(f"{name}/{ranks.rank}", json.dumps(fact))
+    missing, signs, since = set(range(ranks.world_size)), -1, time.monotonic()
+    while missing := {rank for rank in missing if not store.check([f"{name}/{rank}"])}:
+        seen = sum(store.add(f"alive/{rank}", 0) for rank in missing)  # see ending.Watch
+        if seen != signs:
+            signs, since = seen, time.monotonic()
+        if time.monotonic() - since > timeout:
+            absent = ", ".join(map(str, sorted(missing)))
+            raise TrainerError(f"no sign of rank {absent} for {timeout:g} s: see the logs there")
+        time.sleep(0.05)
+    facts = [json.loads(store.get(f"{name}/{rank}")) for rank in range(ranks.world_size)]
+    store.add(f"{name}/read", 1)
+    deadline = time.monotonic() + timeout
+    while ranks.first and store.add(f"{name}/read", 0) < ranks.world_size:
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.01)  # rank 0 may hold the store: it stays until all have read
     return facts
 
@@ -318,6 +347,8 @@ def count_batches(model: nn.Module, count: int) -> None:
 
 def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
     """All values in one new vector."""
+    if not tensors:
+        return torch.empty(0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -350,9 +381,9 @@ def averaged_statistics(model: nn.Module, ranks: Ranks, when: bool) -> Iterator[
         unflatten(own, tensors)
 
 
-def statistics_of_every_rank(model: nn.Module, ranks: Ranks) -> torch.Tensor:
-    """Each rank's own running statistics, shape (world size, n), on the CPU. A collective."""
-    own = flatten(statistics(model))
+def of_every_rank(tensors: list[torch.Tensor], ranks: Ranks) -> torch.Tensor:
+    """Each rank's own values, shape (world size, n), on the CPU. A collective."""
+    own = flatten(tensors)
     table = torch.zeros(ranks.world_size, own.numel(), dtype=own.dtype, device=own.device)
     table[ranks.rank] = own
     return ranks.sum_(table).cpu()

@@ -1,21 +1,25 @@
-"""How a run ends: stop requests, status.json, the last line of metrics.jsonl, the exit code."""
+"""How a run ends: stop requests, failures, status.json, the exit code."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from trainer.cli import print_error
 from trainer.config import Config
-from trainer.distributed import Ranks
-from trainer.errors import KILLED, PREEMPTED, OutOfMemory, PeerLost, TrainerError
+from trainer.distributed import Ranks, Store, as_fact
+from trainer.errors import KILLED, KINDS, PREEMPTED, OutOfMemory, PeerLost, TrainerError
 from trainer.logs import clock, say, write_status
 from trainer.tools.plot import draw, records
 
@@ -24,6 +28,11 @@ if TYPE_CHECKING:
 
 ECHO = 2.0  # seconds
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+FAILURE = "failure"  # the key in the store under which the first failing rank reports
+WATCH_EVERY = 0.5  # seconds
+LOST_GRACE = 2.0  # seconds that a rank which lost a peer waits for that peer's report
+LEAVE_GRACE = 3.0  # seconds that the failing rank waits for the others to notice
+LINGER = 1.0  # seconds by which the others leave later: launchers end all ranks with the first
 LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
 
 
@@ -104,7 +113,122 @@ def preempted(t: Training, env: Mapping[str, str]) -> int:
     return 0 if "TORCHELASTIC_RUN_ID" in env else PREEMPTED
 
 
-def fail(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> None:
+class Watch:
+    """Ends all ranks soon, and with the same error, when one of them fails.
+
+    A rank that fails in mid-step cannot tell the others by a collective: they are waiting in
+    another one, and would for the whole timeout. It writes its error to the store instead, where a
+    thread of every rank looks twice a second. That thread also counts up this rank's sign of life.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, stalled_after: float | None = None) -> None:
+        """stalled_after: seconds without `beat` after which rank 0 writes a provisional
+        status.json. NCCL's own watchdog kills a process that waits too long, without a word."""
+        self.config, self.ranks, self.t = config, ranks, cast("Training | None", None)
+        self.stalled_after = stalled_after
+        self.last_beat = time.monotonic()
+        self.provisional = False
+        self.ending = threading.Lock()  # held by whichever thread ends this process
+
+    def start(self) -> None:
+        if self.ranks.store is not None:
+            threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def beat(self) -> None:
+        """The training loop is moving."""
+        self.last_beat = time.monotonic()
+
+    def done(self) -> None:
+        """The run has ended well: nothing more to watch."""
+        self.ending.acquire()
+
+    def fail(self, error: Exception) -> Exception:
+        """Record this rank's error and tell the other ranks. Returns the error to end with: the one
+        that the first failing rank reported, the same on all ranks."""
+        if not self.ending.acquire(blocking=False):
+            threading.Event().wait()  # the watching thread is ending this process
+        mine = explain(self.ranks, self.t, error) or error
+        store, told = self.ranks.store, mine
+        if store is not None:
+            try:
+                told = self._report(store, mine)
+            except (RuntimeError, ConnectionError):  # the store went down with the rank holding it
+                pass
+        write_failure(self.t, self.config, self.ranks, told)
+        if store is not None:
+            self._part(store, reporter=told is mine)
+        return told
+
+    def _report(self, store: Store, mine: Exception) -> Exception:
+        if isinstance(mine, PeerLost):  # what ended that peer may be in the store already
+            wait_until(lambda: store.check([FAILURE]), LOST_GRACE)
+        if store.add("failures", 1) == 1 and not store.check([FAILURE]):
+            get_error_handler().record_exception(mine)  # torchrun names the first rank that did
+            located = isinstance(mine, TrainerError) and mine.located
+            where = "" if located else f"rank {self.ranks.rank} on {self.ranks.host}: "
+            fact = as_fact(mine, self.ranks.host)
+            store.set(FAILURE, json.dumps(fact | {"message": where + fact["message"]}))
+            if isinstance(mine, TrainerError):
+                mine.args = (where + str(mine),)
+            return mine
+        wait_until(lambda: store.check([FAILURE]), LOST_GRACE)
+        return self._reported(store)
+
+    def _reported(self, store: Store) -> TrainerError:
+        fact = json.loads(store.get(FAILURE))
+        return KINDS[fact["error"]](fact["message"])
+
+    def _part(self, store: Store, reporter: bool) -> None:
+        """The rank that failed leaves first, so that launchers see it first, but not before the
+        others know: it may hold the store."""
+        with contextlib.suppress(RuntimeError, ConnectionError):
+            if reporter:
+                others = self.ranks.world_size - 1
+                wait_until(lambda: store.add("told", 0) >= others, LEAVE_GRACE)
+            else:
+                store.add("told", 1)
+                time.sleep(LINGER)
+
+    def _run(self) -> None:
+        store = self.ranks.store
+        assert store is not None
+        while not self.ending.locked():
+            try:
+                store.add(f"alive/{self.ranks.rank}", 1)
+                failed = store.check([FAILURE])
+            except (RuntimeError, ConnectionError):
+                return  # the store is gone, and so is the rank or agent that held it
+            if failed and self.ending.acquire(blocking=False):
+                error = self._reported(store)
+                write_failure(self.t, self.config, self.ranks, error)
+                print_error(error)
+                self._part(store, reporter=False)
+                os._exit(error.exit_code)  # the main thread may be inside a collective
+            self._note_stall()
+            time.sleep(WATCH_EVERY)
+
+    def _note_stall(self) -> None:
+        if self.stalled_after is None or self.t is None:
+            return
+        silent = time.monotonic() - self.last_beat
+        if silent > self.stalled_after and not self.provisional:
+            self.provisional = True
+            reason = f"no progress for {silent:.0f} s at step {self.t.step}: a rank may be lost"
+            write_failure(self.t, self.config, self.ranks, PeerLost(reason), final=False)
+        elif silent < self.stalled_after and self.provisional:
+            self.provisional = False
+            (Path(self.config.out) / "status.json").unlink(missing_ok=True)
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def write_failure(
+    t: Training | None, config: Config, ranks: Ranks, error: Exception, *, final: bool = True
+) -> None:
     """Record why the run failed. A disk that cannot be written must not hide that error."""
     if not ranks.first:
         return
@@ -112,7 +236,7 @@ def fail(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> 
     reason = str(error).split("\n")[0] or type(error).__name__
     step, saved = (t.step, t.saved) if t else (0, None)
     with contextlib.suppress(OSError):
-        if t:
+        if t and final:
             seconds = time.monotonic() - t.began
             t.metrics.write("end", state=state, step=step, seconds=seconds, reason=reason)
             t.metrics.close()

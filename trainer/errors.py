@@ -1,7 +1,7 @@
 """Every way a run can end other than success, each with its exit code.
 
     TrainerError              exit 1
-    ├── PeerLost              exit 1   another rank is gone; every rank that notices says so
+    ├── PeerLost              exit 1   another rank is gone
     ├── OutOfMemory           exit 1   this rank's GPU is full
     ├── UsageError            exit 2   an impossible flag or combination of flags
     ├── DataError             exit 3   images are missing, incomplete or do not fit the network
@@ -25,15 +25,15 @@ class TrainerError(Exception):
 
     exit_code = 1
     state = "failed"  # as written to status.json
-    everyone = False  # whether every rank prints it, not only rank 0
+    located = False  # whether the message already says which rank, or holds for all of them
 
 
 class PeerLost(TrainerError):
-    everyone = True
+    located = True
 
 
 class OutOfMemory(TrainerError):
-    everyone = True
+    located = True
 
 
 class UsageError(TrainerError):
@@ -51,10 +51,12 @@ class CheckpointError(TrainerError):
 class Diverged(TrainerError):
     exit_code = 5
     state = "diverged"
+    located = True
 
 
 class ReplicaMismatch(TrainerError):
     exit_code = 6
+    located = True
 
 
 _ALL = (

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainer.checkpoint import snapshot, synchronise, write_weights
 from trainer.distributed import averaged_statistics
 from trainer.ending import Stopped
 from trainer.logs import eval_line, say
-from trainer.loss import sample_losses
 from trainer.state import Training
+
+STOP_EVERY = 50  # blocks on a GPU between questions whether to stop, each of which waits for it
 
 
 def record_evaluation(t: Training, split: str) -> None:
@@ -45,18 +49,19 @@ def evaluate(t: Training, split: str) -> dict[str, Any]:
     """n, correct1, correct5, top1, top5 and loss over a split; with several ranks also `ranks`: top1
     and loss of the images that each rank saw. A collective.
 
-    The network is called directly: DDP's forward would wait for the other ranks.
+    The network is called without DDP, whose forward would wait for the other ranks.
     """
     size, block, world_size = t.data.size(split), t.config.eval_batch_size, t.ranks.world_size
     blocks = -(-size // block)
     table = torch.zeros(blocks, 4, dtype=torch.float64, device=t.ranks.device)
+    every = 1 if t.ranks.device.type == "cpu" else STOP_EVERY
     t.model.eval()
     with evaluated_network(t), torch.no_grad():
-        for turn in range(-(-blocks // world_size)):
-            row = turn * world_size + t.ranks.rank
+        for turn in range(1, -(-blocks // world_size) + 1):
+            row = (turn - 1) * world_size + t.ranks.rank
             if row < blocks:
                 _count(t, split, row * block, min((row + 1) * block, size), table[row])
-            if stop_agreed(t):
+            if turn % every == 0 and stop_agreed(t):
                 raise Stopped
     table = t.ranks.sum_(table).cpu()
     result = _result(table, size, split)
@@ -71,37 +76,19 @@ def stop_agreed(t: Training) -> bool:
 
 @contextlib.contextmanager
 def evaluated_network(t: Training) -> Iterator[None]:
-    """Inside, the network is the one to evaluate and export: batch-norm statistics averaged over
-    ranks and, with --ema, weights averaged over steps. A collective."""
-    with averaged_statistics(t.model, t.ranks, when=t.own_statistics), averaged_weights(t):
+    """Inside, the network is the one to evaluate and export: with --ema its averages over steps, and
+    batch-norm statistics averaged over ranks. A collective."""
+    averaged = t.ema.in_place() if t.ema else contextlib.nullcontext()
+    with averaged, averaged_statistics(t.model, t.ranks, when=t.own_statistics):
         yield
-
-
-@contextlib.contextmanager
-def averaged_weights(t: Training) -> Iterator[None]:
-    if t.averages is None:
-        yield
-        return
-    own = [parameter.detach().clone() for parameter in t.parameters]
-    _copy(t.averages, t.parameters)
-    try:
-        yield
-    finally:
-        _copy(own, t.parameters)
-
-
-def _copy(values: list[torch.Tensor], parameters: list[torch.nn.Parameter]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
 
 
 def _count(t: Training, split: str, start: int, end: int, row: torch.Tensor) -> None:
     x, y = t.data.eval_batch(split, start, end)
     with t.autocast():
-        logits = t.model(x)
+        logits = t.compiled(x)
     best = logits.float().topk(min(5, logits.shape[1])).indices == y[:, None]
-    row[0] = sample_losses(logits, y, smoothing=0.0).double().sum()
+    row[0] = t.losses[1](logits, y).double().sum()
     row[1] = best[:, 0].sum()
     row[2] = best.sum()
     row[3] = end - start
@@ -128,3 +115,20 @@ def _result(table: torch.Tensor, size: int, split: str) -> dict[str, Any]:
         "top5": correct5 / size,
         "loss": loss / size,
     }
+
+
+def export(t: Training) -> None:
+    """Write epoch_N.pth, in place of the one before, and best.pth after the best evaluation so far:
+    the evaluated network's state_dict, for `build_model(...).load_state_dict(torch.load(path))`."""
+    began = time.perf_counter()
+    wanted = bool(t.config.export_every) and t.epoch % t.config.export_every == 0
+    best = t.best.get("step") == t.step
+    names = [f"epoch_{t.epoch}.pth"] * wanted + ["best.pth"] * best
+    if names:
+        with evaluated_network(t):
+            weights = snapshot(t.model.state_dict())
+        synchronise(t.ranks.device)
+        if t.ranks.first:
+            write = partial(write_weights, Path(t.config.out), names, weights)
+            t.writer.submit(write, then=lambda _: None)
+        t.progress.pause(time.perf_counter() - began)

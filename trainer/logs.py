@@ -22,7 +22,7 @@ import torch
 from trainer.checkpoint import replace_file, set_aside
 from trainer.config import Config
 from trainer.distributed import Ranks
-from trainer.optim import Plan, lr_at
+from trainer.optim import Plan
 
 VERSION = 1
 TENSORBOARD_TAGS = {
@@ -163,7 +163,7 @@ class Progress:
         slow = time.perf_counter() - self.since >= LONGEST_SILENCE
         return slow or step - self.step >= self.config.print_every
 
-    def fields(self, step: int, epoch: int) -> dict[str, Any]:
+    def fields(self, step: int, epoch: int, lr: float) -> dict[str, Any]:
         """A `train` line of metrics.jsonl; starts the next interval."""
         steps = max(1, step - self.step)
         seconds = max(1e-9, time.perf_counter() - self.since - self.paused)
@@ -172,7 +172,7 @@ class Progress:
             "epoch": epoch,
             "samples": self.plan.samples_by(step),
             "loss": self.loss_sum / max(1.0, self.images),
-            "lr": lr_at(step - 1, self.config, self.plan),
+            "lr": lr,
             "img_s": round(self.images / seconds, 1),
             "step_ms": round(1000 * seconds / steps, 2),
             "data_ms": round(1000 * self.data_seconds / steps, 3),

@@ -1,7 +1,7 @@
-"""ResNets for small images, and torchvision's own for large ones.
+"""ResNets for small images, torchvision's for large ones, and networks of the user's own.
 
-`stem="cifar"`: a 3x3 first layer and no pooling after it, so that 32x32 images keep their size.
-`stem="imagenet"`: the network of He et al., which is torchvision's, weights interchangeable.
+`stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
+`stem="imagenet"`: the network of He et al.: torchvision's, with interchangeable weights.
 resnet8 and resnet20 are the paper's CIFAR networks, for small machines.
 """
 
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainer.errors import UsageError
+from trainer.config import is_function_name, named_function
+from trainer.errors import CheckpointError, UsageError
 
 SMALL = {"resnet8": 1, "resnet20": 3}  # blocks in each of three stages
 LARGE = {  # blocks in each of four stages, bottlenecks or not
@@ -24,16 +25,28 @@ LARGE = {  # blocks in each of four stages, bottlenecks or not
 NAMES = (*SMALL, *LARGE)
 
 
+def choose_stem(name: str, stem: str, width: int | None, image_size: int) -> str:
+    """The stem that `auto` stands for: at 224 pixels, the CIFAR stem does 16 times the work."""
+    if stem != "auto" or is_function_name(name):
+        return stem
+    return "imagenet" if name in LARGE and width is None and image_size >= 64 else "cifar"
+
+
 def build_model(
     name: str, *, num_classes: int, stem: str = "cifar", width: int | None = None
 ) -> nn.Module:
-    """A network for (N, 3, H, W) floats that gives (N, num_classes) logits.
+    """A network that maps (N, 3, H, W) floats to (N, num_classes) logits.
 
-    width: channels of the first stage (16 for resnet8/20, 64 for the others).
-    Raises UsageError for a name or a combination that there is not.
+    name: one of NAMES, or package.module:function, which is called with num_classes=N (timm's
+    networks, too: timm.models:resnet18).
+    width: channels of the first stage (default 16 for resnet8/20, 64 for the others).
+    Raises UsageError for an unknown name or an impossible combination.
     """
+    if is_function_name(name):
+        own: nn.Module = named_function("--model", name)(num_classes=num_classes)
+        return own
     if name not in NAMES:
-        raise UsageError(f"--model {name}: there are {', '.join(NAMES)}")
+        raise UsageError(f"--model {name}: use {', '.join(NAMES)}, or package.module:function")
     if name in SMALL:
         if stem != "cifar":
             raise UsageError(f"--model {name} --stem {stem}: this network is for small images only")
@@ -49,8 +62,29 @@ def build_model(
     return network
 
 
+def load_weights(model: nn.Module, path: str) -> list[str]:
+    """Copy the weights of a .pth file (a state_dict) into the network. Returns the names of those
+    that stay as they were, as their shape differs or the file lacks them: a new last layer.
+
+    Raises CheckpointError if the file cannot be read or nothing in it fits.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
+    except Exception as error:  # unpickling fails in many ways
+        reason = str(error).strip().split("\n")[0][:200]
+        raise CheckpointError(f"--weights {path}: {reason}") from error
+    own = model.state_dict()
+    fitting = {n: w for n, w in found.items() if n in own and own[n].shape == w.shape}
+    if not fitting:
+        raise CheckpointError(f"--weights {path}: nothing in it fits this network")
+    model.load_state_dict(fitting, strict=False)
+    return [name for name in own if name not in fitting]
+
+
 class ResNet(nn.Module):
-    """CIFAR stem. blocks: in each stage; a stage after the first halves the image."""
+    """A ResNet with the CIFAR stem. blocks: number per stage; each stage but the first halves the
+    image."""
 
     def __init__(self, blocks: list[int], num_classes: int, width: int, bottleneck: bool) -> None:
         super().__init__()

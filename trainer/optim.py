@@ -5,13 +5,16 @@ The schedule has no state, so resuming needs only the number of the step.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from trainer.config import Config
+from trainer.distributed import statistics
 from trainer.errors import UsageError
 
 FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
@@ -40,6 +43,15 @@ class Plan:
         """Where the batch of step `step` starts and ends in its epoch's order."""
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.samples)
+
+    def parts_of_rank(self, rank: int, steps: Iterable[int]) -> Iterator[slice]:
+        """Where the micro-batches of a rank lie in the epoch's order, in the order of their use. An
+        empty one has one sample, which counts nothing."""
+        for step in steps:
+            start, end = self.batch_of(step)
+            for part in range(rank * self.parts_per_rank, (rank + 1) * self.parts_per_rank):
+                first, last = part_bounds(end - start, self.parts, part)
+                yield slice(start + first, start + max(last, first + 1))
 
     def samples_by(self, step: int) -> int:
         """Images that `step` steps have trained on."""
@@ -108,6 +120,43 @@ def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """Where part `index` of `parts` starts and ends in a batch of `size`. Sizes differ by at most
     one, and W ranks with k parts each cut a batch as W*k ranks with one part do."""
     return size * index // parts, size * (index + 1) // parts
+
+
+class Ema:
+    """Exponential moving average of a network's weights and batch-norm statistics (--ema).
+
+    The decay warms up, as otherwise the first steps' weights would count for hundreds of steps.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.live = [*model.parameters(), *statistics(model)]
+        self.values = [tensor.detach().clone() for tensor in self.live]
+        self.statistics = self.values[len(list(model.parameters())) :]
+
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        with torch.no_grad():
+            torch._foreach_lerp_(self.values, self.live, 1 - decay)
+
+    def load(self, values: Sequence[torch.Tensor]) -> None:
+        _copy(values, self.values)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the network has the averages."""
+        own = [tensor.detach().clone() for tensor in self.live]
+        _copy(self.values, self.live)
+        try:
+            yield
+        finally:
+            _copy(own, self.live)
+
+
+def _copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

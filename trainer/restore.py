@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ from trainer.distributed import Ranks
 from trainer.errors import CheckpointError
 from trainer.logs import mentions_checkpoints
 
+NOTED = (  # settings that may change on resume, with a warning: the results do change
+    *("lr", "lr_scaling", "lr_base_size", "schedule", "warmup_epochs", "milestones", "gamma"),
+    *("min_lr", "epochs", "max_steps", "momentum", "nesterov", "weight_decay", "loss"),
+    *("norm_weight_decay", "label_smoothing", "clip_grad_norm", "ema", "bn", "amp"),
+    *("compile", "deterministic"),
+)
 CHUNK = 64 << 20  # bytes sent at a time
 
 
@@ -128,26 +134,33 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
     return -rank, report
 
 
-def check_fits(meta: Mapping[str, Any], now: Mapping[str, Any], override: bool) -> list[str]:
-    """Compare the settings of a checkpoint with those of this run. Returns the changes.
+def check_fits(
+    meta: Mapping[str, Any], identity: Mapping[str, Any], config: Config, parts: int
+) -> list[str]:
+    """Compare the settings of a checkpoint with those of this run. Returns the differences that
+    the user may want, or have overridden.
 
     Raises CheckpointError for another network, and for other data, batch or seed unless overridden.
     """
     before = meta["identity"]
-    changed = [key for key in now if before.get(key) != now[key]]
-    words = [f"{key} {before.get(key)} -> {now[key]}" for key in changed]
+    changed = [key for key in identity if before.get(key) != identity[key]]
+    words = [f"{key} {before.get(key)} -> {identity[key]}" for key in changed]
     never = [w for key, w in zip(changed, words, strict=True) if key in ("network", "optimizer")]
     if never:
         raise CheckpointError(
             f"the checkpoint is of another {'; '.join(never)}: "
             "use the same flags, or --resume none to start over"
         )
-    if words and not override:
+    if words and not config.resume_override:
         raise CheckpointError(
             f"the checkpoint was made with other settings: {'; '.join(words)}: use the same, "
             "--resume-override to resume anyway, or --resume none to start over"
         )
-    return words
+    old, new = meta["config"], asdict(config)
+    words += [f"{key} {old.get(key)} -> {new[key]}" for key in NOTED if old.get(key) != new[key]]
+    if config.bn == "local" and meta["parts"] != parts:
+        words.append(f"micro-batches with their own statistics {meta['parts']} -> {parts}")
+    return [f"continuing with other settings: {word}" for word in words]
 
 
 def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import Config
+from trainer.config import NEEDS_GPU, Config
 from trainer.data import Images, load_dataset
-from trainer.distributed import Ranks, backend, describe, identify, join, pick_device
-from trainer.ending import StopRequest, fail
-from trainer.errors import DataError, TrainerError
+from trainer.distributed import (
+    Ranks,
+    backend,
+    check_replicas,
+    describe,
+    identify,
+    join,
+    pick_device,
+)
+from trainer.ending import LINGER, StopRequest, write_failure
+from trainer.errors import DataError, TrainerError, UsageError
 from trainer.logs import Metrics, Progress, say
-from trainer.model import build_model
-from trainer.optim import FEW_STEPS, Plan, make_optimizer, make_plan
+from trainer.loss import make_losses
+from trainer.model import LARGE, build_model, choose_stem, load_weights
+from trainer.optim import FEW_STEPS, Ema, Plan, make_optimizer, make_plan
 from trainer.restore import Disks, Restored, check_fits, find_disks, restore
 from trainer.state import Training, classes, from_checkpoint, identity, versions
 
@@ -36,9 +47,12 @@ def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
         failure = error
     ranks = identify(env, device)
     try:
-        join(ranks, env, config.timeout, failure)
+        ranks = join(ranks, env, config.timeout, failure)
     except TrainerError as error:
-        fail(None, config, ranks, error)
+        write_failure(None, config, ranks, error)
+        get_error_handler().record_exception(error)
+        if not ranks.first:
+            time.sleep(LINGER)
         raise
     assert data is not None
     return ranks, data
@@ -64,9 +78,16 @@ def begin(
     notes = []
     if restored:
         with ranks.agreeing():
-            notes = check_fits(restored.meta, identity(t), config.resume_override)
+            notes = check_fits(restored.meta, identity(t), t.config, plan.parts)
             from_checkpoint(t, restored.state, restored.meta)
         t.saved, t.saved_step = f"ckpt/{restored.name}", t.step
+    elif config.weights:
+        with ranks.agreeing():
+            fresh = load_weights(t.model, config.weights)
+            if t.ema:
+                t.ema.load(t.ema.live)
+        check_replicas(ranks, t.parameters, t.step)  # the same file everywhere?
+        notes = [f"not in {config.weights}: {', '.join(fresh)}"] if fresh else []
     t.metrics = start_metrics(t, restored, env)
     t.progress.restart(t.step)
     if ranks.first:
@@ -77,39 +98,79 @@ def begin(
 def build(
     config: Config, plan: Plan, ranks: Ranks, data: Images, stop: StopRequest | None = None
 ) -> Training:
+    config = resolve(config, ranks, data)
     torch.manual_seed(config.seed)
     model = build_model(
         config.model, num_classes=classes(config, data), stem=config.stem, width=config.width
     ).to(ranks.device)
-    # On a CPU the images decide the layout; the fused optimizer is twice as fast on plain weights.
-    if config.channels_last and ranks.device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    set_layout(model, config, ranks.device)
     if config.bn == "sync" and ranks.world_size > 1:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    compiled: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
     return Training(
         config=config,
         plan=plan,
         ranks=ranks,
         data=data,
         model=model,
-        net=wrap(model, config, ranks),
+        compiled=compiled,
+        net=compiled if ranks.world_size == 1 or config.canonical_shards else ddp(compiled, ranks),
         optimizer=make_optimizer(model, config),
         scaler=torch.amp.GradScaler(ranks.device.type) if config.amp == "fp16" else None,
-        averages=[p.detach().clone() for p in model.parameters()] if config.ema else None,
+        ema=Ema(model, config.ema) if config.ema else None,
         totals=torch.zeros(4, dtype=torch.float64, device=ranks.device),
         stop=StopRequest() if stop is None else stop,  # it is falsy
         progress=Progress(config, plan, ranks, step=0),
         disks=Disks(Path(config.checkpoint_dir), own=True, copy_on=None),
+        losses=make_losses(config),
+        poll_lag=1 if ranks.device.type == "cuda" else 0,
     )
 
 
-def wrap(model: nn.Module, config: Config, ranks: Ranks) -> nn.Module:
-    """Compile inside DDP, which keeps DDP's hooks out of the compiled graph."""
-    inner: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
-    if ranks.world_size == 1 or config.canonical_shards:
-        return inner
+def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
+    """The settings that depend on the machine and the data. A collective."""
+    on_gpu = ranks.device.type == "cuda"
+    if config.bn == "sync" and not on_gpu:
+        raise UsageError(NEEDS_GPU)
+    stem = choose_stem(config.model, config.stem, config.width, data.image_size)
+    amp = config.amp
+    if amp == "auto":
+        amp = (
+            "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "off"
+        )
+    compiles = config.compile
+    if compiles:
+        problem = next(filter(None, ranks.gather(compiler_problem(ranks.device))), "")
+        compiles = not problem
+        if problem and ranks.first:
+            say(f"WARNING: going on without --compile: {problem}")
+    if stem == "cifar" and config.model in LARGE and data.image_size >= 96 and ranks.first:
+        say(f"note: at {data.image_size} pixels --stem imagenet does a sixteenth of the work")
+    return dataclasses.replace(config, stem=stem, amp=amp, compile=compiles)
+
+
+def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
+    """NHWC weights on a GPU. On a CPU the images decide the layout, and the fused optimizer is twice
+    as fast on plain weights; there only 1x1 kernels have NHWC strides, as their gradients will."""
+    everywhere = config.channels_last and device.type == "cuda"
+    for parameter in model.parameters():
+        if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
+def compiler_problem(device: torch.device) -> str:
+    """Why torch.compile does not work here: it needs a C++ compiler. "": it does."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
+    except Exception as error:
+        return str(error).strip().splitlines()[0][:200]
+    return ""
+
+
+def ddp(model: nn.Module, ranks: Ranks) -> DistributedDataParallel:
+    """Compiling happens inside DDP, which keeps DDP's hooks out of the compiled graph."""
     return DistributedDataParallel(
-        inner,
+        model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         **_unsynced_buffers(),
@@ -165,9 +226,11 @@ def introduce(
     if c.tensorboard and t.metrics.writer is None:
         say("note: --tensorboard: the tensorboard package is not installed")
     if restored:
-        introduce_resume(t, restored, notes)
+        introduce_resume(t, restored)
     elif later_attempt:
         say("WARNING: nothing to resume from: starting at step 0")
+    for note in notes:
+        say(f"WARNING: {note}")
     say(
         f"{c.model}, {sum(p.numel() for p in t.parameters):,} parameters; {t.data.name}: "
         f"{plan.samples} training images, {t.data.size('test')} test images"
@@ -182,7 +245,7 @@ def introduce(
         say(f"note: only {plan.steps_per_epoch} steps per epoch: a smaller batch trains better")
 
 
-def introduce_resume(t: Training, restored: Restored, notes: list[str]) -> None:
+def introduce_resume(t: Training, restored: Restored) -> None:
     for warning in restored.warnings:
         say(f"WARNING: damaged checkpoint, falling back to an older one: {warning}")
     say(f"resumed from ckpt/{restored.name} (step {t.step} of {t.plan.total_steps})")
@@ -191,7 +254,5 @@ def introduce_resume(t: Training, restored: Restored, notes: list[str]) -> None:
     before = restored.meta["world_size"]
     if before != t.ranks.world_size:
         say(f"world size {before} -> {t.ranks.world_size}: same batches, same order")
-    for note in notes:
-        say(f"WARNING: continuing with other settings: {note}")
     if restored.meta["versions"] != versions():
         say(f"WARNING: saved by {restored.meta['versions']}, this is {versions()}")

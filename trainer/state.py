@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from trainer import checkpoint
-from trainer.checkpoint import Saved
+from trainer.checkpoint import Writer, Written
 from trainer.config import Config
 from trainer.data import Images
 from trainer.distributed import (
     Ranks,
     averaged_statistics,
     check_replicas,
+    of_every_rank,
     statistics,
-    statistics_of_every_rank,
     unflatten,
 )
 from trainer.errors import CheckpointError
 from trainer.logs import Metrics, Progress, say
-from trainer.optim import Plan
+from trainer.loss import Loss
+from trainer.optim import Ema, Plan
 from trainer.restore import Disks
 
 if TYPE_CHECKING:
@@ -43,23 +45,31 @@ class Training:
     ranks: Ranks
     data: Images
     model: nn.Module  # the plain network: evaluated and saved; its state_dict has no "module."
-    net: nn.Module  # what training calls: compiled, inside DDP
+    compiled: nn.Module  # the same network, through torch.compile if so configured
+    net: nn.Module  # what training calls: `compiled` inside DDP
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None  # fp16 only
-    averages: list[torch.Tensor] | None  # of the parameters (--ema)
+    ema: Ema | None
     totals: torch.Tensor  # of this rank since the last poll: loss sum, images; then two flags
     stop: StopRequest
     progress: Progress
     disks: Disks
+    losses: tuple[Loss, Loss]  # of training and of evaluation
+    writer: Writer = field(default_factory=Writer)
+    copy_problems: list[str] = field(default_factory=list)
     metrics: Metrics = field(default_factory=lambda: Metrics(None))
     step: int = 0  # optimizer steps done
     eval_pending: bool = False  # the epoch just finished is not evaluated yet
     best: dict[str, Any] = field(default_factory=dict)  # step, epoch, top1 of the best evaluation
     last: dict[str, Any] = field(default_factory=dict)  # the newest evaluation
     began: float = field(default_factory=time.monotonic)
-    saved: str | None = None  # the newest checkpoint, e.g. ckpt/step-00001234
-    saved_step: int = -1
+    saved: str | None = None  # on rank 0: the newest checkpoint on disk, e.g. ckpt/step-00001234
+    saved_step: int = -1  # of the newest snapshot
     saved_at: float = field(default_factory=time.monotonic)
+    save_due: bool = False  # as agreed at the last poll
+    polls: deque[tuple[int, Callable[[], list[float]]]] = field(default_factory=deque)  # unread
+    poll_lag: int = 0  # polls that may stay unread
+    beat: Callable[[], None] = lambda: None  # called at each poll
 
     @property
     def epoch(self) -> int:
@@ -70,7 +80,8 @@ class Training:
     def own_statistics(self) -> bool:
         """Whether the ranks' batch-norm statistics differ."""
         c = self.config
-        return c.bn == "local" and self.ranks.world_size > 1 and not c.canonical_shards
+        several = self.ranks.world_size > 1 and not c.canonical_shards
+        return several and c.bn == "local" and bool(statistics(self.model))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -88,58 +99,72 @@ def classes(config: Config, data: Images) -> int:
 
 
 def save(t: Training) -> None:
-    """Write a checkpoint, once all ranks are known to hold the same weights. A collective."""
+    """Take a snapshot, once all ranks are known to hold the same weights, and write it while
+    training goes on. A collective."""
     began = time.perf_counter()
+    finish_writing(t)
     check_replicas(t.ranks, t.parameters, t.step)
     state, meta = to_checkpoint(t)
-    saved: Saved | None = None
-    trouble = ""
-    with t.ranks.agreeing():  # no rank continues, or leaves, before the checkpoint is on disk
-        if t.ranks.first:
-            saved = checkpoint.save(t.disks.root, state, meta, t.config.keep)
-        elif t.ranks.rank == t.disks.copy_on:
-            trouble = write_copy(t.disks.root, state, meta, t.config.keep)
-    if t.disks.copy_on is not None:
-        trouble = t.ranks.broadcast(trouble, t.disks.copy_on)
-        if trouble and t.ranks.first:
-            say(f"WARNING: no second copy of this checkpoint: {trouble}")
-    seconds = time.perf_counter() - began
-    t.saved, t.saved_step, t.saved_at = f"ckpt/step-{t.step:08d}", t.step, time.monotonic()
-    if saved:
-        t.metrics.write(
-            "checkpoint",
-            step=t.step,
-            epoch=t.epoch,
-            path=t.saved,
-            bytes=(saved.path / "state.pt").stat().st_size,
-            sha256=saved.identity,
-            seconds=round(seconds, 4),
-        )
-    t.progress.pause(seconds)
+    t.saved_step, t.saved_at = t.step, time.monotonic()
+    paused = time.perf_counter() - began
+    write = partial(checkpoint.save, t.disks.root, state, meta, t.config.keep)
+    if t.ranks.first:
+        t.writer.submit(write, partial(record_saved, t, t.step, t.epoch, paused))
+    elif t.ranks.rank == t.disks.copy_on:
+        t.writer.submit(partial(second_copy, write), t.copy_problems.append)
+    t.progress.pause(paused)
 
 
-def write_copy(root: Path, state: dict[str, Any], meta: dict[str, Any], keep: int) -> str:
+def record_saved(t: Training, step: int, epoch: int, paused: float, written: Written) -> None:
+    saved, seconds = written
+    t.saved = f"ckpt/{saved.path.name}"
+    t.metrics.write(
+        "checkpoint",
+        step=step,
+        epoch=epoch,
+        path=t.saved,
+        bytes=(saved.path / "state.pt").stat().st_size,
+        sha256=saved.identity,
+        seconds=round(seconds, 4),  # in the background
+        paused=round(paused, 4),  # of training
+    )
+
+
+def second_copy(write: Callable[[], Written]) -> str:
     """Write the second copy. Returns what went wrong, if anything: the run has the first copy, so a
     full second disk is only a warning."""
     try:
-        checkpoint.save(root, state, meta, keep)
+        write()
     except CheckpointError as error:
         return str(error)
     return ""
 
 
+def finish_writing(t: Training) -> None:
+    """Wait until everything submitted is on disk. A collective; raises CheckpointError."""
+    with t.ranks.agreeing(patient=True):
+        t.writer.collect(wait=True)
+    if t.disks.copy_on is not None:
+        problems = t.ranks.broadcast([p for p in t.copy_problems if p], t.disks.copy_on)
+        t.copy_problems.clear()
+        if t.ranks.first:
+            for problem in problems:
+                say(f"WARNING: no second copy of a checkpoint: {problem}")
+
+
 def to_checkpoint(t: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     """(state, meta) for rank 0 to write. A collective: all ranks call it."""
-    own = statistics_of_every_rank(t.model, t.ranks) if t.own_statistics else None
+    own = of_every_rank(statistics_to_keep(t), t.ranks) if t.own_statistics else None
     with averaged_statistics(t.model, t.ranks, when=t.own_statistics):
-        model = {name: value.cpu().clone() for name, value in t.model.state_dict().items()}
+        model = checkpoint.snapshot(t.model.state_dict())
     state = {
         "model": model,
-        "optimizer": t.optimizer.state_dict(),
+        "optimizer": checkpoint.snapshot(t.optimizer.state_dict()),
         "statistics_of_every_rank": own,
-        "averages": t.averages,
+        "ema": checkpoint.snapshot(t.ema.values) if t.ema else None,
         "scaler": t.scaler.state_dict() if t.scaler else None,
     }
+    checkpoint.synchronise(t.ranks.device)
     meta = {
         "v": 1,
         "step": t.step,
@@ -160,17 +185,17 @@ def to_checkpoint(t: Training) -> tuple[dict[str, Any], dict[str, Any]]:
 def from_checkpoint(t: Training, state: dict[str, Any], meta: dict[str, Any]) -> None:
     """Continue from a checkpoint that fits (see restore.check_fits)."""
     t.model.load_state_dict(state["model"])
+    if t.ema:
+        t.ema.load(state["ema"] or t.ema.live)
     own = state["statistics_of_every_rank"]
-    if own is not None and len(own) == t.ranks.world_size and t.own_statistics:
-        unflatten(own[t.ranks.rank].to(t.ranks.device), statistics(t.model))
+    if own is not None:
+        same_ranks = t.own_statistics and len(own) == t.ranks.world_size
+        mine = own[t.ranks.rank] if same_ranks else own.double().mean(0)
+        tensors = statistics_to_keep(t) if state["ema"] else statistics(t.model)
+        unflatten(mine[: sum(tensor.numel() for tensor in tensors)], tensors)
     # Momentum comes from the checkpoint; learning rate, decay and the like from this run's flags.
     groups = t.optimizer.state_dict()["param_groups"]
     t.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
-    if t.averages is not None:
-        saved = state["averages"] or list(t.model.parameters())
-        with torch.no_grad():
-            for average, value in zip(t.averages, saved, strict=True):
-                average.copy_(value)
     if t.scaler and state["scaler"]:
         t.scaler.load_state_dict(state["scaler"])
     t.step = meta["step"]
@@ -178,8 +203,13 @@ def from_checkpoint(t: Training, state: dict[str, Any], meta: dict[str, Any]) ->
     t.best = meta["best"]
 
 
+def statistics_to_keep(t: Training) -> list[torch.Tensor]:
+    """Tensors that differ between ranks under `--bn local`."""
+    return [*statistics(t.model), *(t.ema.statistics if t.ema else ())]
+
+
 def identity(t: Training) -> dict[str, Any]:
-    """What must be the same for a run to resume from a checkpoint."""
+    """What must be the same for a run to resume from a checkpoint. See also restore.NOTED."""
     c = t.config
     network = f"{c.model} width {c.width or 'default'} stem {c.stem}, {classes(c, t.data)} classes"
     return {
@@ -191,6 +221,7 @@ def identity(t: Training) -> dict[str, Any]:
         "seed": c.seed,
         "augment": c.augment,
         "drop last": c.drop_last,
+        "canonical shards": c.canonical_shards,
     }
 
 
@@ -200,14 +231,3 @@ def versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
-
-
-def write_weights(path: Path, model: nn.Module) -> None:
-    """Write a network's plain state_dict atomically. Raises CheckpointError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torch.save({key: value.cpu() for key, value in model.state_dict().items()}, temporary)
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error}".splitlines()[0]) from error

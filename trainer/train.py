@@ -11,24 +11,22 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
-from trainer.data.order import epoch_order
+from trainer.data.order import epoch_order, mixed_seed
 from trainer.distributed import check_replicas, fixed_statistics, kept, leave, set_training
-from trainer.ending import Stopped, StopRequest, explain, fail, finish, preempted
-from trainer.errors import Diverged, TrainerError
-from trainer.evaluate import evaluated_network, record_evaluation, selecting_split
+from trainer.ending import Stopped, StopRequest, Watch, finish, preempted
+from trainer.errors import Diverged
+from trainer.evaluate import export, record_evaluation, selecting_split
 from trainer.logs import say, train_line
-from trainer.loss import sample_losses
 from trainer.optim import lr_at, part_bounds
 from trainer.setup import begin, meet
-from trainer.state import Training, save, write_weights
+from trainer.state import Training, finish_writing, save
 from trainer.tools import canonical_shards
 
 
@@ -41,23 +39,22 @@ def main(config: Config, env: Mapping[str, str]) -> int:
     ranks, data = meet(config, env)
     stop = StopRequest()
     stop.listen()
-    t: Training | None = None
+    on_gpu = ranks.device.type == "cuda"
+    watch = Watch(config, ranks, stalled_after=0.8 * config.timeout if on_gpu else None)
+    watch.start()
     try:
-        t = begin(config, ranks, data, stop, env)
+        t = watch.t = begin(config, ranks, data, stop, env)
+        t.beat = watch.beat
         kept.append(t)  # DDP holds the process group
         code = run(t, env)
-    except TrainerError as error:
-        fail(t, config, ranks, error)
+        stop.ignore()
         leave(ranks)
-        raise
     except Exception as error:
-        explained = explain(ranks, t, error)
-        fail(t, config, ranks, explained or error)
-        if explained:  # the other ranks find out by themselves: no barrier with the dead
-            raise explained from error
-        raise
-    stop.ignore()
-    leave(ranks)
+        told = watch.fail(error)
+        if told is error:
+            raise
+        raise told from error
+    watch.done()
     return code
 
 
@@ -68,8 +65,8 @@ def run(t: Training, env: Mapping[str, str]) -> int:
         else:
             train(t)
     except Stopped:
-        if t.saved_step != t.step and not t.config.test_only:
-            save(t)
+        if not t.config.test_only:
+            save_last(t)
         return preempted(t, env)
     finish(t, "completed", "")
     return 0
@@ -81,8 +78,7 @@ def train(t: Training) -> None:
     while t.step < t.plan.total_steps:
         train_epoch(t)
         end_epoch(t)
-    if t.saved_step != t.step:
-        save(t)
+    save_last(t)
     if t.config.val_split and t.last.get("split") != "test":
         record_evaluation(t, "test")
 
@@ -91,8 +87,13 @@ def train_epoch(t: Training) -> None:
     """From the current step to the end of its epoch, or to the last step of the run."""
     c = t.config
     epoch = t.step // t.plan.steps_per_epoch
-    order = epoch_order(c.seed, epoch, t.plan.samples).to(t.ranks.device)
     end = min((epoch + 1) * t.plan.steps_per_epoch, t.plan.total_steps)
+    order = t.data.start_epoch(
+        epoch_order(c.seed, epoch, t.plan.samples),
+        t.plan.parts_of_rank(t.ranks.rank, range(t.step, end)),
+        seed=c.seed,
+        epoch=epoch,
+    )
     every = c.poll_every or (1 if t.ranks.device.type == "cpu" else 10)
     set_training(t.model, frozen=c.bn == "frozen")
     while t.step < end:
@@ -105,7 +106,7 @@ def train_epoch(t: Training) -> None:
 
 
 def train_step(t: Training, order: torch.Tensor) -> None:
-    """Advance by one optimizer step. `order`: the epoch's permutation of samples, on the device."""
+    """Advance by one optimizer step. `order`: the epoch's permutation of samples."""
     rate = lr_at(t.step, t.config, t.plan)
     for group in t.optimizer.param_groups:
         group["lr"] = rate
@@ -127,9 +128,8 @@ def backward(t: Training, batch: torch.Tensor) -> None:
     """
     count = t.plan.parts_per_rank
     for k in range(count):
-        first, last = part_bounds(len(batch), t.plan.parts, t.ranks.rank * count + k)
         with contextlib.nullcontext() if k == count - 1 else unsynced(t.net):
-            loss = micro_batch_loss(t, batch, first, last)
+            loss = micro_batch_loss(t, batch, t.ranks.rank * count + k)
             loss = loss * (t.ranks.world_size / len(batch))
             (t.scaler.scale(loss) if t.scaler else loss).backward()
 
@@ -139,22 +139,25 @@ def unsynced(net: nn.Module) -> contextlib.AbstractContextManager[None]:
     return net.no_sync() if isinstance(net, DistributedDataParallel) else contextlib.nullcontext()
 
 
-def micro_batch_loss(t: Training, batch: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Summed loss of samples first..last-1 of the batch. Without any it is zero but has gradients,
-    since every rank must take part in the all-reduce."""
-    size = last - first
-    indices = batch[first:last] if size else batch[:1]
+def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tensor:
+    """Summed loss of part `part` of the batch. An empty part has zero loss but gradients, since
+    every rank must take part in the all-reduce."""
+    c, epoch = t.config, t.step // t.plan.steps_per_epoch
+    first, last = part_bounds(len(batch), t.plan.parts, part)
     began = time.perf_counter()
-    x, y = t.data.train_batch(indices, seed=t.config.seed, epoch=t.step // t.plan.steps_per_epoch)
+    x, y = t.data.train_batch(batch[first : max(last, first + 1)], seed=c.seed, epoch=epoch)
     t.progress.data_seconds += time.perf_counter() - began
+    # What the network draws, for dropout, depends on the micro-batch alone: nothing to save.
+    torch.manual_seed(mixed_seed(f"network/{c.seed}/{t.step}/{part}"))
     # A single image has no batch statistics.
-    with fixed_statistics(t.model, when=size < 2 and t.config.bn == "local"), t.autocast():
+    single = last - first < 2 and c.bn == "local"
+    with fixed_statistics(t.model, when=single), t.autocast():
         logits = t.net(x)
-    loss = sample_losses(logits, y, t.config.label_smoothing).sum()
-    if not size:
+    loss = t.losses[0](logits, y).sum()
+    if last == first:
         return loss * 0
     t.totals[0] += loss.detach()
-    t.totals[1] += size
+    t.totals[1] += last - first
     return loss
 
 
@@ -169,38 +172,69 @@ def update(t: Training) -> None:
     else:
         t.optimizer.step()
     t.optimizer.zero_grad()
-    if t.averages is not None:
-        with torch.no_grad():
-            torch._foreach_lerp_(t.averages, list(t.model.parameters()), 1 - t.config.ema)
+    if t.ema:
+        t.ema.update(t.step)
 
 
 def poll(t: Training, last: bool) -> None:
-    """Exchange what the ranks must agree on: one small all-reduce, and the only host sync.
+    """Exchange what the ranks must agree on, in one small all-reduce.
 
+    On a GPU the values are read one poll later, when they have long arrived, so that no step waits
+    for the device; at the end of an epoch, all are read.
     Raises Diverged if the loss is not finite, Stopped if any rank was asked to stop.
     """
+    t.beat()
+    if not t.writer.failed:  # if it has, all ranks end in the next save
+        t.writer.collect(wait=False)
     t.totals[2] = float(bool(t.stop))
-    t.totals[3] = float(t.ranks.first and save_is_due(t))
+    t.totals[3] = float(t.writer.failed or (t.ranks.first and save_is_due(t)))
     by_rank = t.totals.new_zeros(t.ranks.world_size, 2)
     by_rank[t.ranks.rank] = t.totals[:2]
-    values = t.ranks.sum_(torch.cat([t.totals, by_rank.flatten()])).tolist()
-    (loss_sum, images, stop, due), own = values[:4], values[4:]
+    values = t.ranks.sum_(torch.cat([t.totals, by_rank.flatten()]))
+    t.polls.append((t.step, to_host(values)))
     t.totals.zero_()
-    t.progress.add(loss_sum, images, own)
-    if not math.isfinite(loss_sum):
-        raise Diverged(
-            f"step {t.step}: the loss is {loss_sum}: lower --lr or lengthen --warmup-epochs; "
-            f"newest checkpoint: {t.saved or 'none'}"
-        )
+    t.save_due = stop = False
+    while len(t.polls) > (0 if last else t.poll_lag):
+        step, numbers = t.polls.popleft()
+        stop |= read_poll(t, step, numbers())
     if t.progress.due(t.step) or last or stop:
-        fields = t.progress.fields(t.step, t.epoch)
+        rate = t.optimizer.param_groups[0]["lr"]
+        fields = t.progress.fields(t.step, t.epoch, rate)
         t.metrics.write("train", **fields)
         if t.ranks.first:
             say(train_line(fields, t.plan))
     if stop:
         raise Stopped
-    if due and not last:  # at the end of an epoch, saving comes after evaluating
+    if t.save_due and not last:  # at the end of an epoch, saving comes after evaluating
         save(t)
+
+
+def to_host(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Start copying to the CPU. The result waits for the copy and gives the numbers."""
+    if not values.is_cuda:
+        return values.tolist
+    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    target.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def numbers() -> list[float]:
+        arrived.synchronize()
+        return target.tolist()
+
+    return numbers
+
+
+def read_poll(t: Training, step: int, values: list[float]) -> bool:
+    """Returns whether to stop. Raises Diverged."""
+    (loss_sum, images, stop, due), own = values[:4], values[4:]
+    t.progress.add(loss_sum, images, own)
+    if not math.isfinite(loss_sum):
+        raise Diverged(
+            f"step {step}: the loss is {loss_sum}: lower --lr or lengthen --warmup-epochs"
+        )
+    t.save_due = t.save_due or bool(due)
+    return bool(stop)
 
 
 def save_is_due(t: Training) -> bool:
@@ -223,24 +257,14 @@ def end_epoch(t: Training) -> None:
     if t.step % t.plan.steps_per_epoch == 0:
         export(t)
     count, unit = t.config.parsed_save_every
-    due = unit == "ep" and count and t.epoch % count == 0
-    if due or t.ranks.broadcast(save_is_due(t)):
+    if t.save_due or (unit == "ep" and count and t.epoch % count == 0):
         save(t)
 
 
-def export(t: Training) -> None:
-    """epoch_N.pth and, after the best evaluation so far, best.pth: the evaluated network's plain
-    state_dict. Load with `build_model(...).load_state_dict(torch.load(path))`."""
-    began = time.perf_counter()
-    wanted = bool(t.config.export_every) and t.epoch % t.config.export_every == 0
-    best = t.best.get("step") == t.step
-    names = [f"epoch_{t.epoch}.pth"] * wanted + ["best.pth"] * best
-    if names:
-        with evaluated_network(t), t.ranks.agreeing():
-            if t.ranks.first:
-                for name in names:
-                    write_weights(Path(t.config.out) / name, t.model)
-        t.progress.pause(time.perf_counter() - began)
+def save_last(t: Training) -> None:
+    if t.saved_step != t.step:
+        save(t)
+    finish_writing(t)
 
 
 def set_determinism(config: Config) -> None:

@@ -178,11 +178,16 @@ class Monitor:
             if isinstance(record.event, End):
                 outcome.end, outcome.end_received = record.event, time.monotonic()
         self._consumed[batch.node_rank] = batch.consumed
+        text = None
         if self.store and batch.records:
-            text = self.store.node(batch.node_rank).record(
-                batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
-            )
-        else:
+            try:
+                text = self.store.node(batch.node_rank).record(
+                    batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
+                )
+            except OSError as error:
+                self.store = None
+                yield f"not recorded: {error.filename or 'the logs'}: {error.strerror}"
+        if text is None:
             text = b"".join(r.render(outcome.host) for r in batch.records if r.event is None)
         if text:
             yield Lines(batch.node_rank, text)

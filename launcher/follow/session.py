@@ -20,8 +20,9 @@ from launcher.follow.metrics_poller import MetricsPoller
 from launcher.follow.monitor import Lines, Monitor, NodeOutcome
 from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
-from launcher.logs.store import LogStore, Mark
+from launcher.logs.store import Mark
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
+from launcher.runs.sync_logs import log_store
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
 from launcher.terminal.live import Live, wanted
@@ -56,14 +57,18 @@ class Session:
     def follow(self) -> int:
         """Follows the attempt until it has ended or the user leaves; returns the exit code."""
         with contextlib.ExitStack() as stack:
-            store = LogStore.acquire(self.folder.logs, self.console.say)
-            if store:
-                stack.callback(store.close)
+            store = stack.enter_context(log_store(self.folder, self.console))
             self._monitor = Monitor(self.attempt, self.known, store)
             stack.enter_context(self.interrupts.held())
             if wanted(plain=self.console.plain, quiet=self.console.quiet):
                 stack.enter_context(self._panel())
-            return self._to_the_end()
+            try:
+                return self._to_the_end()
+            except DdpctlError:
+                raise
+            except Exception as error:
+                error.add_note(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
+                raise
 
     @contextlib.contextmanager
     def _panel(self) -> Iterator[None]:
@@ -109,7 +114,7 @@ class Session:
         node = self.record.attempt.nodes[outcome.node_rank]
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
-        self.folder.save(self.record)
+        self.folder.try_save(self.record, self.console)
         if outcome.failed and not outcome.cancelled and self._failed_at is None:
             self._failed_at = time.monotonic()
 
@@ -161,8 +166,11 @@ class Session:
         self._monitor.close()
         self.console.settle()
         if self._monitor.store:
-            self._monitor.store.close()
-            self.start_recorder(self.folder)
+            try:
+                self._monitor.store.close()
+                self.start_recorder(self.folder)
+            except OSError as error:
+                self.console.error(f"not recorded: {error.filename}: {error.strerror}")
         self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
         return EXIT_INTERRUPTED
 
@@ -188,7 +196,7 @@ class Session:
             attempt.first_failure = failure
         not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
-        self.folder.save(self.record)
+        self.folder.try_save(self.record, self.console)
         for host, error in self._unconfirmed.items():
             self.console.error(f"{host}: stop not confirmed: {error}")
         report_end(self.folder.run_id, attempt, self.console)

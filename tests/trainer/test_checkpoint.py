@@ -25,7 +25,7 @@ META = {"step": 0, "epoch": 1, "best": {}, "world_size": 1, "config": {"model": 
 
 def save(root: Path, step: int, keep: int = 3) -> checkpoint.Saved:
     state = {"model": {"w": torch.full((500,), float(step))}, "optimizer": {}}
-    return checkpoint.save(root, state, META | {"step": step}, keep)
+    return checkpoint.save(root, state, META | {"step": step}, keep)[0]
 
 
 def test_newest_by_number_and_only_so_many(tmp_path: Path) -> None:
@@ -35,6 +35,35 @@ def test_newest_by_number_and_only_so_many(tmp_path: Path) -> None:
     newest, problems = checkpoint.newest_intact(tmp_path)
     assert newest and newest.step == 100_000_000 and not problems
     assert (tmp_path / "ckpt" / "latest").read_text() == "step-100000000\n"
+
+
+def test_everything_is_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path, **more: object) -> None:
+        events.append(("rename", Path(target).name))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    save(tmp_path, 1)
+    pid = os.getpid()
+    assert events[:6] == [
+        ("sync", "state.pt"),
+        ("sync", "meta.json"),
+        ("sync", "MANIFEST"),
+        ("sync", f".tmp-step-00000001-{pid}"),
+        ("rename", "step-00000001"),
+        ("sync", "ckpt"),
+    ]
+    assert events[6] == ("sync", f".latest.{pid}")
 
 
 def test_sha256sum_accepts_the_manifest(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from test_gradients import ALONE, make
-from trainer_ranks import Job, on_ranks
+from trainer_ranks import Job, newest_state, on_ranks, same
 
-from trainer import train
+from trainer import checkpoint, train
+from trainer import evaluate as evaluation
 from trainer.distributed import Ranks, averaged_statistics, flatten, norms, statistics
-from trainer.evaluate import evaluate
+from trainer.evaluate import evaluate, record_evaluation
 from trainer.state import Training
 
 # Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.
@@ -106,6 +107,24 @@ def test_a_validation_split_chooses_and_the_test_set_only_reports(tmp_path: Path
     assert job.status["selected_on"] == "val"
 
 
+def test_the_test_set_never_chooses_the_best_of_a_run_with_a_validation_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = iter([("val", 0.5), ("test", 0.9), ("val", 0.4)])
+
+    def fake(t: Training, split: str) -> dict[str, object]:
+        wanted, top1 = next(results)
+        assert split == wanted
+        numbers = {"n": 1, "correct1": 1, "top5": 1.0, "loss": 1.0}
+        return {"split": split, "top1": top1, **numbers}
+
+    t = make(ALONE, "--val-split", "0.2")
+    monkeypatch.setattr(evaluation, "evaluate", fake)
+    for split in ("val", "test", "val"):
+        record_evaluation(t, split)
+    assert (t.best["top1"], t.best["selected_on"]) == (0.5, "val")
+
+
 def test_evaluating_a_checkpoint_only(tmp_path: Path) -> None:
     trained = Job(tmp_path / "run").done()
     job = Job(
@@ -128,19 +147,18 @@ def test_averaged_weights_are_what_is_evaluated_and_exported(tmp_path: Path) -> 
     t.model.load_state_dict(exported)  # no "module.", every key there
     correct, _ = by_hand(t)
     assert correct == job.metrics("eval")[-1]["correct1"]
-    from trainer_ranks import newest_state
-
     state = newest_state(tmp_path / "run")
     names = [name for name, _ in t.model.named_parameters()]
-    assert torch.equal(exported[names[0]], state["averages"][0])
+    assert torch.equal(exported[names[0]], state["ema"][0])
     assert not torch.equal(exported[names[0]], state["model"][names[0]])
 
 
-def test_exports_of_each_epoch_and_the_best(tmp_path: Path) -> None:
-    job = Job(tmp_path / "run", "--epochs", "3", count=2).done()
+def test_the_newest_and_the_best_export_are_kept(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert sorted(p.name for p in out.glob("epoch_*.pth")) == [f"epoch_{n}.pth" for n in (1, 2, 3)]
+    job = Job(out, "--epochs", "4", "--save-every", "1ep", "--keep", "9", count=2).done()
+    assert [path.name for path in out.glob("epoch_*.pth")] == ["epoch_4.pth"]
     best = max(job.metrics("eval"), key=lambda m: (m["top1"], -m["step"]))
-    chosen = torch.load(out / f"epoch_{best['epoch']}.pth")
-    assert all(torch.equal(v, chosen[k]) for k, v in torch.load(out / "best.pth").items())
+    files = checkpoint.read(out / f"ckpt/step-{best['step']:08d}")
+    chosen = checkpoint.decode(files)[0]["model"]
+    assert same(torch.load(out / "best.pth"), chosen)
     assert job.status["best_top1"] == best["top1"]

@@ -102,8 +102,8 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--lr", "nan"], "invalid number value"),
         (["--amp", "fp8"], "invalid choice"),
         (["--keep", "1"], "at least 2"),
-        (["--epochs", "0"], "--epochs 0: at least 1"),
-        (["--lr", "-1"], "--lr -1.0: not below 0"),
+        (["--epochs", "0"], "--epochs 0: must be at least 1"),
+        (["--lr", "-1"], "--lr -1.0: must not be negative"),
         (["--enable_gpu", "yess"], "neither true nor false"),
         (["--batch-size", "8", "--global-batch", "8"], "give one"),
         (["--preset", "none-such"], "--preset none-such: there are"),
@@ -187,8 +187,8 @@ def test_older_ways_to_say_who_is_where() -> None:
         ["--init_method", "tcp://10.0.0.1:1234", "--rank", "1", "--world_size", "2"], {}
     )
     assert other["env"] == {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "NNODES": "2",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "1234",
     }

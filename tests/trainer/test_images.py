@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_gradients import ALONE
+from trainer_ranks import CONTEXT
 
 from trainer.config import Config
 from trainer.data import cifar, load_dataset
 from trainer.data.synthetic import synthetic
 from trainer.errors import DataError
+from trainer.model import choose_stem
+from trainer.setup import resolve
 from trainer.tools.make_images import make, write_cifar10
 
 CPU = torch.device("cpu")
@@ -148,6 +155,40 @@ def test_making_a_set_from_idx_files(tmp_path: Path) -> None:
     assert arrays.test_x[0, 16, 16].tolist() == [9, 9, 9]
 
 
+def fetch_slowly(folder: Path, archive: Path) -> None:
+    """As a rank does, with a download that takes a while."""
+    from trainer.data import fetch
+
+    digest = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    fetch.SOURCES["cifar10"] = fetch.Source(archive.as_uri(), digest, cifar.TEN)
+    real = fetch._download
+
+    def download(source: fetch.Source, to: Path) -> None:
+        with (folder.parent / "downloads").open("a") as file:
+            file.write("x")
+        time.sleep(0.5)
+        real(source, to)
+
+    fetch._download = download
+    assert (fetch.fetch("cifar10", folder) / "data_batch_1").is_file()
+
+
+def test_ranks_that_download_at_once_take_turns(tmp_path: Path) -> None:
+    write_cifar10(synthetic(50, 10, 10, 32), tmp_path / "made")
+    archive = tmp_path / "cifar.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "made" / cifar.TEN, cifar.TEN)
+    ranks = [
+        CONTEXT.Process(target=fetch_slowly, args=(tmp_path / "cache", archive)) for _ in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    assert (tmp_path / "downloads").read_text() == "x"
+
+
 class TestImageTree:
     @pytest.fixture
     def tree(self, tmp_path: Path) -> Path:
@@ -175,6 +216,42 @@ class TestImageTree:
         whole, _ = data.train_batch(torch.arange(12), seed=0, epoch=0)
         part, _ = data.train_batch(torch.tensor([5]), seed=0, epoch=0)
         assert torch.equal(part[0], whole[5])
+
+    def test_looking_ahead_changes_nothing(self, tree: Path) -> None:
+        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+        parts = [slice(n, n + 2) for n in range(4, 12, 2)]  # resumed in the middle of an epoch
+        assert torch.equal(data.start_epoch(order, parts, seed=0, epoch=3), order)
+        other = load_dataset(Config(data=str(tree), image_size=32), CPU)
+        for part in parts:
+            ahead, labels = data.train_batch(order[part], seed=0, epoch=3)
+            alone, same = other.train_batch(order[part], seed=0, epoch=3)
+            assert torch.equal(ahead, alone) and torch.equal(labels, same)
+
+    def test_three_batches_are_decoded_ahead(self, tree: Path) -> None:
+        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
+        data.start_epoch(torch.arange(12), (slice(n, n + 1) for n in range(12)), seed=0, epoch=0)
+        assert [batch.indices.tolist() for batch in data._ahead] == [[0], [1], [2]]
+        data.train_batch(torch.tensor([0]), seed=0, epoch=0)
+        assert [batch.indices.tolist() for batch in data._ahead] == [[1], [2], [3]]
+
+    def test_the_stem_follows_the_size_of_the_images(
+        self, tree: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for size, model, width, stem in (
+            (224, "resnet18", None, "imagenet"),
+            (64, "resnet50", None, "imagenet"),
+            (32, "resnet18", None, "cifar"),
+            (224, "resnet8", None, "cifar"),
+            (224, "resnet18", 32, "cifar"),
+        ):
+            assert choose_stem(model, "auto", width, size) == stem
+        config = Config(data=str(tree), image_size=96, stem="cifar")
+        assert resolve(config, ALONE, load_dataset(config, CPU)).stem == "cifar"
+        assert "note: at 96 pixels --stem imagenet does a sixteenth" in capsys.readouterr().out
+        config = Config(data=str(tree), image_size=96)
+        assert resolve(config, ALONE, load_dataset(config, CPU)).stem == "imagenet"
+        assert not capsys.readouterr().out
 
     def test_a_file_that_is_no_image(self, tree: Path) -> None:
         (tree / "val" / "cat" / "0.png").write_bytes(b"not a png")

@@ -37,7 +37,7 @@ def test_resume_in_the_middle_of_an_epoch_is_bitwise_equal(tmp_path: Path) -> No
     assert lines[-1]["state"] == "completed"
     evals = [m for m in lines if m["kind"] == "eval"]
     assert [m["step"] for m in evals] == [7, 10, 14, 16]
-    assert evals[-1] | {"ts": 0} == metrics(whole.out)[-3] | {"ts": 0}
+    assert evals[-1] | {"ts": 0} == whole.metrics("eval")[-1] | {"ts": 0}
 
 
 def test_lost_steps_are_trained_again_and_counted_once(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_second_disk_that_fails_is_only_a_warning(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     b.write_text("a file where the folder should be")
     job = Job(out, *steps(9), count=2, env=dirs(a, b)).done()
-    assert "WARNING: no second copy of this checkpoint: cannot write" in job.log()
+    assert "WARNING: no second copy of a checkpoint: cannot write" in job.log()
 
 
 def test_nothing_left_of_saved_work_is_an_error_not_a_new_start(tmp_path: Path) -> None:
@@ -222,6 +222,31 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         tmp_path / "run", *steps(6), "--resume", "auto", "--seed", "5", "--resume-override"
     ).done()
     assert "WARNING: continuing with other settings: seed 0 -> 5" in over.log()
+
+
+def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> None:
+    Job(tmp_path / "run", "--max-steps", "3", count=2).done()
+    flags = (
+        *("--lr", "0.07", "--schedule", "triangular", "--bn", "frozen", "--amp", "bf16"),
+        *("--label-smoothing", "0.2", "--momentum", "0.8", "--resume", "auto"),
+    )
+    job = Job(tmp_path / "run", "--max-steps", "4", *flags, count=2).done()
+    for change in (
+        "lr 0.05 -> 0.07",
+        "schedule cosine -> triangular",
+        "bn local -> frozen",
+        "amp off -> bf16",
+        "label_smoothing 0.0 -> 0.2",
+        "momentum 0.9 -> 0.8",
+        "max_steps 3 -> 4",
+    ):
+        assert job.log().count(f"WARNING: continuing with other settings: {change}\n") == 1
+    shards = Job(tmp_path / "run", "--canonical-shards", "2", "--resume", "auto", count=2)
+    assert shards.codes() == [4, 4]
+    assert "canonical shards 0 -> 2" in shards.log()
+    Job(tmp_path / "parts", "--max-steps", "3", count=2).done()
+    parts = Job(tmp_path / "parts", "--grad-accum-steps", "2", "--resume", "auto", count=2).done()
+    assert "micro-batches with their own statistics 2 -> 4" in parts.log()
 
 
 def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:

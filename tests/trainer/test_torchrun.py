@@ -6,11 +6,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from test_faults import tree_flags, tree_with_a_corrupt_file
 from trainer_ranks import LEAKS, RANK_NAMES, TINY, metrics, newest_state, same
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,7 @@ def start(command: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], timeout: float = 150) -> tuple[int, str]:
     try:
         text, _ = process.communicate(timeout=timeout)
     finally:
@@ -65,7 +67,7 @@ def test_trains_to_the_end_and_one_line_per_event_is_written(tmp_path: Path) -> 
     assert steps == list(range(1, 15))
     # Rank 1 wrote nothing, and everything is where it should be.
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    wanted = {"ckpt", "metrics.jsonl", "status.json", "epoch_1.pth", "epoch_2.pth", "best.pth"}
+    wanted = {"ckpt", "metrics.jsonl", "status.json", "epoch_2.pth", "best.pth"}
     assert names == wanted
 
 
@@ -113,6 +115,42 @@ def test_a_mistake_is_one_line_whoever_starts_it(tmp_path: Path) -> None:
         lines = [line for line in text.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1 and "/nowhere" in lines[0], text
         assert status(tmp_path / "run")["state"] == "failed"
+
+
+def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
+    tree, bad = tree_with_a_corrupt_file(tmp_path, rank=1, world_size=2)
+    began = time.monotonic()
+    code, text = finish(start([*TORCHRUN, *TRAINER], tmp_path / "run", *tree_flags(tree)))
+    assert code == 1 and time.monotonic() - began < 30, text
+    lines = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and str(bad) in lines[0], text
+    cause = text.split("Root Cause")[1]
+    assert re.search(r"rank +: 1 ", cause) and re.search(r"exitcode +: 3 ", cause)
+    assert str(bad) in str(status(tmp_path / "run")["reason"])
+
+
+def test_older_flags_count_nodes_and_start_the_ranks_of_this_one(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"tcp://127.0.0.1:{port}"
+    nodes = []
+    for node in ("0", "1"):
+        flags = ("--init_method", url, "--rank", node, "--world_size", "2", "--spawn", "2")
+        nodes.append(start([sys.executable, *TRAINER], tmp_path / "run", *flags))
+    texts = []
+    for process in nodes:
+        code, text = finish(process)
+        assert code == 0, text
+        texts.append(text)
+    who = r"^rank (\d)/4, node (\d)/2, local rank (\d)"
+    assert sorted(re.findall(who, texts[0], re.M)) == [("0", "0", "0"), ("1", "0", "1")]
+    assert sorted(re.findall(who, texts[1], re.M)) == [("2", "1", "0"), ("3", "1", "1")]
+
+
+def test_spawn_under_torchrun_is_refused(tmp_path: Path) -> None:
+    code, text = finish(start([*TORCHRUN, *TRAINER], tmp_path / "run", "--spawn", "2"))
+    assert code == 1 and "--spawn beside RANK in the environment" in text
 
 
 def test_alone_and_spawned_stop_with_75(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ TINY = (
     ),
     *("--synthetic-test", "51", "--global-batch", "16", "--epochs", "2", "--lr", "0.05"),
     *("--eval-batch-size", "10", "--print-every", "1", "--device", "cpu", "--timeout", "30"),
+    *("--save-every", "1ep"),
 )
 LEAKS = ("DDPCTL_", "TRAINER_", "TORCHELASTIC_", "MASTER_")
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -44,6 +45,7 @@ RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RAN
 def _enter(rank: int, count: int, store: str, log: str, env: dict[str, str]) -> None:
     """Become a rank: torchrun's variables and nothing else, output to a file of its own."""
     import torch
+    import torchvision_on_cpu  # noqa: F401
 
     for name in list(os.environ):
         if name.startswith(LEAKS) or name in RANK_NAMES:

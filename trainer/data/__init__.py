@@ -1,17 +1,18 @@
-"""The images of a run, whichever way they are stored, behind one protocol: `Images`."""
+"""The images of a run, however they are stored, behind one protocol: `Images`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from trainer.config import Config
-from trainer.data import cifar
-from trainer.data.fetch import fetch
+from trainer.config import Config, is_function_name
+from trainer.data import cifar, fetch
 from trainer.data.imagefolder import ImageTree, is_image_tree
+from trainer.data.map_style import load_map_style
 from trainer.data.resident import Resident, mean_std
 from trainer.data.synthetic import synthetic
 from trainer.errors import DataError
@@ -20,14 +21,21 @@ __all__ = ["Images", "Resident", "load_dataset", "mean_std"]
 
 
 class Images(Protocol):
-    """What training and evaluation ask of a data set."""
+    """What training and evaluation need from a data set."""
 
     name: str
     num_classes: int
-    fingerprint: str  # sha256 of the images, to notice other data on resume or on another node
+    image_size: int  # pixels on a side
+    fingerprint: str  # to notice other images on resume or on another node
 
     def size(self, split: str) -> int:
         """Images in "train", "val" or "test"."""
+
+    def start_epoch(
+        self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
+    ) -> torch.Tensor:
+        """Get ready for an epoch whose batches will be order[part] for each of `parts`, in turn.
+        Returns the order, where `train_batch` wants its indices."""
 
     def train_batch(
         self, indices: torch.Tensor, *, seed: int, epoch: int
@@ -39,13 +47,13 @@ class Images(Protocol):
 
 
 def load_dataset(config: Config, device: torch.device) -> Images:
-    """What --data names. Raises DataError with one line: where, what, remedy."""
+    """The images that --data names. Raises DataError."""
+    if is_function_name(config.data):
+        return load_map_style(config, device)
     if config.data == "synthetic":
-        classes = config.num_classes or 10
-        size = config.synthetic_size
-        return Resident(
-            synthetic(config.synthetic_train, config.synthetic_test, classes, size), config, device
-        )
+        classes, size = config.num_classes or 10, config.synthetic_size
+        arrays = synthetic(config.synthetic_train, config.synthetic_test, classes, size)
+        return Resident(arrays, config, device)
     path = Path(config.data) if config.data != "download" else downloaded()
     if not path.is_dir():
         raise DataError(
@@ -53,26 +61,23 @@ def load_dataset(config: Config, device: torch.device) -> Images:
         )
     if folder := cifar.find(path):
         arrays = cifar.load(folder)
-        check_classes(config, arrays.num_classes, str(folder))
+        if config.num_classes is not None and arrays.num_classes > config.num_classes:
+            raise DataError(
+                f"{folder}: {arrays.num_classes} classes, but --num-classes {config.num_classes}: "
+                "leave it out"
+            )
         return Resident(arrays, config, device)
     if is_image_tree(path):
         return ImageTree(path, config, device)
     raise DataError(
         f"--data {path}: neither cifar-10-batches-py, nor cifar-100-python, nor train/ and val/ "
-        "with a folder a class in it"
+        "with one folder per class"
     )
 
 
-def check_classes(config: Config, found: int, where: str) -> None:
-    if config.num_classes is not None and found > config.num_classes:
-        raise DataError(
-            f"{where}: {found} classes, but --num-classes {config.num_classes}: leave it out"
-        )
-
-
 def downloaded() -> Path:
-    """The cache folder with CIFAR-10 in it, fetched by whichever process of this machine is first."""
+    """The cache folder with CIFAR-10, fetched by whichever process of this machine comes first."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "ddpctl-trainer"
-    fetch("cifar10", folder)
+    fetch.fetch("cifar10", folder)
     return folder

@@ -1,7 +1,7 @@
 """Random crop and flip, batched where the images are, each a pure function of (seed, epoch, sample).
 
-The random numbers are a hash, not a stream: there is no state to save, a resumed or re-sharded run
-sees the same pixels, and no rank has to know what another one draws.
+The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
+run sees the same pixels.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ PAD = 4  # pixels on each side that a crop may shift by
 MASK = 0xFFFFFFFF
 
 
+def normalised(pixels: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """(B, H, W, C) uint8 -> (B, C, H, W) float, a view of NHWC memory."""
+    return pixels.float().sub_(mean).mul_(scale).permute(0, 3, 1, 2)
+
+
 def pad(images: torch.Tensor) -> torch.Tensor:
-    """(N, H, W, C) uint8 -> (N, H+8, W+8, C), zeros around: done once, so that a crop is a copy."""
+    """(N, H, W, C) uint8 -> (N, H+8, W+8, C), zeros around it: a crop is then one copy."""
     return F.pad(images, (0, 0, PAD, PAD, PAD, PAD)).contiguous()
 
 
@@ -39,7 +44,7 @@ def random_crop_flip(
 
 
 def windows(padded: torch.Tensor) -> torch.Tensor:
-    """All crops of all images as one view, no copy: [n, down, right] is one crop, row by row."""
+    """All crops of all images as one view, without a copy: [n, down, right] is one crop."""
     n, high, wide, channels = padded.shape
     a, b, c, _ = padded.stride()
     height, width = high - 2 * PAD, wide - 2 * PAD
@@ -48,7 +53,7 @@ def windows(padded: torch.Tensor) -> torch.Tensor:
 
 
 def hashed(indices: torch.Tensor, key: int) -> torch.Tensor:
-    """32 well-mixed bits for each index (the finalizer of MurmurHash3 around a key). int64 >= 0."""
+    """32 well-mixed bits per index (MurmurHash3's finalizer around a key), as int64 >= 0."""
     x = (indices * 0x9E3779B1 + key) & MASK
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK

@@ -1,27 +1,33 @@
-"""ImageFolder trees (PATH/train/CLASS/*.jpg, PATH/val/CLASS/*.jpg): decoded as they are needed.
+"""ImageFolder trees (PATH/train/CLASS/*.jpg, PATH/val/CLASS/*.jpg), decoded ahead of training.
 
-torchvision decodes, resizes and crops; threads do it, since PIL lets go of the interpreter while it
-decodes. A sample's crop and flip come from (seed, epoch, sample number) alone, as for resident sets.
+Threads decode, crop and flip the next batches while the device trains on the current one; PIL
+releases the interpreter while it decodes. Batches travel as uint8, from pinned memory to a GPU, and
+are normalised there. A sample's crop and flip depend on (seed, epoch, sample number) alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainer.config import Config
+from trainer.data.augment import normalised
 from trainer.data.order import held_out, mixed_seed
 from trainer.errors import DataError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")
 TEST_FOLDERS = ("val", "test")
-CROP_MARGIN = 256 / 224  # evaluation resizes to this times the crop
+CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this times the crop
+AHEAD = 3  # batches that are being decoded while one is trained on
 
 
 def is_image_tree(path: Path) -> bool:
@@ -34,7 +40,7 @@ class ImageTree:
     def __init__(self, path: Path, config: Config, device: torch.device) -> None:
         test = next((path / name for name in TEST_FOLDERS if (path / name).is_dir()), None)
         if test is None:
-            raise DataError(f"{path}: has train/ but neither val/ nor test/ beside it: add one")
+            raise DataError(f"{path}: has train/ but neither val/ nor test/: add one")
         classes = _classes(path / "train")
         if config.num_classes is not None and len(classes) > config.num_classes:
             raise DataError(
@@ -44,115 +50,183 @@ class ImageTree:
         if extra := sorted(set(_classes(test)) - set(classes)):
             raise DataError(f"{test}: class {extra[0]!r} is not in train/: rename or remove it")
         self.name, self.num_classes = f"images in {path.name}/", len(classes)
-        everything = _samples(path / "train", classes)
-        train, val = held_out(len(everything), config.val_split)
-        self._samples = {
-            "train": [everything[i] for i in train.tolist()],
-            "val": [everything[i] for i in val.tolist()],
-            "test": _samples(test, classes),
+        self.image_size = config.image_size
+        digest = hashlib.sha256()
+        training, testing = Files(path / "train", classes, digest), Files(test, classes, digest)
+        self.fingerprint = digest.hexdigest()
+        train, val = held_out(len(training.labels), config.val_split)
+        self._splits = {
+            "train": (training, train.numpy()),
+            "val": (training, val.numpy()),
+            "test": (testing, np.arange(len(testing.labels))),
         }
-        self.fingerprint = _fingerprint(path, everything + self._samples["test"])
-        self._augment, self._size, self._device = config.augment, config.image_size, device
+        self._augment, self._device = config.augment, device
+        self._mean, self._scale = (
+            torch.tensor(MEAN, device=device) * 255,
+            1 / (torch.tensor(STD, device=device) * 255),
+        )
         self._pool = ThreadPoolExecutor(max(1, config.workers))
-        self._evaluation = _evaluation(config.image_size)
+        self._ahead: deque[Batch] = deque()
+        self._coming: Iterator[Batch] = iter(())
 
     def size(self, split: str) -> int:
-        return len(self._samples[split])
+        return len(self._splits[split][1])
+
+    def start_epoch(
+        self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
+    ) -> torch.Tensor:
+        while self._ahead:
+            self._ahead.popleft().cancel()
+        self._coming = (self._training_batch(order[part], seed, epoch) for part in parts)
+        self._look_ahead()
+        return order
 
     def train_batch(
         self, indices: torch.Tensor, *, seed: int, epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = indices.tolist()
-
-        def one(index: int) -> torch.Tensor:
-            image = _open(self._samples["train"][index][0])
-            if not self._augment:
-                return self._evaluation(image)
-            return _cropped(image, self._size, mixed_seed(f"tree/{seed}/{epoch}/{index}"))
-
-        return self._batch(one, chosen), self._labels("train", chosen)
+        if self._ahead and torch.equal(self._ahead[0].indices, indices):
+            batch = self._ahead.popleft()
+        else:
+            batch = self._training_batch(indices, seed, epoch)
+        self._look_ahead()
+        return self._on_device(batch)
 
     def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = list(range(start, end))
+        return self._on_device(self._batch(split, torch.arange(start, end), self._centred))
 
-        def one(index: int) -> torch.Tensor:
-            return self._evaluation(_open(self._samples[split][index][0]))
+    def _look_ahead(self) -> None:
+        while len(self._ahead) < AHEAD and (batch := next(self._coming, None)):
+            self._ahead.append(batch)
 
-        return self._batch(one, chosen), self._labels(split, chosen)
+    def _training_batch(self, indices: torch.Tensor, seed: int, epoch: int) -> Batch:
+        def cropped(image: Any, number: int) -> Any:
+            return random_crop(image, self.image_size, mixed_seed(f"tree/{seed}/{epoch}/{number}"))
 
-    def _batch(self, make: Callable[[int], torch.Tensor], chosen: Sequence[int]) -> torch.Tensor:
-        images = torch.stack(list(self._pool.map(make, chosen)))
-        return images.to(self._device, memory_format=torch.channels_last, non_blocking=True)
+        return self._batch("train", indices, cropped if self._augment else self._centred)
 
-    def _labels(self, split: str, chosen: Sequence[int]) -> torch.Tensor:
-        labels = [self._samples[split][index][1] for index in chosen]
-        return torch.tensor(labels, device=self._device)
+    def _centred(self, image: Any, number: int) -> Any:
+        return centre_crop(image, self.image_size)
+
+    def _batch(self, split: str, indices: torch.Tensor, crop: Callable[[Any, int], Any]) -> Batch:
+        files, numbers = self._splits[split]
+        pinned = self._device.type == "cuda"
+        edge = self.image_size
+        pixels = torch.empty(len(indices), edge, edge, 3, dtype=torch.uint8, pin_memory=pinned)
+
+        def decode(row: int, number: int) -> None:
+            image = crop(read(files.path(int(numbers[number])), edge), number)
+            pixels[row] = torch.from_numpy(np.array(image))
+
+        jobs = [self._pool.submit(decode, row, n) for row, n in enumerate(indices.tolist())]
+        labels = torch.from_numpy(files.labels[numbers[indices.numpy()]])
+        return Batch(indices, pixels, labels, jobs)
+
+    def _on_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        batch.wait()
+        pixels = batch.pixels.to(self._device, non_blocking=True)
+        labels = batch.labels.to(self._device, non_blocking=True)
+        return normalised(pixels, self._mean, self._scale), labels
+
+
+class Batch:
+    """Images being decoded into `pixels`, (B, H, W, 3) uint8."""
+
+    def __init__(
+        self,
+        indices: torch.Tensor,
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        jobs: Sequence[Future[None]],
+    ) -> None:
+        self.indices, self.pixels, self.labels, self._jobs = indices, pixels, labels, jobs
+
+    def wait(self) -> None:
+        """Raises DataError if an image cannot be read."""
+        for job in self._jobs:
+            job.result()
+
+    def cancel(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+
+
+class Files:
+    """The files under one folder per class, sorted. Compact: 1.28 million take some 40 MB."""
+
+    def __init__(self, folder: Path, classes: Sequence[str], digest: Any) -> None:
+        """digest: receives names, sizes and labels; hashing all pixels would take minutes."""
+        self._folder, self._classes = folder, classes
+        names, labels = [], []
+        for label, name in enumerate(classes):
+            found = sorted(_images(folder / name))
+            names.append(np.array([file for file, _ in found], dtype=np.bytes_))
+            labels.append(np.full(len(found), label, dtype=np.int64))
+            for file, size in found:
+                digest.update(b"%s\0%d\0%d\n" % (file, size, label))
+        self._names, self.labels = np.concatenate(names), np.concatenate(labels)
+        if not len(self.labels):
+            raise DataError(f"{folder}: no images ({', '.join(SUFFIXES)}) in its class folders")
+
+    def path(self, index: int) -> Path:
+        name = os.fsdecode(self._names[index])
+        return self._folder / self._classes[int(self.labels[index])] / name
+
+
+def _images(folder: Path) -> Iterator[tuple[bytes, int]]:
+    """(path below the folder, size in bytes) of each image in it, in any order."""
+    if not folder.is_dir():
+        return
+    waiting = [os.fsencode(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    waiting.append(entry.path)
+                elif os.fsdecode(entry.name).lower().endswith(SUFFIXES):
+                    below = os.path.relpath(entry.path, os.fsencode(folder))
+                    yield below, entry.stat().st_size
 
 
 def _classes(folder: Path) -> list[str]:
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if not names:
-        raise DataError(f"{folder}: no class folders in it: one folder a class, images inside")
+        raise DataError(f"{folder}: no class folders: make one folder per class")
     return names
 
 
-def _samples(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    found = []
-    for label, name in enumerate(classes):
-        if not (folder / name).is_dir():
-            continue
-        files = sorted((folder / name).rglob("*"))
-        found += [(file, label) for file in files if file.suffix.lower() in SUFFIXES]
-    if not found:
-        raise DataError(f"{folder}: no images ({', '.join(SUFFIXES)}) in its class folders")
-    return found
-
-
-def _fingerprint(path: Path, samples: Sequence[tuple[Path, int]]) -> str:
-    """Of names, sizes and labels: reading all of a large tree at each start would cost minutes."""
-    digest = hashlib.sha256()
-    for file, label in samples:
-        digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0{label}\n".encode())
-    return digest.hexdigest()
-
-
-def _open(path: Path) -> Any:
+def read(path: Path, edge: int) -> Any:
+    """An RGB picture, decoded at a lower resolution where the format allows and `edge` suffices."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
+            image.draft("RGB", (round(edge * CROP_MARGIN), round(edge * CROP_MARGIN)))
             return image.convert("RGB")
     except (OSError, UnidentifiedImageError) as error:
         raise DataError(f"{path}: not a readable image ({error}): replace or remove it") from None
 
 
-def _evaluation(size: int) -> Callable[[Any], torch.Tensor]:
-    from torchvision.transforms import v2
-
-    steps = [
-        v2.Resize(round(size * CROP_MARGIN), antialias=True),
-        v2.CenterCrop(size),
-        v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(MEAN, STD),
-    ]
-    transform: Callable[[Any], torch.Tensor] = v2.Compose(steps)
-    return transform
-
-
-def _cropped(image: Any, size: int, seed: int) -> torch.Tensor:
-    """Random resized crop and flip. The box is drawn here: torchvision draws from global state,
-    which threads would share."""
-    from torchvision.transforms.v2 import functional as tv
+def random_crop(image: Any, edge: int, seed: int) -> Any:
+    """Random resized crop and flip: 8 to 100 % of the area, aspect 3/4 to 4/3."""
+    from PIL import Image
 
     generator = torch.Generator().manual_seed(seed)
     scale, ratio, down, right, flip = torch.rand(5, generator=generator).tolist()
     area = image.width * image.height * (0.08 + 0.92 * scale)
-    aspect = (3 / 4) * (16 / 9) ** ratio  # log-uniform between 3/4 and 4/3
+    aspect = (3 / 4) * (16 / 9) ** ratio  # log-uniform
     wide = min(image.width, max(1, round((area * aspect) ** 0.5)))
     high = min(image.height, max(1, round((area / aspect) ** 0.5)))
     top, left = round(down * (image.height - high)), round(right * (image.width - wide))
-    crop = tv.resized_crop(tv.to_image(image), top, left, high, wide, [size, size], antialias=True)
-    pixels = tv.to_dtype(crop, torch.float32, scale=True)
-    normal: torch.Tensor = tv.normalize(pixels, list(MEAN), list(STD))
-    return normal.flip(2) if flip < 0.5 else normal
+    box = (left, top, left + wide, top + high)
+    crop = image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)
+    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < 0.5 else crop
+
+
+def centre_crop(image: Any, edge: int) -> Any:
+    """The middle of the picture, its short side resized to 8/7 of the crop."""
+    from PIL import Image
+
+    side = min(image.width, image.height) / CROP_MARGIN
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    box = (left, top, left + side, top + side)
+    return image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)

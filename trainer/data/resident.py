@@ -1,13 +1,14 @@
-"""Images that reside on the device as uint8; batches are made there, without workers."""
+"""Images that stay on the device as uint8; batches are made there, without workers."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 
 from trainer.config import Config
-from trainer.data.augment import PAD, pad, random_crop_flip
+from trainer.data.augment import PAD, normalised, pad, random_crop_flip
 from trainer.data.order import held_out
 from trainer.data.synthetic import Arrays
 
@@ -18,11 +19,13 @@ MEAN_STD = {  # of the training images, in 0..1
 
 
 class Resident:
-    """All images in the device's memory. Kept with the crop's border, rows of pixels together."""
+    """Satisfies trainer.data.Images. Training images have the border that crops need."""
 
     def __init__(self, arrays: Arrays, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = arrays.name, arrays.num_classes
+        self.image_size = arrays.train_x.shape[1]
         self.fingerprint = fingerprint(arrays)
+        self._device = device
         train, val = held_out(len(arrays.train_y), config.val_split)
         border = pad(arrays.train_x)
         self._augment, self._channels_last = config.augment, config.channels_last
@@ -42,6 +45,11 @@ class Resident:
     def size(self, split: str) -> int:
         return len(self._y[split])
 
+    def start_epoch(
+        self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
+    ) -> torch.Tensor:
+        return order.to(self._device)
+
     def train_batch(
         self, indices: torch.Tensor, *, seed: int, epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,13 +63,12 @@ class Resident:
         return self._normalised(self._eval_x[split][start:end]), self._y[split][start:end]
 
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, H, W, C) uint8 -> (B, C, H, W) float; in NHWC memory that is no copy."""
-        pixels = x.float().sub_(self._mean).mul_(self._scale).permute(0, 3, 1, 2)
+        pixels = normalised(x, self._mean, self._scale)
         return pixels if self._channels_last else pixels.contiguous()
 
 
 def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) each, in pixel values 0..255: the published ones for CIFAR, else of a sample."""
+    """(C,) each, in pixel values 0..255: as published for CIFAR, else of the first 5000 images."""
     if arrays.name in MEAN_STD:
         mean, std = MEAN_STD[arrays.name]
         return torch.tensor(mean) * 255, torch.tensor(std) * 255

@@ -16,14 +16,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.distributed import count_batches, flatten, statistics, unflatten
-from trainer.optim import part_bounds
 from trainer.state import Training
 
 
 def backward(
     t: Training,
     batch: torch.Tensor,
-    micro_batch_loss: Callable[[Training, torch.Tensor, int, int], torch.Tensor],
+    micro_batch_loss: Callable[[Training, torch.Tensor, int], torch.Tensor],
 ) -> None:
     """Leave the gradient of the global batch's mean loss in every rank's parameters, and the mean
     over shards of the new running statistics in every rank's batch norms."""
@@ -32,10 +31,10 @@ def backward(
     before = flatten(running) if running else None
     rows = []
     for k in range(count):
-        first, last = part_bounds(len(batch), t.plan.parts, t.ranks.rank * count + k)
+        part = t.ranks.rank * count + k
         if before is not None:
             unflatten(before, running)
-        (micro_batch_loss(t, batch, first, last) / len(batch)).backward()
+        (micro_batch_loss(t, batch, part) / len(batch)).backward()
         gradients = [p.grad for p in t.parameters if p.grad is not None]
         rows.append(flatten([*gradients, *running]))
         t.optimizer.zero_grad()

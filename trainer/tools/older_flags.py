@@ -24,7 +24,10 @@ def add_older_spellings(parser: argparse.ArgumentParser) -> None:
 
 
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
-    """Remove the older spellings from `given`. Returns those about ranks as environment variables."""
+    """Remove the older spellings from `given`. Returns those about ranks as environment variables.
+
+    --rank and --world-size count nodes, as in the scripts that have them: NODE_RANK and NNODES.
+    """
     if "gpu" in given:
         raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
     if "enable_gpu" in given:
@@ -35,8 +38,8 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
         given.setdefault("bn", "sync")
     variables = {}
     for name, variable in (
-        ("rank", "RANK"),
-        ("world_size", "WORLD_SIZE"),
+        ("rank", "NODE_RANK"),
+        ("world_size", "NNODES"),
         ("local_rank", "LOCAL_RANK"),
         ("ip", "MASTER_ADDR"),
         ("port", "MASTER_PORT"),
@@ -51,7 +54,7 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
     elif method.startswith("file://"):
         variables["TRAINER_STORE"] = method.removeprefix("file://")
     elif method != "env://":
-        raise UsageError(f"--init-method {method}: tcp://ADDRESS:PORT, file://PATH or env://")
+        raise UsageError(f"--init-method {method}: use tcp://ADDRESS:PORT, file://PATH or env://")
     return variables
 
 

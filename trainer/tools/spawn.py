@@ -1,7 +1,10 @@
-"""`--spawn N`: N ranks on this machine, without torchrun.
+"""Ranks on this machine, without torchrun: `--spawn N`, and the older `--rank R --world-size N`.
 
 The ranks are ordinary processes with torchrun's variables, so everything behaves as under torchrun,
-except that exit codes come through. When one fails the others are stopped.
+except that exit codes are passed on. When one fails the others are stopped.
+
+--rank and --world-size count nodes, as in the older scripts: started so on each node, each starts
+one process per GPU.
 """
 
 from __future__ import annotations
@@ -13,35 +16,55 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
-PATIENCE = 5.0  # seconds after one failed that the others have to end by themselves
-GRACE = 30.0  # seconds after which they are killed
+from trainer.config import Config
+from trainer.errors import UsageError
+
+OWN_END = 5.0  # seconds that the other ranks have to end by themselves, once one has failed
+KILL_AFTER = 30.0  # seconds
 
 
-def spawn(count: int, argv: Sequence[str]) -> int:
-    """Run `python -m trainer argv` as `count` ranks. Returns the first code that is not 0."""
+def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
+    """Run `python -m trainer argv` as this node's ranks. Returns the first exit code that is not 0.
+
+    nodes: NODE_RANK and NNODES, if there are several.
+    """
+    try:
+        node_rank, nnodes = int(nodes.get("NODE_RANK", 0)), int(nodes.get("NNODES", 1))
+    except ValueError as error:
+        raise UsageError(f"--rank or --world-size: {error}") from error
+    count = config.spawn or (1 if config.device == "cpu" else max(1, gpu_count()))
     with tempfile.TemporaryDirectory(prefix="trainer-spawn-") as folder:
-        ranks = [_start(rank, count, argv, Path(folder) / "store") for rank in range(count)]
+        shared = {
+            "WORLD_SIZE": str(nnodes * count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "GROUP_RANK": str(node_rank),
+            "GROUP_WORLD_SIZE": str(nnodes),
+            "TRAINER_SPAWNED": "1",
+        }
+        if nnodes == 1:  # a file as store: no port is needed
+            shared |= {"TRAINER_STORE": f"{folder}/store"}
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "trainer", *argv],
+                env=os.environ
+                | shared
+                | {"RANK": str(node_rank * count + local), "LOCAL_RANK": str(local)},
+            )
+            for local in range(count)
+        ]
         with _passing_signals_to(ranks):
             return _wait(ranks)
 
 
-def _start(rank: int, count: int, argv: Sequence[str], store: Path) -> subprocess.Popen[bytes]:
-    env = dict(os.environ)
-    env |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "GROUP_RANK": "0",
-        "TRAINER_STORE": str(store),  # a file: no port to be taken
-    }
-    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return subprocess.Popen([sys.executable, "-m", "trainer", *argv], env=env)
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 @contextlib.contextmanager
@@ -69,9 +92,9 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
             failed_at = time.monotonic()
             continue
         waited = time.monotonic() - failed_at
-        if waited > GRACE:
+        if waited > KILL_AFTER:
             _signal(ranks, signal.SIGKILL)
-        elif waited > PATIENCE and not told:
+        elif waited > OWN_END and not told:
             _signal(ranks, signal.SIGTERM)
             told = True
     code = code or next((process.returncode for process in ranks if process.returncode), 0)

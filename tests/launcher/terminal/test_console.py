@@ -82,7 +82,10 @@ def test_a_stdout_that_cannot_be_written_is_reported_once_and_changes_no_exit_co
 ) -> None:
     shell = f'set -o pipefail; "$0" -c "$1" {redirection}'
     done = subprocess.run(
-        ["bash", "-c", shell, sys.executable, PROGRAM], capture_output=True, text=True
+        ["bash", "-c", shell, sys.executable, PROGRAM],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is still in the buffer fails at the end
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 7, done.stderr
     assert done.stderr.endswith("the end\n")
@@ -93,7 +96,11 @@ def test_a_stdout_that_cannot_be_written_is_reported_once_and_changes_no_exit_co
 
 def test_stdout_and_stderr_that_both_end_change_no_exit_code() -> None:
     shell = 'set -o pipefail; "$0" -c "$1" 2>&1 | true'
-    done = subprocess.run(["bash", "-c", shell, sys.executable, PROGRAM], capture_output=True)
+    done = subprocess.run(
+        ["bash", "-c", shell, sys.executable, PROGRAM],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+    )
     assert done.returncode == 7
 
 

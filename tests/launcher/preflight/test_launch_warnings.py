@@ -1,0 +1,26 @@
+"""A launch counts the warnings of its check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from local_machine import Machine
+
+from launcher.facts.gather import gather_one
+from launcher.hosts import Host
+from launcher.ssh.node import Node
+
+
+def test_a_launch_on_a_host_where_gpus_all_finds_none_says_that_there_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(tmp_path)
+    hosts = json.loads((tmp_path / "hosts.yaml").read_text())
+    hosts["hosts"] = ["local"]
+    (tmp_path / "hosts.yaml").write_text(json.dumps(hosts))
+    if gather_one(Node(Host("local")), ports=False).gpus:
+        return  # a machine with GPUs is no CPU node
+    done = machine.ddpctl("launch", "hosts.yaml", "-v")
+    assert "warning: local: gpus: no GPU found: it is a CPU node; set gpus: 0" in done.stderr
+    assert "; `ddpctl check hosts.yaml` shows them" in done.stderr

@@ -82,7 +82,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         uids = [f.uid for f in facts]
         claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
-        with failing_start_recorded(folder, record):
+        with failing_start_recorded(folder, record, console):
             if wanted.earlier:
                 compare(wanted.earlier, plan, console)
                 open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
@@ -91,7 +91,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 )
         with interrupts.held():
             attempt = attempt_of(plan, nodes)
-            with failing_start_recorded(folder, record):
+            with failing_start_recorded(folder, record, console):
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.try_save(record, console)
@@ -212,12 +212,14 @@ def report_start(plan: Plan, console: Console) -> None:
 
 
 @contextlib.contextmanager
-def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[None]:
+def failing_start_recorded(
+    folder: RunFolder, record: RunRecord, console: Console
+) -> Iterator[None]:
     try:
         yield
     except BaseException:
         record.attempt.state, record.attempt.ended = "FAILED", timestamp()
-        folder.save(record)
+        folder.try_save(record, console)
         raise
 
 

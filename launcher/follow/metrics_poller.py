@@ -6,7 +6,8 @@ Polled seldom and on separate threads, so that a slow host delays nothing else.
 from __future__ import annotations
 
 import json
-import math
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from launcher.ssh.many import one_per_account
 PROGRESS_INTERVAL = 3.0  # seconds
 GPU_INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core
 TIMEOUT = 10.0  # seconds for a host to answer
+WHOLE = re.compile("[0-9]{1,9}")
 BACKOFF = 60.0  # seconds until a host that did not answer is polled again
 
 # The newest start line, which has the run's length, and the last lines. $1 output folder
@@ -153,8 +155,8 @@ def parse_gpus(text: bytes) -> Gpus | None:
     rows = []
     for line in text.decode(errors="replace").splitlines():
         use, *memory = (cell.strip() for cell in line.split(","))
-        if len(memory) == 2 and all(cell.isdecimal() for cell in memory):
-            rows.append((int(use) if use.isdecimal() else 0, int(memory[0]), int(memory[1])))
+        if len(memory) == 2 and all(WHOLE.fullmatch(cell) for cell in memory):
+            rows.append((int(use) if WHOLE.fullmatch(use) else 0, int(memory[0]), int(memory[1])))
     if not rows:
         return None
     uses, used, total = zip(*rows, strict=True)
@@ -163,7 +165,9 @@ def parse_gpus(text: bytes) -> Gpus | None:
 
 def _number(value: object) -> float | None:
     """A number that a script wrote, if it is finite."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
 
 
 def _whole(value: object) -> int | None:

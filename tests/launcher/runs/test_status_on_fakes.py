@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 from fakes import FakeCluster
 
 Make = Callable[..., FakeCluster]
@@ -73,3 +74,19 @@ def test_a_run_that_had_succeeded_before_it_was_killed_is_not_cancelled(fake_clu
     assert cluster.ddpctl("kill", run_id)[0] == 0
     assert cluster.nodes == []
     assert all_runs(cluster)[0][:2] == (run_id, "SUCCEEDED")
+
+
+LIES = [None, 7, [], [None], [{"Id": 7}], {"x": 1}, [{"Id": "a", "Labels": 5, "Mounts": [5]}]]
+
+
+@pytest.mark.parametrize("answer", [*LIES, {"Name": 5, "State": "0", "Config": {"Labels": [1]}}])
+@pytest.mark.parametrize("call", ["containers", "inspect_container"])
+def test_a_host_that_answers_nonsense_hides_no_other_host(
+    fake_cluster: Make, call: str, answer: object
+) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach")[1].strip()
+    cluster.hosts["gpu1"].lies[call] = answer
+    for command in (["ps"], ["ps", "--all"], ["clean"]):
+        code, out, err = cluster.ddpctl(*command, cluster.hosts_file)
+        assert code == 0 and run_id in out + err, err

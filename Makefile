@@ -2,6 +2,7 @@
 # make test    every test, the simulated cluster's too; sets itself up
 # make fast    the tests that need no cluster
 # make box     three simulated hosts in containers: train across them, exit with the verdict
+# make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make check   lint, format, types
 
 VENV ?= .venv
@@ -10,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --timeout 300
 CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
 export VENV
 
-.PHONY: demo test fast box check image clean
+.PHONY: demo test fast gpu box check image clean
 
 demo:
 	@scripts/venv demo
@@ -25,6 +26,11 @@ test:
 fast:
 	@scripts/venv test
 	$(PYTEST) -n 3 -m "not cluster" $(ARGS)
+
+gpu:
+	@scripts/venv test
+	$(PYTEST) -m gpu tests/trainer $(ARGS)
+	$(BIN)/python -m benchmarks.trainer --gpu
 
 check:
 	@scripts/venv test

@@ -7,6 +7,7 @@ import dataclasses
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from launcher import push
 from launcher.engines.choose import engine_of, engine_traits
@@ -48,7 +49,7 @@ class NextAttempt:
 
     @property
     def number(self) -> int:
-        return len(self.earlier.attempts) + 1 if self.earlier else 1
+        return self.earlier.attempt.attempt + 1 if self.earlier else 1
 
     @property
     def folder(self) -> RunFolder:
@@ -70,7 +71,6 @@ class NextAttempt:
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
     """Checks, pushes, starts on every node and follows to the end, or detaches."""
-    options = wanted.options
     environment = user_environment(wanted.cluster.job)
     with (
         connected(wanted.cluster.hosts) as nodes,
@@ -79,32 +79,25 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
     ):
         require_writable(wanted.folder.path.parent)
         facts, plan = prepare_plan(wanted, nodes, console)
+        uids = [f.uid for f in facts]
         claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
         with failing_start_recorded(folder, record):
             if wanted.earlier:
-                for change in changes(wanted.earlier, plan):
-                    console.say(change)
-                shared = any(
-                    writes_as_another_user(plan, node, f.uid)
-                    for node, f in zip(plan.nodes, facts, strict=True)
+                compare(wanted.earlier, plan, console)
+                open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
+                distribute_checkpoint(
+                    nodes, former, wanted.earlier, console, open_to_all=open_to_all
                 )
-                distribute_checkpoint(nodes, former, wanted.earlier, console, open_to_all=shared)
         with interrupts.held():
             attempt = attempt_of(plan, nodes)
             with failing_start_recorded(folder, record):
-                uids = [f.uid for f in facts]
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.try_save(record, console)
-            number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
-            console.say(
-                f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
-                f"master {plan.master_addr}:{plan.master_port}"
-            )
-            if options.detach:
+            report_start(plan, console)
+            if wanted.options.detach:
                 return detach(folder, console)
-            skews = [f.clock_skew for f in facts]
             session = Session(
                 attempt,
                 folder,
@@ -112,7 +105,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 console,
                 interrupts,
                 start_recorder,
-                clock_skews=skews,
+                clock_skews=[f.clock_skew for f in facts],
             )
             return session.follow()
 
@@ -198,15 +191,24 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     return folder, record
 
 
-def changes(earlier: RunRecord, plan: Plan) -> Iterator[str]:
-    """What is not as it was in the attempt before, by its digests."""
+def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
+    """Reports what is not as it was in the attempt before, by its digests."""
     for what, before, now in (
         ("image", earlier.image_digest, plan.image_digest),
         ("dataset", earlier.dataset_digest, plan.dataset_digest),
         ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
     ):
         if before != now:
-            yield f"attempt {plan.attempt}: the {what} differs from attempt {plan.attempt - 1}"
+            last = earlier.attempt.attempt
+            console.say(f"attempt {plan.attempt}: the {what} differs from attempt {last}")
+
+
+def report_start(plan: Plan, console: Console) -> None:
+    number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
+    console.say(
+        f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+        f"master {plan.master_addr}:{plan.master_port}"
+    )
 
 
 @contextlib.contextmanager

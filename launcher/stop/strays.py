@@ -103,7 +103,7 @@ def look(node: Node, cluster: Cluster) -> Seen:
     if node.host.gpus != 0:
         for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
             pid, _, mib = row.partition(",")
-            if pid.strip().isdigit() and mib.strip().isdigit():
+            if pid.strip().isdecimal() and mib.strip().isdecimal():
                 memory[int(pid)] = int(mib)
     return Seen(tuple(statuses), carriers(node), memory)
 

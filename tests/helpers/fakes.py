@@ -56,6 +56,10 @@ class FakeNode:
         return int(self.arguments["labels"][f"{LABEL}.node-rank"])
 
     @property
+    def attempt(self) -> int:
+        return int(self.arguments["labels"][f"{LABEL}.attempt"])
+
+    @property
     def run_id(self) -> str:
         return str(self.arguments["labels"][f"{LABEL}.run-id"])
 

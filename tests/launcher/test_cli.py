@@ -121,6 +121,12 @@ def test_everything_after_two_dashes_is_the_command(ddpctl) -> None:  # type: ig
     assert plan["command"] == ["--my_flag", "--", "x"]
 
 
+def test_a_command_alone_runs_on_the_hosts_of_hosts_yaml(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "hosts.yaml").write_text("hosts: [{host: a, gpus: 1}]\n")
+    plan = json.loads(ddpctl("launch", "--dry-run", "--json", "--", "t.py", "x").stdout)
+    assert (plan["command"], plan["nodes"][0]["host"]) == (["t.py", "x"], "a")
+
+
 def test_other_commands_take_no_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
     assert "junk" in ddpctl("ps", "hosts.yaml", "--", "junk", code=2).stderr
 

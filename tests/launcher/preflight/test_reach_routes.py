@@ -294,6 +294,9 @@ def test_a_host_too_busy_to_report_is_no_failure() -> None:
     (finding,) = judge(machines, met)
     assert (finding.severity, finding.host) == ("warning", "gpu2")
     assert "was not reported in time from 2 of 2 hosts (gpu[1,3])" in finding.what
+    (finding,) = judge(machines, met | {Dial(0, 1, "10.0.0.2"): Answer("refused")})
+    assert finding.severity == "failure"
+    assert "was refused from 1 of 2 hosts (gpu1)" in finding.what
 
 
 def test_a_master_port_that_a_firewall_hides() -> None:

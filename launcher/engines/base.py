@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -41,6 +41,23 @@ class NodeStatus:
         return self.state not in GONE
 
 
+class Exec(Protocol):
+    """A command that runs in a node. One thread may read while another writes."""
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        """What the command writes, as it comes: (1, stdout) and (2, stderr); a terminal is all 1."""
+
+    def write(self, data: bytes) -> None:
+        """Sends all of `data` to its stdin. OSError if the command no longer reads it."""
+
+    def close_stdin(self) -> None: ...
+
+    def resize(self, rows: int, columns: int) -> None: ...
+
+    def wait(self) -> int:
+        """Its exit code, once its output has ended."""
+
+
 class Engine(Protocol):
     """Runs nodes on one host. Every method may raise a DdpctlError."""
 
@@ -61,6 +78,9 @@ class Engine(Protocol):
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Everything of ddpctl on this host, runs and checks, that uses something below `folder`."""
+
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
+        """Starts a command with the node's environment. Without stdin, its input is empty."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         """SIGTERM, `timeout` seconds, SIGKILL. Does nothing to a node that has stopped or gone."""

@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.base import Exec, NodeStatus
+from launcher.engines.base import Exec
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandFailed, DdpctlError, UsageError
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder

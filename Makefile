@@ -1,6 +1,7 @@
 # make demo    train on two nodes of this machine: no Docker, no SSH, no root; sets itself up
 # make test    every test, the simulated cluster's too; sets itself up
-# make fast    the tests that need no cluster
+# make unit    the launcher's tests without torch, sshd or an engine: seconds
+# make fast    unit, and the tests that need torch or a local sshd
 # make box     three simulated hosts in containers: train across them, exit with the verdict
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make check   lint, format, types
@@ -11,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest --timeout 300
 CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
 export VENV
 
-.PHONY: demo test fast gpu box check image clean
+.PHONY: demo test unit fast gpu box check image clean
 
 demo:
 	@scripts/venv demo
@@ -22,6 +23,10 @@ test:
 	@scripts/test-setup
 	@# both parts are run and told, whatever the first says; each process of the second has a cluster
 	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; $(CLUSTER) $(ARGS) && exit $$fast
+
+unit:
+	@scripts/venv test
+	$(PYTEST) -n 2 -m "not cluster and not real" $(ARGS)
 
 fast:
 	@scripts/venv test

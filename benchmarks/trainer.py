@@ -4,8 +4,8 @@
 
 Bars on 2 CPU cores: >= 2.0 x images/s for ResNet-18 with the CIFAR stem, >= 1.7 x with the ImageNet
 stem, at the same accuracy or better; <= 3 % of an epoch outside forward, backward and optimizer;
-saving a checkpoint pauses training for <= 2 % of an epoch. Runs alternate, so that a busy machine slows down both. Results go to
-RESULTS.md.
+saving a checkpoint pauses training for <= 2 % of an epoch. Runs alternate, so that a
+busy machine slows down both. Results go to RESULTS.md.
 """
 
 from __future__ import annotations

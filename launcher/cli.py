@@ -23,6 +23,7 @@ from launcher.commands import (
     attach,
     check,
     clean,
+    exec,
     fetch,
     init,
     kill,
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "fetch": fetch.fetch,
     "sanity": sanity.sanity,
     "stacks": stacks.stacks,
+    "exec": exec.exec_,
     "report": report.report,
     "init": init.init,
     "clean": clean.clean,
@@ -88,7 +90,7 @@ def application() -> typer.Typer:
     )
     app.callback()(root)
     for name, function in COMMANDS.items():
-        kind = WithCommandLine if function is launch.launch else None
+        kind = WithCommandLine if function in (launch.launch, exec.exec_) else None
         app.command(name, cls=kind)(exiting(function))
     completion_init()
     return app

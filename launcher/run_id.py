@@ -18,6 +18,11 @@ def is_run_id(text: object) -> bool:
     return isinstance(text, str) and RUN_ID.fullmatch(text) is not None
 
 
+def is_sanity_run(run_id: str) -> bool:
+    """Whether `sanity` started the run: such a run is never the one meant by "the newest"."""
+    return re.match(r"sanity-\d{8}-\d{6}-", run_id) is not None
+
+
 def new_run_id(name: str) -> str:
     """Unique, and sorts by time among the runs of one name."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from launcher.errors import StateError, UsageError
 
+PROBE_SIZE = 1 << 20  # bytes
+
 
 def home_folder() -> Path:
     try:
@@ -48,6 +50,14 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise StateError(_cannot(error, "created", path)) from None
     return path
+
+
+def require_writable(folder: Path) -> None:
+    """Raises StateError unless a file of a realistic size can be written in `folder`."""
+    make_folder(folder)
+    probe = folder / f".probe-{os.getpid()}"
+    write_atomically(probe, "x" * PROBE_SIZE)
+    probe.unlink()
 
 
 def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:

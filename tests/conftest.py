@@ -1,23 +1,39 @@
-"""What holds for every test: nobody's SSH, run or Docker settings are seen."""
+"""For every test: the user's own SSH, run and Docker settings stay out; tests of real things are marked."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine is no failure: what is tested is what comes out, not how fast.
+# A busy machine is no failure: tests check results, not speed.
 settings.register_profile("ddpctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ddpctl")
 
-# A shell's background job ignores Ctrl-C, and so would every process that the tests start.
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOREIGN = ("DDPCTL_", "PET_", "TORCHELASTIC_", "TRAINER_", "NCCL_", "GLOO_")
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OWN = ("SSH_AUTH_SOCK", "SSH_CONNECTION", "NO_COLOR", "FORCE_COLOR")
+
+
+# Helpers and folders of tests that start torch, an sshd, supervisors or a browser.
+REAL_HELPERS = {"local_machine", "namespaces", "push_machines", "sshd_server", "supervisors"}
+REAL_FOLDERS = ("trainer", "launcher/push", "launcher/ssh", "launcher/supervisor", "integration")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make unit` leaves out."""
+    for item in items:
+        folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
+        values = vars(getattr(item, "module", None)).values()
+        helpers = {getattr(value, "__module__", getattr(value, "__name__", "")) for value in values}
+        if folder in REAL_FOLDERS or helpers & REAL_HELPERS:
+            item.add_marker(pytest.mark.real)
 
 
 @pytest.fixture(autouse=True)

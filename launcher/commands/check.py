@@ -20,6 +20,8 @@ COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
 def check(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     all_pairs: Annotated[
         bool, typer.Option("--all-pairs", help="Let every host connect to every other host.")
     ] = False,
@@ -35,11 +37,11 @@ def check(
     ddpctl check hosts.yaml
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
-    from launcher.hosts import load
+    from launcher.hosts import load, select
     from launcher.preflight.run import survey_hosts
     from launcher.ssh.node import connected
 
-    cluster = load(options.hosts_of(hosts, host_list))
+    cluster = select(load(options.hosts_of(hosts, host_list)), include, exclude)
     console = options.console(quiet, verbose)
     began = time.monotonic()
     with connected(cluster.hosts) as nodes, console.step(f"checking {_hosts(len(nodes))}"):

@@ -17,6 +17,8 @@ def launch(
         typer.Argument(metavar="[-- COMMAND...]", help="Override job.command: what torchrun runs."),
     ] = None,
     host_list: options.HostList = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     name: Annotated[str, typer.Option("--name", help="Name the run; part of its id.")] = "",
     detach: options.Detach = False,
     no_push: Annotated[bool, typer.Option("--no-push", help="Skip the push.")] = False,
@@ -42,6 +44,10 @@ def launch(
     master_port: Annotated[
         str | None,
         typer.Option("--master-port", metavar="PORT", help="Override job.master_port."),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option("--time-limit", metavar="D", help="Override job.time_limit, such as 2h30m."),
     ] = None,
     hang_timeout: Annotated[
         float | None,
@@ -72,7 +78,7 @@ def launch(
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
-    from launcher.hosts import load, override_job
+    from launcher.hosts import load, override_job, select
     from launcher.launch import launch as launching
     from launcher.plan import render
     from launcher.plan.options import LaunchOptions
@@ -91,11 +97,12 @@ def launch(
         "nproc_per_node": nproc_per_node,
         "master_port": master_port,
         "max_restarts": max_restarts,
+        "time_limit": time_limit,
         "command": given or None,
     }
     overridden = [key for key, value in flags.items() if value is not None]
     cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
-    cluster = override_job(cluster, flags)
+    cluster = override_job(select(cluster, include, exclude), flags)
     wanted = LaunchOptions(
         name=checked_name(name),
         detach=detach,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from launcher.commands import complete, options
 
 
 def logs(
@@ -15,8 +15,21 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")
     ] = False,
-    node: Annotated[int | None, typer.Option("--node", help="Only lines of this node.")] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only lines of this rank.")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="K", help="Only these nodes, such as 0-3,5.")
+    ] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="R", help="Only these ranks, such as 0-3,5.")
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host", help="Only this host; repeatable.", autocompletion=complete.host_names
+        ),
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", help="Only this attempt.")
+    ] = None,
     tail: Annotated[
         int | None,
         typer.Option("--tail", "-n", min=0, max=10**9, metavar="N", help="Only the last N lines."),
@@ -35,30 +48,12 @@ def logs(
 
     \b
     ddpctl logs -f
-    ddpctl logs 20261121 --rank 3 --tail 100
+    ddpctl logs 20261121 --rank 0-3,8 --tail 100
     ddpctl logs --fold --grep loss
     """
-    import re
-    import time
-
-    from launcher.errors import UsageError
-    from launcher.follow.show_logs import show_logs
-    from launcher.logs.query import Wanted, parse_since
+    from launcher.follow.show_logs import LogFlags, pattern, show_logs, since_time
     from launcher.runs.find import find
 
-    try:
-        wanted = Wanted(
-            node=node,
-            rank=rank,
-            grep=re.compile(grep.encode()) if grep is not None else None,
-            since=parse_since(since, time.time()) if since is not None else None,
-            tail=tail,
-        )
-    except re.error as error:
-        raise UsageError(f"--grep {grep!r}: not a regular expression: {error}") from None
-    except (ValueError, OverflowError):
-        raise UsageError(
-            f"--since {since!r}: give 30s, 10m, 2h, 3d or a time such as 2026-11-21T15:30:00Z"
-        ) from None
+    flags = LogFlags(node, rank, tuple(host or ()), attempt, tail, since_time(since), pattern(grep))
     console = options.console(quiet, verbose, fold=fold)
-    return show_logs(find(run, hosts, console), wanted, console, follow=follow)
+    return show_logs(find(run, hosts, console), flags, console, follow=follow)

@@ -43,6 +43,16 @@ Hosts = Annotated[
 HostList = Annotated[
     str | None, typer.Option("-H", metavar="HOST:GPUS,...", help="Hosts instead of a file.")
 ]
+Include = Annotated[
+    str | None,
+    typer.Option("--include", metavar="HOST[:GPUS]@...", help="Only these, such as gpu1@gpu2:0,2."),
+]
+Exclude = Annotated[
+    str | None,
+    typer.Option(
+        "--exclude", metavar="HOST[:GPUS]@...", help="All but these, such as gpu1@gpu2:0,2."
+    ),
+]
 Run = Annotated[
     str | None,
     typer.Argument(

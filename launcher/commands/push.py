@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,14 +12,14 @@ from launcher.commands import options
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from launcher.hosts import Cluster
-    from launcher.ssh.node import Node
     from launcher.terminal.console import Console
 
 
 def push(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     image: Annotated[
         bool, typer.Option("--image", help="Push only the image (and other parts you name).")
     ] = False,
@@ -28,7 +29,10 @@ def push(
         bool,
         typer.Option("--prune", help="Push nothing; delete data and code that no run uses."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="With --prune: do not ask. Required without a terminal."),
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -41,16 +45,20 @@ def push(
     ddpctl push hosts.yaml --prune
     """
     from launcher import push as pushing
-    from launcher.hosts import load
+    from launcher.hosts import load, select
     from launcher.ssh.node import connected
 
     console = options.console(quiet, verbose)
-    cluster = load(options.hosts_of(hosts, host_list))
+    cluster = select(load(options.hosts_of(hosts, host_list)), include, exclude)
     named: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
     with connected(cluster.hosts) as nodes:
         if prune:
-            return _prune(nodes, cluster, console, as_json, yes)
+            pruned = pushing.prune(nodes, cluster, _confirm(console, as_json, yes))
+            if as_json:
+                console.json(pruned.document())
+            console.say(pruned.summary())
+            return 0
         progress = pushing.progress_for(console)
         try:
             result = pushing.push(nodes, cluster, parts=parts, progress=progress, only=True)
@@ -65,10 +73,8 @@ def push(
     return 0
 
 
-def _prune(nodes: list[Node], cluster: Cluster, console: Console, as_json: bool, yes: bool) -> int:
-    from launcher import push as pushing
-    from launcher.push.report import format_bytes
-
+def _confirm(console: Console, as_json: bool, yes: bool) -> Callable[[str], bool]:
+    """Asks on a terminal. UsageError if there is none to ask on and no -y."""
     if not yes and (as_json or not (sys.stdin.isatty() and sys.stderr.isatty())):
         raise UsageError("push --prune deletes data on the hosts: without a terminal it needs -y")
 
@@ -77,11 +83,4 @@ def _prune(nodes: list[Node], cluster: Cluster, console: Console, as_json: bool,
             console.print(listed)
         return yes or typer.confirm("delete these?", err=True)
 
-    result = pushing.prune(nodes, cluster, confirm)
-    if as_json:
-        console.json(result.document())
-    if not result.trees:
-        console.say("nothing to delete: runs or this hosts file use all data and code on the hosts")
-    elif result.removed:
-        console.say(f"deleted {len(result.trees)} folders, {format_bytes(result.size)}")
-    return 0
+    return confirm

@@ -12,6 +12,8 @@ from launcher.commands import complete, options
 def sanity(
     hosts: options.Hosts = None,
     host_list: options.HostList = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -51,13 +53,13 @@ def sanity(
     ddpctl sanity hosts.yaml --pairwise
     ddpctl sanity hosts.yaml --host gpu1 --containers 2
     """
-    from launcher.hosts import load, override_job
+    from launcher.hosts import load, override_job, select
     from launcher.sanity import check
 
     console = options.console(quiet, verbose)
     unused = ["dataset", "workdir"]
     cluster = load(options.hosts_of(hosts, host_list), overridden=unused)
-    cluster = override_job(cluster, {"image": image})
+    cluster = override_job(select(cluster, include, exclude), {"image": image})
     if host is not None:
         cluster = check.two_containers(cluster, host, containers)
         console.say(check.TWO_CONTAINERS)

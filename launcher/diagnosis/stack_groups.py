@@ -16,9 +16,7 @@ from launcher.supervisor.events import Frame, Stack
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 SHORTER = re.compile(r"^.*/(?:site-packages|dist-packages|workspace|python\d[\d.]*)/")
-COLLECTIVE = re.compile(
-    r"/torch/(distributed|autograd|nn/parallel)/"
-)  # where ranks wait for others
+COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # ranks wait there
 NOTES = {  # why a rank shows no stack, by the supervisor's word
     "stopped": "is stopped (SIGSTOP): SIGCONT resumes it",
     "traced": "is held by a debugger",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ImageInfo:
 
     def same_as(self, other: ImageInfo) -> bool:
         return (
-            self.id == other.id
+            self.id == other.id != ""
             or (bool(self.layers) and self.fingerprint == other.fingerprint)
             or bool(set(self.repo_digests) & set(other.repo_digests))
         )
@@ -69,17 +69,25 @@ def parse_engine(
 
 def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
     """inspected: the answer to /images/NAME/json."""
-    config = inspected.get("Config") or {}
-    layers = tuple((inspected.get("RootFS") or {}).get("Layers") or ())
+    config, rootfs = (_mapping(inspected.get(key)) for key in ("Config", "RootFS"))
+    layers = _texts(rootfs.get("Layers"))
     architecture = str(inspected.get("Architecture") or "")
     # Engines of different ages omit empty values or write null.
     runs = {key: config.get(key) or None for key in ("Cmd", "Entrypoint", "Env", "User", "Labels")}
     identity = [layers, runs, config.get("WorkingDir") or "", architecture]
     return ImageInfo(
-        id=str(inspected.get("Id", "")),
+        id=str(inspected.get("Id") or ""),
         layers=layers,
         architecture=architecture,
-        env=dict(entry.split("=", 1) for entry in config.get("Env") or () if "=" in entry),
-        repo_digests=tuple(inspected.get("RepoDigests") or ()),
+        env=dict(entry.split("=", 1) for entry in _texts(config.get("Env")) if "=" in entry),
+        repo_digests=_texts(inspected.get("RepoDigests")),
         fingerprint=json.dumps(identity, sort_keys=True),
     )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(text) for text in value) if isinstance(value, list) else ()

@@ -34,7 +34,15 @@ def layers_of_images(node: Node) -> list[list[str]]:
     done = node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
     if done.code != 0:
         raise unavailable(node.name, done.stderr.decode(errors="replace"))
-    return [json.loads(line) or [] for line in done.stdout.splitlines()]
+    return [_layers(line) for line in done.stdout.splitlines()]
+
+
+def _layers(line: bytes) -> list[str]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return []
+    return [str(layer) for layer in found] if isinstance(found, list) else []
 
 
 def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:

@@ -118,6 +118,9 @@ which can take seconds. `check` asks for `Details`; its root and port may be emp
 """
 
 
+_BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 @dataclass(frozen=True)
 class Gpu:
     index: int
@@ -145,7 +148,7 @@ class Facts:
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
-    boot_id: str = ""  # equal for two names of one machine
+    boot_id: str = ""  # equal for two names of one machine; "" if not known
     seconds: float = 0.0  # how long the script took
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
@@ -187,7 +190,7 @@ def parse(text: str) -> Facts:
         infiniband=bool(sections.get("infiniband")),
         gpus=gpus,
         gpu_error=gpu_error,
-        boot_id=first("boot"),
+        boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
     )

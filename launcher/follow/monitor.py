@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.engines.attempt import RunningAttempt
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.follow.node_watcher import (
     PROBE_TIMEOUT,
     Batch,
@@ -178,11 +178,16 @@ class Monitor:
             if isinstance(record.event, End):
                 outcome.end, outcome.end_received = record.event, time.monotonic()
         self._consumed[batch.node_rank] = batch.consumed
+        text = None
         if self.store and batch.records:
-            text = self.store.node(batch.node_rank).record(
-                batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
-            )
-        else:
+            try:
+                text = self.store.node(batch.node_rank).record(
+                    batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
+                )
+            except OSError as error:
+                self.store = None
+                yield f"not recorded: {error.filename or 'the logs'}: {error.strerror}"
+        if text is None:
             text = b"".join(r.render(outcome.host) for r in batch.records if r.event is None)
         if text:
             yield Lines(batch.node_rank, text)

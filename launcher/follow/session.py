@@ -20,8 +20,10 @@ from launcher.follow.metrics_poller import MetricsPoller
 from launcher.follow.monitor import Lines, Monitor, NodeOutcome
 from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
-from launcher.logs.store import LogStore, Mark
+from launcher.logs.store import Mark
+from launcher.logs.torchrun_traceback import TorchrunTracebacks
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
+from launcher.runs.sync_logs import log_store
 from launcher.stop.stop import stop_run
 from launcher.terminal.console import Console
 from launcher.terminal.live import Live, wanted
@@ -52,18 +54,25 @@ class Session:
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
+        self._tracebacks: TorchrunTracebacks | None = None  # set: leaves out torchrun's own
+        if self.console.on_terminal and not self.console.verbose:
+            self._tracebacks = TorchrunTracebacks()
 
     def follow(self) -> int:
         """Follows the attempt until it has ended or the user leaves; returns the exit code."""
         with contextlib.ExitStack() as stack:
-            store = LogStore.acquire(self.folder.logs, self.console.say)
-            if store:
-                stack.callback(store.close)
+            store = stack.enter_context(log_store(self.folder, self.console))
             self._monitor = Monitor(self.attempt, self.known, store)
             stack.enter_context(self.interrupts.held())
             if wanted(plain=self.console.plain, quiet=self.console.quiet):
                 stack.enter_context(self._panel())
-            return self._to_the_end()
+            try:
+                return self._to_the_end()
+            except DdpctlError:
+                raise
+            except Exception as error:
+                error.add_note(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
+                raise
 
     @contextlib.contextmanager
     def _panel(self) -> Iterator[None]:
@@ -87,7 +96,7 @@ class Session:
     def _to_the_end(self) -> int:
         for event in self._monitor.events():
             if isinstance(event, Lines):
-                self.console.lines(event.text)
+                self._show(event)
                 continue
             self.console.flush()
             if isinstance(event, NodeOutcome):
@@ -101,15 +110,32 @@ class Session:
                 self._stop(cancel=False)
             if self._only_unreachable_left():
                 break
-        self._monitor.close()
-        self.console.settle()
+        self._settle()
         return self._conclude()
+
+    def _show(self, lines: Lines) -> None:
+        text = lines.text
+        if self._tracebacks:
+            text = self._tracebacks.feed(lines.node_rank, text)
+        self.console.lines(text)
+
+    def _settle(self) -> None:
+        """Stops reading the nodes, and shows all that was held back."""
+        self._monitor.close()
+        if self._tracebacks:
+            self.console.lines(self._tracebacks.take_held())
+        self.console.settle()
+        if self._tracebacks and (count := len(self._tracebacks.left_out)):
+            nodes = "1 node" if count == 1 else f"{count} nodes"
+            self.console.say(
+                f"torchrun: {nodes} ended with ChildFailedError; full text: ddpctl logs"
+            )
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
-        self.folder.save(self.record)
+        self.folder.try_save(self.record, self.console)
         if outcome.failed and not outcome.cancelled and self._failed_at is None:
             self._failed_at = time.monotonic()
 
@@ -158,11 +184,13 @@ class Session:
         return bool(waiting) and all(o.host in self._unconfirmed for o in waiting)
 
     def _detach(self) -> int:
-        self._monitor.close()
-        self.console.settle()
+        self._settle()
         if self._monitor.store:
-            self._monitor.store.close()
-            self.start_recorder(self.folder)
+            try:
+                self._monitor.store.close()
+                self.start_recorder(self.folder)
+            except OSError as error:
+                self.console.error(f"not recorded: {error.filename}: {error.strerror}")
         self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
         return EXIT_INTERRUPTED
 
@@ -188,7 +216,7 @@ class Session:
             attempt.first_failure = failure
         not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
-        self.folder.save(self.record)
+        self.folder.try_save(self.record, self.console)
         for host, error in self._unconfirmed.items():
             self.console.error(f"{host}: stop not confirmed: {error}")
         report_end(self.folder.run_id, attempt, self.console)

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.engines.attempt import RunningAttempt
+from launcher.errors import UsageError
 from launcher.follow.monitor import Lines, Monitor
 from launcher.follow.signals import Interrupts
-from launcher.logs.query import Wanted, merged
+from launcher.logs.query import Wanted, merged, parse_numbers, parse_since
 from launcher.logs.store import LogStore, Mark, known_marks
-from launcher.runs.attempt import running_attempt
-from launcher.runs.record import RunFolder
-from launcher.runs.sync_logs import sync_logs
+from launcher.runs.attempt import newest_attempt
+from launcher.runs.record import RunFolder, RunRecord
+from launcher.runs.sync_logs import log_store, sync_logs
 from launcher.runs.unseen import report_unseen
 from launcher.terminal.console import Console
 
+UNKNOWN_COUNT = 100_000  # nodes or ranks of a run without a readable record
 
-def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
+
+@dataclass(frozen=True)
+class LogFlags:
+    """Which lines the user wants; nodes and ranks as typed, until the run is known."""
+
+    nodes: str | None = None
+    ranks: str | None = None
+    hosts: Sequence[str] = ()
+    attempt: int | None = None
+    tail: int | None = None
+    since: float | None = None  # unix seconds
+    grep: re.Pattern[bytes] | None = None
+
+    def wanted(self, record: RunRecord | None) -> Wanted:
+        """Raises UsageError for a flag that names what the run does not have."""
+        attempts = record.attempts if record else []
+        known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
+        if record and (strangers := set(self.hosts) - known_hosts):
+            listed = ", ".join(sorted(known_hosts))
+            raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
+        numbers = [attempt.attempt for attempt in attempts]
+        if record and self.attempt is not None and self.attempt not in numbers:
+            raise UsageError(f"--attempt {self.attempt}: the run has attempts 1 to {numbers[-1]}")
+        world_size = max((attempt.world_size for attempt in attempts), default=0)
+        return Wanted(
+            nodes=_numbers("--node", self.nodes, max((len(a.nodes) for a in attempts), default=0)),
+            ranks=_numbers("--rank", self.ranks, world_size),
+            hosts=self.hosts or None,
+            attempt=self.attempt,
+            tail=self.tail,
+            since=self.since,
+            grep=self.grep,
+        )
+
+
+def show_logs(folder: RunFolder, flags: LogFlags, console: Console, *, follow: bool) -> int:
     """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
-    with running_attempt(folder, folder.load()) as attempt:
-        store = LogStore.acquire(folder.logs, console.say)
+    wanted = flags.wanted(folder.load_if_readable(console))
+    with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store) if store else {}
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, wanted, known):
@@ -29,10 +69,8 @@ def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bo
         else:
             console.settle()
         report_unseen(failures, console)
-        if follow:
+        if follow and wanted.attempt in (None, attempt.places[0].attempt):
             _follow(attempt, store, known, wanted, console)
-        if store:
-            store.close()
     return 4 if failures else 0
 
 
@@ -55,3 +93,26 @@ def _follow(
             if interrupts.take() is not None:
                 break  # which closes the monitor
     console.settle()
+
+
+def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
+    try:
+        return None if text is None else parse_numbers(text, count or UNKNOWN_COUNT)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text!r}: {error}; give numbers such as 0-3,5") from None
+
+
+def since_time(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_since(text, time.time())
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--since {text!r}: give 30s, 10m, 2h, 3d or a time such as 2026-11-21T15:30:00Z"
+        ) from None
+
+
+def pattern(text: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return None if text is None else re.compile(text.encode(errors="surrogateescape"))
+    except re.error as error:
+        raise UsageError(f"--grep {text!r}: not a regular expression: {error}") from None

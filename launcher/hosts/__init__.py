@@ -5,6 +5,7 @@ from .files import read_env_file
 from .hostfile import HostList
 from .load import load, override_job, parse
 from .model import Cluster, Host, Job
+from .select import select
 
 __all__ = [
     "Cluster",
@@ -16,4 +17,5 @@ __all__ = [
     "override_job",
     "parse",
     "read_env_file",
+    "select",
 ]

@@ -10,6 +10,10 @@ from .tree import Items, Scalar, Tree
 from .values import as_written, each, list_of, mapping_of, parts, text, whole, wrong
 
 MIB = 1024**2
+LONGEST_DURATION = 365 * 86400  # seconds
+_DURATION = re.compile(
+    r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?|(\d{1,9})", re.ASCII
+)
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -135,6 +139,19 @@ def _wrong_tmpfs(target: str) -> str:
     if not target.startswith("/") or ".." in PurePosixPath(target).parts or ":" in target:
         return "write an absolute path"
     return f"choose another: ddpctl itself uses {shown(target)}" if _is_own(target) else ""
+
+
+def duration(tree: Tree) -> int:
+    """Seconds. `2h30m`, `90s`, `1d` or a number of seconds."""
+    written = as_written(tree)
+    match = _DURATION.fullmatch(written.strip())
+    if match is None or not match[0]:
+        raise wrong(tree, shown(written), "write for example 2h30m, or a number of seconds")
+    days, hours, minutes, seconds, plain = (int(part or 0) for part in match.groups())
+    total = 86400 * days + 3600 * hours + 60 * minutes + seconds + plain
+    if not 0 < total <= LONGEST_DURATION:
+        raise wrong(tree, shown(written), "write a time from 1s to 365d")
+    return total
 
 
 def size(tree: Tree) -> int:

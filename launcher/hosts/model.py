@@ -47,7 +47,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """What every node runs. Paths are absolute; sizes are in bytes, stop_timeout is in seconds."""
+    """What every node runs. Paths are absolute; sizes are in bytes, times in seconds."""
 
     engine: Literal["docker", "process"] = "docker"
     image: str = "ddpctl-trainer:latest"
@@ -68,6 +68,7 @@ class Job:
     user: str = "host"
     max_restarts: int = 0
     stop_timeout: int = 60
+    time_limit: int | None = None
 
 
 @dataclass(frozen=True)

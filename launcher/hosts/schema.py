@@ -222,6 +222,13 @@ JOB = {
         "60",
         "Seconds between SIGTERM and SIGKILL when a run is stopped.",
     ),
+    "time_limit": Key(
+        job_values.duration,
+        "a time such as 2h30m or 90s, or a number of seconds",
+        "none",
+        "How long an attempt may take. After that it is stopped as `ddpctl kill` does: it has "
+        "stop_timeout to save, the run is CANCELLED and the exit code is 7.",
+    ),
 }
 
 SECTIONS = {

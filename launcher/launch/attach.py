@@ -6,10 +6,11 @@ from launcher.follow.session import EXIT, Session, report_end
 from launcher.follow.signals import Interrupts
 from launcher.launch.detach import start_recorder
 from launcher.logs.query import Wanted, merged
-from launcher.logs.store import LogStore, known_marks
+from launcher.logs.store import known_marks
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import FINAL, RunFolder
-from launcher.runs.sync_logs import sync_logs
+from launcher.runs.sync_logs import log_store, sync_logs
+from launcher.runs.unseen import report_unseen
 from launcher.terminal.console import Console
 
 
@@ -17,10 +18,8 @@ def attach(folder: RunFolder, console: Console) -> int:
     """Follows the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
     with running_attempt(folder, record) as attempt:
-        if store := LogStore.acquire(folder.logs, console.say):
-            for error in sync_logs(attempt, store).values():
-                console.say(f"no answer from {error}")
-            store.close()
+        with log_store(folder, console) as store:
+            report_unseen(sync_logs(attempt, store) if store else {}, console)
         known = known_marks(folder.logs)
         for lines in merged(folder.logs, Wanted(), known):
             console.lines(lines)

@@ -7,6 +7,7 @@ import dataclasses
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from launcher import push
 from launcher.engines.choose import engine_of, engine_traits
@@ -19,7 +20,7 @@ from launcher.hosts import Cluster, Host
 from launcher.launch import exit_hook
 from launcher.launch.checkpoint_transfer import distribute_checkpoint
 from launcher.launch.detach import start_recorder
-from launcher.launch.environment import keep_cluster, user_environment
+from launcher.launch.environment import user_environment
 from launcher.launch.run_folders import claim
 from launcher.launch.start import attempt_of, start
 from launcher.plan.build import Found, make_plan, writes_as_another_user
@@ -27,10 +28,11 @@ from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import Plan
 from launcher.preflight.findings import lines
 from launcher.preflight.run import Survey, survey_hosts
+from launcher.runs.kept_cluster import keep_cluster
 from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
-from launcher.state import make_folder, state_home
+from launcher.state import require_writable, state_home
 from launcher.stop.unconfirmed import finish_pending
 from launcher.terminal.console import Console
 
@@ -47,7 +49,7 @@ class NextAttempt:
 
     @property
     def number(self) -> int:
-        return len(self.earlier.attempts) + 1 if self.earlier else 1
+        return self.earlier.attempt.attempt + 1 if self.earlier else 1
 
     @property
     def folder(self) -> RunFolder:
@@ -69,40 +71,33 @@ class NextAttempt:
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
     """Checks, pushes, starts on every node and follows to the end, or detaches."""
-    options = wanted.options
     environment = user_environment(wanted.cluster.job)
     with (
         connected(wanted.cluster.hosts) as nodes,
         connected(wanted.former) as former,
         Interrupts() as interrupts,
     ):
+        require_writable(wanted.folder.path.parent)
         facts, plan = prepare_plan(wanted, nodes, console)
+        uids = [f.uid for f in facts]
         claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
         with failing_start_recorded(folder, record):
             if wanted.earlier:
-                for change in changes(wanted.earlier, plan):
-                    console.say(change)
-                shared = any(
-                    writes_as_another_user(plan, node, f.uid)
-                    for node, f in zip(plan.nodes, facts, strict=True)
+                compare(wanted.earlier, plan, console)
+                open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
+                distribute_checkpoint(
+                    nodes, former, wanted.earlier, console, open_to_all=open_to_all
                 )
-                distribute_checkpoint(nodes, former, wanted.earlier, console, open_to_all=shared)
         with interrupts.held():
             attempt = attempt_of(plan, nodes)
             with failing_start_recorded(folder, record):
-                uids = [f.uid for f in facts]
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
-            folder.save(record)
-            number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
-            console.say(
-                f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
-                f"master {plan.master_addr}:{plan.master_port}"
-            )
-            if options.detach:
+            folder.try_save(record, console)
+            report_start(plan, console)
+            if wanted.options.detach:
                 return detach(folder, console)
-            skews = [f.clock_skew for f in facts]
             session = Session(
                 attempt,
                 folder,
@@ -110,7 +105,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 console,
                 interrupts,
                 start_recorder,
-                clock_skews=skews,
+                clock_skews=[f.clock_skew for f in facts],
             )
             return session.follow()
 
@@ -183,7 +178,6 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with a PENDING attempt."""
     folder, earlier = wanted.folder, wanted.earlier
-    make_folder(folder.logs)
     keep_cluster(folder, wanted.cluster)
     record = new_record(plan)
     record.attempts = [new_attempt(plan)]
@@ -197,15 +191,24 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     return folder, record
 
 
-def changes(earlier: RunRecord, plan: Plan) -> Iterator[str]:
-    """What is not as it was in the attempt before, by its digests."""
+def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
+    """Reports what is not as it was in the attempt before, by its digests."""
     for what, before, now in (
         ("image", earlier.image_digest, plan.image_digest),
         ("dataset", earlier.dataset_digest, plan.dataset_digest),
         ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
     ):
         if before != now:
-            yield f"attempt {plan.attempt}: the {what} differs from attempt {plan.attempt - 1}"
+            last = earlier.attempt.attempt
+            console.say(f"attempt {plan.attempt}: the {what} differs from attempt {last}")
+
+
+def report_start(plan: Plan, console: Console) -> None:
+    number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
+    console.say(
+        f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+        f"master {plan.master_addr}:{plan.master_port}"
+    )
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.engines.choose import engine_of
+from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host
 from launcher.launch.attempt import NextAttempt, run_attempt
-from launcher.launch.environment import kept_cluster
 from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import place_in
+from launcher.runs.kept_cluster import kept_cluster
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
 from launcher.ssh.many import ask_each, try_each
 from launcher.ssh.node import Node, connected
@@ -66,12 +67,16 @@ def restart_until_done(
     """
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
-        cluster = kept_cluster(folder)
-        if cluster.job.max_restarts == 0:
+        try:
+            cluster = kept_cluster(folder)
+            if cluster.job.max_restarts == 0:
+                break
+            record = folder.load()
+        except (UsageError, OSError) as error:
+            console.error(f"no restart: {error}")
             break
-        record = folder.load()
         record.attempt.progress = has_saved(cluster, record)
-        folder.save(record)
+        folder.try_save(record, console)
         decision = decide(record.attempts, cluster.job.max_restarts)
         if not decision.restart:
             console.say(f"no restart: {decision.why}; {by_hand}")

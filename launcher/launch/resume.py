@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Host, Job, load
 from launcher.launch.attempt import NextAttempt
-from launcher.launch.environment import kept_cluster, user_environment
+from launcher.launch.environment import check_environment
 from launcher.launch.launch import run_with_restarts
 from launcher.plan.options import LaunchOptions
 from launcher.runs.find import find, list_nodes, names_hosts
-from launcher.runs.record import RunFolder, RunRecord, find_run
+from launcher.runs.kept_cluster import kept_cluster
+from launcher.runs.record import RunFolder, find_run
 from launcher.ssh.node import connected
 from launcher.terminal.console import Console
 
@@ -34,7 +36,10 @@ def resume(
             "starts another attempt all the same"
         )
     before = kept_cluster(folder, job_files=hosts is None)
-    cluster = before if hosts is None else on_other_hosts(before, load(hosts))
+    if record.adopted:
+        cluster = own_cluster(target, hosts, folder.run_id, console)
+    else:
+        cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     check_environment(record, cluster.job)
     refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id)
@@ -53,6 +58,19 @@ def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder
         return find(target, hosts, console)
 
 
+def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
+    """The user's own hosts file, for a run that only its hosts know: they do not name its command."""
+    file = target if names_hosts(target) else hosts
+    if file is None:
+        raise UsageError(
+            f"{run_id} was started on another machine, so its command is not known here: "
+            f"`ddpctl resume {run_id} --hosts HOSTS` runs the command of your hosts file"
+        )
+    cluster = load(file)
+    console.say(f"{run_id} resumes with the command of {file}: {shlex.join(cluster.job.command)}")
+    return cluster
+
+
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     """The hosts of `now`, with the run's own job and what the new file sets of it.
 
@@ -65,15 +83,6 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     }
     job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
     return dataclasses.replace(now, job=job)
-
-
-def check_environment(record: RunRecord, job: Job) -> None:
-    """Raises UsageError if this machine does not know the values of the run's variables."""
-    if unknown := set(record.env_names) - set(user_environment(job)):
-        raise UsageError(
-            f"{record.run_id}: only the machine that launched it knows the values of "
-            f"{', '.join(sorted(unknown))}; resume there, or set them as job.env in a file for --hosts"
-        )
 
 
 def refuse_if_alive(hosts: tuple[Host, ...], cluster: Cluster, run_id: str) -> None:

@@ -64,7 +64,7 @@ T = typing.TypeVar("T")
 
 
 def parsed(kind: type[T], document: Any) -> T:
-    """A dataclass of the supervisor's from its JSON object. Raises ValueError."""
+    """A dataclass from its JSON object; unknown fields are ignored. Raises ValueError."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
     hints = _hints(kind).items()
@@ -85,8 +85,8 @@ def _value(hint: Any, value: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:  # X | None
         return None if value is None else _value(args[0], value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(args[0], each) for each in value)
+    if origin in (tuple, list) and isinstance(value, list):
+        return origin(_value(args[0], each) for each in value)
     if origin is dict and isinstance(value, dict):
         return {clean(key): _value(args[1], each) for key, each in value.items()}
     if dataclasses.is_dataclass(hint):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,24 +18,28 @@ PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 class Wanted:
     """Which lines; None selects all. since: unix seconds."""
 
-    node: int | None = None
-    rank: int | None = None
+    nodes: Collection[int] | None = None
+    ranks: Collection[int] | None = None
+    hosts: Collection[str] | None = None
+    attempt: int | None = None
     grep: re.Pattern[bytes] | None = None
     since: float | None = None
     tail: int | None = None
 
     def choose(self, node_rank: int, text: bytes) -> bytes:
         """The wanted ones of a node's whole lines."""
-        if self.node is not None and node_rank != self.node:
+        if self.nodes is not None and node_rank not in self.nodes:
             return b""
-        if self.rank is None and self.grep is None:
+        if self.ranks is None and self.hosts is None and self.grep is None:
             return text
         # splitlines would also split at a carriage return
         lines = (line + b"\n" for line in text.split(b"\n")[:-1])
         return b"".join(line for line in lines if self._takes(line))
 
     def _takes(self, line: bytes) -> bool:
-        if self.rank is not None and rank_of(line) != self.rank:
+        if self.ranks is not None and rank_of(line) not in self.ranks:
+            return False
+        if self.hosts is not None and host_of(line) not in self.hosts:
             return False
         return self.grep is None or self.grep.search(line) is not None
 
@@ -45,12 +49,29 @@ def rank_of(line: bytes) -> int | None:
     return int(match.group(2)) if match and match.group(2) else None
 
 
+def host_of(line: bytes) -> str | None:
+    match = PREFIX.match(line)
+    return match.group(1).decode(errors="replace") if match else None
+
+
+def parse_numbers(text: str, count: int) -> frozenset[int]:
+    """The numbers in `0-3,5`, all of them below `count`. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        first, last = int(low), int(high or low)
+        if not 0 <= first <= last < count:
+            raise ValueError(f"{part} is not between 0 and {count - 1}")
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
+
+
 def merged(
     folder: Path, wanted: Wanted, known: Mapping[int, Mark] | None = None
 ) -> Iterator[bytes]:
     """The recorded lines up to the marks `known`, in batches, all nodes in the order of time."""
     marks = known_marks(folder) if known is None else known
-    batches = _batches(folder, wanted.since, marks)
+    batches = _batches(folder, wanted, marks)
     chosen = (text for rank, batch in batches if (text := wanted.choose(rank, batch)))
     return chosen if wanted.tail is None else _last(wanted.tail, chosen)
 
@@ -63,14 +84,15 @@ def _last(count: int, texts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _batches(
-    folder: Path, since: float | None, known: Mapping[int, Mark]
+    folder: Path, wanted: Wanted, known: Mapping[int, Mark]
 ) -> Iterator[tuple[int, bytes]]:
     spans = []
     for node_rank, last in known.items():
         start = 0
         for mark in read_index(folder, node_rank).marks:
             if mark.size > start and mark.size <= last.size:
-                if since is None or mark.time >= since:
+                late = wanted.since is None or mark.time >= wanted.since
+                if late and wanted.attempt in (None, mark.attempt):
                     spans.append((mark.time, node_rank, start, mark.size))
                 start = mark.size
     files = {}

@@ -85,6 +85,7 @@ def make_plan(
         workdir=job.workdir,
         workdir_digest=found.workdir_digest if found else None,
         stop_timeout=job.stop_timeout,
+        time_limit=job.time_limit,
         max_restarts=job.max_restarts,
     )
     nodes = [

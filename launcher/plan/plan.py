@@ -116,6 +116,7 @@ class Plan:
     workdir: str | None
     workdir_digest: str | None
     stop_timeout: int
+    time_limit: int | None  # seconds
     max_restarts: int
     nodes: tuple[NodePlan, ...] = ()
 

@@ -38,6 +38,7 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"dataset       {plan.dataset} -> /data (read-only)"
     yield f"max-restarts  {plan.max_restarts}"
     yield f"stop-timeout  {plan.stop_timeout} s"
+    yield f"time-limit    {f'{plan.time_limit} s' if plan.time_limit else 'none'}"
     for name, value in dataclasses.asdict(plan.options).items():
         yield f"{name.replace('_', '-'):<13} {_option(value)}"
 

@@ -28,6 +28,7 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "dir": node.paths.control,
         "cancel_file": f"{node.paths.control}/cancelled",
         "stop_timeout": plan.stop_timeout,
+        "time_limit": plan.time_limit,
         "master_addr": plan.master_addr,
         "control_port": plan.control_port,
         "token": token,

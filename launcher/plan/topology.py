@@ -1,4 +1,4 @@
-"""How the hosts form one job: processes a node, the address each is reached by, ports that are free."""
+"""How the hosts form one job: processes per node, addresses, free ports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
 
 
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
-    """The GPUs that a node uses. `all` on a host where no GPU was found is a CPU node."""
+    """The ids of the GPUs that a node uses; none for `all` on a host without GPUs."""
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus) if facts else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
@@ -77,7 +77,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str
 
 
 def free_port(seed: str, taken: frozenset[int]) -> int:
-    """A port not in `taken`. Different runs start to look at different places."""
+    """A port not in `taken`. Where the search starts depends on `seed`."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     for step in range(len(AUTO_PORTS)):
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]

@@ -53,6 +53,23 @@ def check_requested(machine: Machine, seen: Inventory) -> Iterator[Finding]:
             yield failure(machine.name, "gpus", what, remedy)
 
 
+def check_shared(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """No two entries use the same GPU. One machine may be listed under two names."""
+    mine = _uuids(machine)
+    for other in (m for m in seen.machines if m.rank < machine.rank):
+        theirs = _uuids(other)
+        for uuid in sorted(set(mine) & set(theirs), key=lambda uuid: mine[uuid]):
+            what = f"GPU {mine[uuid]} is also GPU {theirs[uuid]} of {other.name} ({uuid})"
+            remedy = f"{other.name} is the same machine: remove one entry, or split the GPUs by id"
+            yield failure(machine.name, "gpus", what, remedy)
+
+
+def _uuids(machine: Machine) -> dict[str, int]:
+    """The ids of the GPUs that a machine's nodes use, by UUID; some GPUs have none to show."""
+    gpus = machine.facts.gpus
+    return {g.uuid: g.index for g in gpus if g.index in machine.gpus and g.uuid.startswith("GPU-")}
+
+
 def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Finding]:
     """The engine can give GPUs to a container."""
     details, engine = machine.details, machine.engine
@@ -202,6 +219,7 @@ def _words(host: Host) -> str:
 CHECKS = (
     check_driver,
     check_requested,
+    check_shared,
     check_toolkit,
     check_fabric_manager,
     check_mig,

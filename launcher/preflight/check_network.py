@@ -105,11 +105,12 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         return
     best = max(tried, key=lambda ip: sum(a.ok for a in _met(machine, ip, seen).values()))
     met = _met(machine, best, seen)
-    bad = {source: answer for source, answer in met.items() if not answer.ok}
+    silent = {source: answer for source, answer in met.items() if answer.result == "silent"}
+    bad = {s: answer for s, answer in met.items() if not answer.ok and s not in silent} or silent
     if not bad:
         return  # it was not probed
     what = f"a connection to {best} {_how(bad)} {_sources(bad, met, seen)}"
-    if all(answer.result == "silent" for answer in bad.values()):
+    if bad is silent:
         remedy = "the hosts are very busy: run the check again"
         yield warning(machine.name, "network", what, remedy)
     elif owner := next((other for other in others if other.has_address(best)), None):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.engines.engine_info import ImageInfo
-from launcher.errors import PushFailed
+from launcher.push.transfer.direct import failed
 from launcher.ssh.node import Node
 
 # $1 dataset digest or "", $2 workdir digest or ""
@@ -47,8 +47,8 @@ def inspect_host(node: Node, dataset: str, workdir: str) -> HostState:
     done = node.script(SCRIPT, dataset, workdir, timeout=60.0)
     text = done.stdout.decode(errors="replace")
     if done.code != 0 or not text.startswith("home "):
-        stderr = done.stderr.decode(errors="replace").strip() or f"exit {done.code}"
-        raise PushFailed(f"{node.name}: its shell did not run a plain script: {stderr}")
+        stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
+        raise failed(node.name, "its shell did not run a plain script", stderr)
     connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
     return HostState(
         has=frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE)),

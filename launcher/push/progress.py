@@ -21,6 +21,7 @@ from rich.progress import Progress as RichProgress
 
 from launcher.push.report import format_bytes
 from launcher.terminal.console import Console
+from launcher.terminal.sanitize import plain
 
 INTERVAL = 10.0  # seconds between plain lines about one host
 
@@ -114,7 +115,7 @@ class Bars(Progress):
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        self._bars.console.print(f"ddpctl: {text}", markup=False, highlight=False)
+        self._bars.console.print(f"ddpctl: {plain(text)}", markup=False, highlight=False)
 
     def begin(self, host: str, part: str, total: int) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, dump
+from launcher.logs.events import parsed
 from launcher.runs.record import (
     AttemptRecord,
     NodeRecord,
@@ -21,7 +22,6 @@ from launcher.runs.record import (
     RunRecord,
     parse_timestamp,
 )
-from launcher.runs.typed import read
 from launcher.ssh.many import one_per_account, try_each
 from launcher.ssh.node import Node
 from launcher.state import make_folder, write_atomically
@@ -71,35 +71,42 @@ class Report:
 
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
     """Writes run.json and hosts.yaml. Raises UsageError when the file lacks a host of the run."""
+    record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
+    # the values of env may be secrets: a resume reads them from the user's file again
+    job = dataclasses.replace(cluster.job, env={})
+    hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks), job=job)
+    make_folder(folder.logs)
+    write_atomically(folder.hosts_file, dump(hosts))
+    folder.save(record)
+
+
+def ask_for_record(
+    run_id: str, nodes: Sequence[Node], cluster: Cluster, console: Console
+) -> tuple[RunRecord, list[Node]]:
+    """The run as its hosts report it, and its nodes in rank order."""
 
     def ask(node: Node) -> Report:
-        return parse_report(node.script(REPORT, folder.run_id).stdout)
+        return parse_report(node.script(REPORT, run_id).stdout)
 
     reports, failures = try_each(one_per_account(nodes), ask)
     newest = max((max(r.attempts.values(), default=0) for r in reports.values()), default=0)
     source = next((n for n, r in reports.items() if newest in r.attempts.values()), None)
     if source is None:
         raise UsageError(
-            f"no host has a folder of {folder.run_id}; only `ddpctl kill` works on such a run"
+            f"no host has a folder of {run_id}; only `ddpctl kill` works on such a run"
         )
     ranks = by_rank(nodes, reports, newest, failures, cluster.source)
-    record = record_of(folder.run_id, cluster, reports[source].run, newest)
+    record = record_of(run_id, cluster, reports[source].run, newest)
     record.hosts = [node.name for node in ranks]
     record.attempt.nodes = [
-        NodeRecord(rank, node.name, _run_dir(node, folder.run_id, node not in failures))
+        NodeRecord(rank, node.name, _run_dir(node, run_id, node not in failures))
         for rank, node in enumerate(ranks)
     ]
-    job = dataclasses.replace(
-        cluster.job, env={}
-    )  # its values are secrets; a resume reads them again
-    hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks), job=job)
-    make_folder(folder.logs)
-    write_atomically(folder.hosts_file, dump(hosts))
-    folder.save(record)
     console.say(
-        f"{folder.run_id} was started on another machine; according to {source.name} this is "
-        f"attempt {newest} on {len(ranks)} nodes"
+        f"{run_id}: attempt {newest} on {len(ranks)} nodes, according to {source.name}; this machine "
+        "has no record of it"
     )
+    return record, ranks
 
 
 def parse_report(text: bytes) -> Report:
@@ -111,7 +118,7 @@ def parse_report(text: bytes) -> Report:
             rank, attempt = int(match[1]), int(match[2])
             attempts[rank] = max(attempts.get(rank, 0), attempt)
     try:
-        run = read(ReportedRun, json.loads(document))
+        run = parsed(ReportedRun, json.loads(document))
     except (ValueError, RecursionError):
         run = ReportedRun()
     return Report(attempts, run)

@@ -1,30 +1,49 @@
-"""The newest attempt of a recorded run, with connections to its nodes."""
+"""The newest attempt of a run, with connections to its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
 from launcher.hosts import load
 from launcher.plan.plan import place_in
+from launcher.runs.adopt import ask_for_record
 from launcher.runs.record import RunFolder, RunRecord
-from launcher.ssh.node import connected
+from launcher.ssh.node import Node, connected
+from launcher.terminal.console import Console
+
+
+@contextmanager
+def newest_attempt(folder: RunFolder, console: Console) -> Iterator[RunningAttempt]:
+    """From this machine's record or, after a warning if it cannot be read, from the hosts."""
+    cluster = load(folder.hosts_file, job_files=False)
+    record = folder.load_if_readable(console)
+    with connected(cluster.hosts) as nodes:
+        ranks: Sequence[Node] = nodes
+        if record is None:
+            record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
+        yield _attempt(record, ranks)
 
 
 @contextmanager
 def running_attempt(folder: RunFolder, record: RunRecord) -> Iterator[RunningAttempt]:
-    """Connections close at the end. Nodes come from this machine's record and hosts.yaml."""
-    attempt = record.attempt.attempt
+    """From this machine's record."""
     with connected(load(folder.hosts_file, job_files=False).hosts) as nodes:
-        yield RunningAttempt(
-            tuple(
-                RunningNode(
-                    node,
-                    engine_of(node, record.engine),
-                    place_in(entry.run_dir, record.run_id, entry.node_rank, attempt),
-                )
-                for node, entry in zip(nodes, record.attempt.nodes, strict=True)
+        yield _attempt(record, nodes)
+
+
+def _attempt(record: RunRecord, nodes: Sequence[Node]) -> RunningAttempt:
+    """`nodes` in rank order."""
+    attempt = record.attempt.attempt
+    return RunningAttempt(
+        tuple(
+            RunningNode(
+                node,
+                engine_of(node, record.engine),
+                place_in(entry.run_dir, record.run_id, entry.node_rank, attempt),
             )
+            for node, entry in zip(nodes, record.attempt.nodes, strict=True)
         )
+    )

@@ -11,11 +11,10 @@ from pathlib import Path, PurePosixPath
 
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import CommandFailed, DdpctlError, UsageError
-from launcher.logs.store import LogStore
 from launcher.plan.plan import Place
-from launcher.runs.attempt import running_attempt
+from launcher.runs.attempt import newest_attempt
 from launcher.runs.record import RunFolder
-from launcher.runs.sync_logs import sync_logs
+from launcher.runs.sync_logs import log_store, sync_logs
 from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
@@ -49,10 +48,10 @@ class Fetched:
 def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> int:
     """Returns 0, or 4 when a host did not answer; files of the other hosts are fetched all the same."""
     done = Fetched()
-    with running_attempt(folder, folder.load()) as attempt:
-        if store := LogStore.acquire(folder.logs, console.say):
-            sync_logs(attempt, store)
-            store.close()
+    with newest_attempt(folder, console) as attempt:
+        with log_store(folder, console) as store:
+            if store:
+                sync_logs(attempt, store)
         with console.step("listing the files of the run"):
             files, failures = list_files(attempt, console)
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines_on
+from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
-from launcher.run_id import is_run_id
+from launcher.run_id import is_run_id, is_sanity_run
 from launcher.runs.adopt import adopt
 from launcher.runs.record import RunFolder, find_run, run_folder, shortened
 from launcher.ssh.many import ask_each, one_per_account
@@ -67,6 +67,7 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     if prefix and len(matching) > 1:
         listed = ", ".join(sorted(matching)[:5])
         raise UsageError(f"{prefix!r} matches several runs ({listed}): give more of the id")
+    matching = {run_id for run_id in matching if not is_sanity_run(run_id)} or matching
     return max(matching, key=lambda run_id: (run_id in alive, run_id))  # ids begin with the time
 
 

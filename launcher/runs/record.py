@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.diagnosis.first_failure import FirstFailure
-from launcher.errors import UsageError
+from launcher.errors import StateError, UsageError
+from launcher.logs.events import parsed
 from launcher.plan.options import RunOptions
 from launcher.plan.plan import Plan
-from launcher.run_id import is_run_id
-from launcher.runs.typed import read
+from launcher.run_id import is_run_id, is_sanity_run
 from launcher.state import make_folder, state_home, write_atomically
 from launcher.terminal.console import Console
 
@@ -108,6 +108,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.name
+        self._warned = False  # that run.json cannot be read, or not be written
 
     @property
     def hosts_file(self) -> Path:
@@ -122,10 +123,19 @@ class RunFolder:
         return self.path / "logs"
 
     def save(self, record: RunRecord) -> None:
-        make_folder(self.path)
         document = dataclasses.asdict(record)
         ordered = {"version": document.pop("version"), "state": record.state, **document}
+        make_folder(self.path)
         write_atomically(self.record_file, json.dumps(ordered, indent=2) + "\n")
+
+    def try_save(self, record: RunRecord, console: Console) -> None:
+        """Saves, or says once that the state folder cannot be written: the run matters more."""
+        try:
+            self.save(record)
+        except StateError as error:
+            if not self._warned:
+                console.error(f"not recorded: {error}")
+            self._warned = True
 
     def load(self) -> RunRecord:
         """Raises UnreadableRecord."""
@@ -133,7 +143,7 @@ class RunFolder:
             document = json.loads(self.record_file.read_text())
             if isinstance(document, dict) and document.get("version") != VERSION:
                 raise ValueError(f"version {document.get('version')} is not {VERSION}")
-            record = read(RunRecord, document)
+            record = parsed(RunRecord, document)
             if not record.attempts:
                 raise ValueError("attempts is empty")
         except (OSError, ValueError, RecursionError) as error:
@@ -148,7 +158,9 @@ class RunFolder:
         try:
             return self.load() if self.record_file.exists() else None
         except UnreadableRecord as error:
-            console.say(f"warning: {error}")
+            if not self._warned:
+                console.say(f"warning: {error}")
+            self._warned = True
             return None
 
 
@@ -222,6 +234,7 @@ def find_run(text: str | None) -> RunFolder:
     """The run with this id or unique prefix; the newest run of this machine for None."""
     folders = list(run_folders())
     if text is None:
+        folders = [folder for folder in folders if not is_sanity_run(folder.run_id)]
         if not folders:
             raise UsageError(
                 "this machine has no record of a run: name a run and its hosts file (--hosts)"

@@ -25,7 +25,7 @@ from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
 from launcher.hosts.fold import ranges
 from launcher.logs.events import parsed
 from launcher.plan.plan import Place
-from launcher.runs.attempt import running_attempt
+from launcher.runs.attempt import newest_attempt
 from launcher.runs.record import RunFolder
 from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each
@@ -74,7 +74,7 @@ class Answer:
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
     """Returns 0, or 4 when a host did not answer; the other hosts' ranks are shown all the same."""
-    with running_attempt(folder, folder.load()) as attempt, console.step("asking every node"):
+    with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         places = dict(zip(attempt.nodes, attempt.places, strict=True))
         kind = "all" if all_threads else "main"
         found, failures = ask_each(attempt.nodes, lambda node: _ask(node, places[node], kind))

@@ -1,15 +1,37 @@
-"""Copies what the hosts' journals hold beyond this machine's copy."""
+"""This machine's copy of a run's logs: opened for writing, and brought up to date."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from launcher.engines.attempt import RunningAttempt
-from launcher.errors import DdpctlError
+from launcher.errors import DdpctlError, StateError
 from launcher.logs.journal import Reader
 from launcher.logs.store import LogStore, offset_in
 from launcher.plan.plan import Place
+from launcher.runs.record import RunFolder
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node
 from launcher.ssh.stream import READ_SIZE
+from launcher.terminal.console import Console
+
+
+@contextlib.contextmanager
+def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
+    """None when another process of this machine writes the logs, or, with an error line, when they
+    cannot be written: showing them goes on."""
+    try:
+        store = LogStore.acquire(folder.logs, console.say)
+    except (StateError, OSError) as error:
+        console.error(f"not recorded: {error}")
+        store = None
+    try:
+        yield store
+    finally:
+        if store:
+            with contextlib.suppress(OSError):  # the disk is full, which was reported
+                store.close()
 
 
 def sync_logs(attempt: RunningAttempt, store: LogStore) -> dict[str, DdpctlError]:
@@ -29,6 +51,9 @@ def _copy(node: Node, place: Place, store: LogStore) -> None:
             consumed += len(data)
             if records := reader.feed(data):
                 offset = consumed - reader.pending
-                log.record(records, host=node.name, attempt=place.attempt, offset=offset)
+                try:
+                    log.record(records, host=node.name, attempt=place.attempt, offset=offset)
+                except OSError as error:
+                    raise StateError(f"{log.path}: cannot be written: {error.strerror}") from None
     finally:
         stream.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.errors import DdpctlError
+from launcher.errors import DdpctlError, StateError
 from launcher.terminal.console import Console
 
 
 def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None:
     for error in failures.values():
-        console.error(f"no answer from {error}")
+        local = isinstance(error, StateError)
+        console.error(f"not recorded: {error}" if local else f"no answer from {error}")
 
 
 def unseen(failures: Mapping[str, DdpctlError]) -> list[dict[str, str]]:

@@ -6,15 +6,17 @@ that mount a part of it. Hosts of a live run are left alone. Images stay: other 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.choose import every_engine
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.push.report import format_bytes
+from launcher.run_id import is_run_id
 from launcher.runs.unseen import report_unseen, unseen
 from launcher.ssh.many import ask_each, one_per_account, try_each
 from launcher.ssh.node import Node, connected
@@ -38,6 +40,8 @@ for part in * .[!.]*; do
 done
 :
 """
+
+PART = re.compile(r"(\d{1,15})\t(.+)")
 
 # Where the folder is a link to another disk, its target is emptied.
 REMOVE = r"""
@@ -112,8 +116,11 @@ def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict
 
 def _look(node: Node, cluster: Cluster) -> Traces:
     output = node.script(LOOK, timeout=TIMEOUT).stdout.decode(errors="replace")
-    folder, *rows = output.splitlines()
-    parts = [(name, int(size) * 1024) for size, _, name in (row.partition("\t") for row in rows)]
+    folder, *rows = output.splitlines() or [""]
+    if not folder.startswith("/"):
+        raise CommandFailed(f"{node.name}: cannot find the home folder: {folder!r}")
+    found = [match for row in rows if (match := PART.fullmatch(row))]
+    parts = [(match[2], int(match[1]) * 1024) for match in found]
     nodes: list[NodeStatus] = []
     for engine in every_engine(node):
         try:
@@ -123,7 +130,7 @@ def _look(node: Node, cluster: Cluster) -> Traces:
                 raise
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
     working = {run_id for _, run_id, _ in carriers(node)} & known
-    alive = {status.run_id for status in nodes if status.alive}
+    alive = {s.run_id for s in nodes if s.alive and is_run_id(s.run_id)}
     return Traces(node.name, folder, tuple(parts), tuple(nodes), frozenset(alive | working))
 
 

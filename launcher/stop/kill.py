@@ -9,6 +9,7 @@ from typing import Any
 from launcher.engines.choose import engines_on
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
+from launcher.hosts.fold import names
 from launcher.runs.find import find_id, list_nodes, names_hosts
 from launcher.runs.record import FINAL, find_run, run_folder, timestamp
 from launcher.runs.unseen import unseen
@@ -37,6 +38,15 @@ class Killed:
     def unconfirmed(self) -> list[str]:
         unclean = [host for host, result in self.stopped.items() if not result.clean]
         return sorted({*self.failures, *unclean})
+
+    def summary(self) -> str:
+        on = names(self.stopped)
+        left = [f"{host}: {describe(r)}" for host, r in self.stopped.items() if not r.clean]
+        if left:
+            return f"run {self.run_id}: {'; '.join(left)}"
+        if any(result.found for result in self.stopped.values()):
+            return f"run {self.run_id}: stopped, nothing left on {on}"
+        return f"run {self.run_id}: nothing to stop on {on}"
 
     def document(self) -> dict[str, Any]:
         return {
@@ -72,7 +82,7 @@ def kill(
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed]})
     elif not killed:
-        console.say(f"no run of yours on {', '.join(host.name for host in cluster.hosts)}")
+        console.say(f"no live run of yours on {names(host.name for host in cluster.hosts)}")
     return 0 if all(run.confirmed for run in killed) else 6
 
 
@@ -84,14 +94,14 @@ def hosts_for(target: str | None, hosts: str | None) -> str:
 
 
 def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> list[str]:
-    """This user's live runs on the hosts, or, where none is alive, what is left of one.
+    """This user's live runs on the hosts; if just one is wanted and none is alive, a finished one.
 
-    Raises UsageError when there are several and not `everything` is to go.
+    Raises UsageError when one is wanted and there are several.
     """
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
     alive = [s for s in mine if s.alive]
-    run_ids = sorted({s.run_id for s in (mine if everything else alive or mine)})
+    run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
         raise next(iter(failures.values()))
     if len(run_ids) > 1 and not everything:
@@ -109,14 +119,17 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
         killed = Killed(run_id, *stop_run(machines, by_node, run_id, timeout))
     for host, result in killed.stopped.items():
-        console.say(f"{host}: {describe(result)}")
+        if result.found or not result.clean:
+            console.detail(f"{host}: {describe(result)}")
     for host, error in killed.failures.items():
         console.error(f"{host}: stop not confirmed: {error}; the next contact finishes it")
+    if killed.stopped:
+        console.say(killed.summary())
     if record:
         record.pending_stop = killed.unconfirmed
         if record.state not in FINAL:
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
-        folder.save(record)
+        folder.try_save(record, console)
     return killed
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines_on
+from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id
@@ -103,7 +103,7 @@ def look(node: Node, cluster: Cluster) -> Seen:
     if node.host.gpus != 0:
         for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
             pid, _, mib = row.partition(",")
-            if pid.strip().isdigit() and mib.strip().isdigit():
+            if pid.strip().isdecimal() and mib.strip().isdecimal():
                 memory[int(pid)] = int(mib)
     return Seen(tuple(statuses), carriers(node), memory)
 

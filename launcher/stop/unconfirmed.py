@@ -31,4 +31,4 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         record.pending_stop = [host for host in record.pending_stop if host not in done]
         if record.state == "UNKNOWN" and not record.pending_stop:
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
-        folder.save(record)
+        folder.try_save(record, console)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ class Machine:
         out, err = process.communicate(timeout=120)
         assert process.returncode == code, out + err
         return subprocess.CompletedProcess(argv, code, out, err)
+
+    def wait_for_ranks(self) -> None:
+        """Until all four ranks of the newest run have printed."""
+        end = time.monotonic() + 120
+        journals = (self.folder / "home" / ".ddpctl" / "runs").glob
+        while b"".join(p.read_bytes() for p in journals("*/nodes/*/*/journal")).count(b"\tup ") < 4:
+            assert time.monotonic() < end
+            time.sleep(0.1)
 
     def record(self) -> dict[str, Any]:
         [path] = (self.folder / "state" / "ddpctl" / "runs").glob("*/run.json")

@@ -246,8 +246,8 @@ def test_a_clock_that_is_off(cluster: Cluster, check: Check) -> None:
 
 
 def test_a_run_that_was_left_paused(cluster: Cluster, check: Check) -> None:
-    label = ["io.ddpctl.run-id=old", "io.ddpctl.owner=eve@head", "io.ddpctl.node-rank=1"]
-    flags = [word for one in label for word in ("--label", one)]
+    labels = {"run-id": "old", "attempt": 1, "node-rank": 1, "nnodes": 2, "owner": "eve@head"}
+    flags = [f"--label=io.ddpctl.{name}={value}" for name, value in labels.items()]
     run = ["docker", "run", "-d", "--network", "host", "--name", "ddpctl-old-1", *flags]
     cluster.exec("node1", *run, "--entrypoint", "sleep", TRAINER_IMAGE, "60")
     cluster.exec("node1", "docker", "pause", "ddpctl-old-1")

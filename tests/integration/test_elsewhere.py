@@ -29,8 +29,10 @@ def test_launched_on_a_machine_that_is_lost_and_lived_with_on_another(
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], workdir=str(code))
-    launched = home.ddpctl("launch", hosts, "--detach", "--", "train.py")
+    hosts = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml", ["node0", "node1"], workdir=str(code), command=["train.py"]
+    )
+    launched = home.ddpctl("launch", hosts, "--detach")
     assert launched.returncode == 0, launched.stderr
     run_id = launched.stdout.strip()
     shutil.rmtree(home.state)
@@ -56,7 +58,9 @@ def test_launched_on_a_machine_that_is_lost_and_lived_with_on_another(
         mine = [line for line in said.stdout.splitlines() if line.startswith(f"[{node}:{rank}] ")]
         assert mine == [f"[{node}:{rank}] line {i}" for i in range(50)]
 
-    resumed = other.ddpctl("resume", run_id)
+    refused = other.ddpctl("resume", run_id)
+    assert refused.returncode == 2 and "--hosts HOSTS" in refused.stderr
+    resumed = other.ddpctl("resume", run_id, "--hosts", hosts)
     assert resumed.returncode == 0, resumed.stderr
     fetched = other.ddpctl("fetch", run_id, "--to", tmp_path / "results")
     assert fetched.returncode == 0, fetched.stderr

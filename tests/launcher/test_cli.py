@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ ORDER = [
     "fetch",
     "sanity",
     "stacks",
+    "exec",
     "report",
     "init",
     "clean",
@@ -38,7 +40,9 @@ def ddpctl(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
         line = [sys.executable, "-m", "launcher", *argv]
-        done = subprocess.run(line, capture_output=True, text=True, env=env, cwd=tmp_path)
+        done = subprocess.run(
+            line, capture_output=True, text=True, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL
+        )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -69,8 +73,15 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
         (["logs"], "no record of a run"),
         (["attach", "zz"], "this machine has no run"),
+        (["exec"], "no command: write it after --"),
+        (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
+        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all: give one"),
+        (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),
+        (["exec", "--", "ls"], "no record of a run"),
         (["logs", "--grep", "("], "not a regular expression"),
         (["logs", "--since", "yesterday"], "--since 'yesterday'"),
+        (["logs", "--tail", "99999999999999999999"], "--tail"),
+        (["ps", "--watch", "--interval", "1e308"], "--interval"),
     ],
 )
 def test_usage_errors_exit_2_with_a_line(ddpctl, argv: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
@@ -110,7 +121,13 @@ def test_everything_after_two_dashes_is_the_command(ddpctl) -> None:  # type: ig
     assert plan["command"] == ["--my_flag", "--", "x"]
 
 
-def test_only_launch_takes_a_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
+def test_a_command_alone_runs_on_the_hosts_of_hosts_yaml(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "hosts.yaml").write_text("hosts: [{host: a, gpus: 1}]\n")
+    plan = json.loads(ddpctl("launch", "--dry-run", "--json", "--", "t.py", "x").stdout)
+    assert (plan["command"], plan["nodes"][0]["host"]) == (["t.py", "x"], "a")
+
+
+def test_other_commands_take_no_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
     assert "junk" in ddpctl("ps", "hosts.yaml", "--", "junk", code=2).stderr
 
 
@@ -131,6 +148,45 @@ def test_help_is_fast(ddpctl) -> None:  # type: ignore[no-untyped-def]
     line = "import sys; import launcher.cli; launcher.cli.application(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert not [name for name in slow if name in done.stdout.split()]
+
+
+@pytest.mark.parametrize("command", ["logs", "attach", "fetch", "kill", "resume", "stacks"])
+def test_a_run_that_cannot_be_one_is_a_short_line(ddpctl, command: str) -> None:  # type: ignore[no-untyped-def]
+    for run in ("x" * 3000, "../../etc", "a\nb", "\x1b[2J"):
+        said = ddpctl(command, run, code=2).stderr
+        assert said.count("\n") == 1 and len(said) < 300 and "\x1b" not in said
+
+
+def test_nothing_starts_when_the_state_folder_cannot_be_written(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "state").write_text("in the way")
+    (tmp_path / "h.yaml").write_text("hosts: [local]\njob: {engine: process, command: [t.py]}\n")
+    said = ddpctl("launch", "h.yaml", "--no-check", code=1).stderr
+    assert "cannot be created: not a directory" in said and said.count("\n") == 1
+
+
+def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def broken() -> int:
+        error = RuntimeError("boom")
+        error.add_note("the run goes on: `ddpctl attach r1`")
+        raise error
+
+    for folder in ("ddpctl", ""):
+        with pytest.raises(typer.Exit) as left:
+            cli.exiting(broken)()
+        assert left.value.exit_code == 70
+        said = capsys.readouterr().err
+        assert said.endswith("; the run goes on: `ddpctl attach r1`\n") and said.count("\n") == 1
+        [path] = re.findall(r"internal error, details in (\S+);", said)
+        assert "RuntimeError: boom" in Path(path).read_text()
+        if folder:
+            assert Path(path).parent == tmp_path / folder
+        else:
+            Path(path).unlink()
+        monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # then beside other temporary files
 
 
 def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(

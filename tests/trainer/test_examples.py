@@ -93,6 +93,7 @@ def test_a_network_and_data_of_ones_own_resume_bitwise(tmp_path: Path, ranks: in
     def train(out: str, *flags: object) -> dict[str, object]:
         command = [sys.executable, *own, "--out", tmp_path / out, *flags, "--spawn", ranks]
         command += ["--global-batch", 100, "--device", "cpu", "--schedule", "constant"]
+        command += ["--warmup-epochs", 0]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{example}"}
         done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

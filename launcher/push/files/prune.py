@@ -71,10 +71,11 @@ class PruneResult:
     trees: list[tuple[str, Unused]]
     removed: bool
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(tree.size for _, tree in self.trees)
+    def summary(self) -> str:
+        if not self.trees:
+            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
+        size = format_bytes(sum(tree.size for _, tree in self.trees))
+        return f"{'deleted' if self.removed else 'kept'} {len(self.trees)} folders, {size}"
 
     def document(self) -> dict[str, Any]:
         rows = [

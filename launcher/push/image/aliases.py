@@ -18,7 +18,7 @@ def same(one: ImageInfo, other: ImageInfo) -> bool:
     if one.same_as(other):
         return True
     known = _read()
-    return known.get(one.id, one.id) == known.get(other.id, other.id)
+    return known.get(one.id, one.id) == known.get(other.id, other.id) != ""
 
 
 def remember(there: ImageInfo, here: ImageInfo) -> None:

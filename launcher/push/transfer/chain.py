@@ -215,9 +215,10 @@ class Chain:
             others = [r for r, host in transfer.hosts.items() if host.fed]
             transfer.hosts[relay].fed = True
         if others and transfer.trial is None and all(r.lost is None for r in others):
+            why = " ".join(event.text.split())
             self._tracker.say(
                 f"{relay.node.name}: cannot take the {transfer.payload.part} from the other hosts "
-                f"({event.text}): sending it from here, over this machine's uplink once more"
+                f"({why}): sending it from here, over this machine's uplink once more"
             )
         threading.Thread(
             target=self._feed, args=(transfer, relay, event.count), daemon=True

@@ -73,8 +73,8 @@ def _stderr(stream: Stream) -> str:
 
 def failed(host: str, part: str, stderr: str) -> PushFailed:
     """One line: the host, the line of a command's stderr that explains most, and the remedy."""
-    lines = ["".join(c for c in line if c.isprintable()) for line in stderr.splitlines()]
-    lines = [line.strip() for line in lines if line.strip()] or ["failed without a message"]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = lines or ["failed without a message"]
     for symptom, remedy in REMEDIES.items():
         for line in lines:
             if symptom in line.lower():

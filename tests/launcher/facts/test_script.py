@@ -69,6 +69,13 @@ def test_this_machine_answers_with_everything() -> None:
     assert (found.user or str(found.uid)) in (getpass.getuser(), str(os.getuid()))
 
 
+@pytest.mark.parametrize("odd", ["", "1", "x" * 36, "0b6c0b3e-6e5c-4a1d-9a52-0c5f6e7d8a9b?"])
+def test_a_boot_id_of_another_form_is_unknown(odd: str) -> None:
+    known = "0b6c0b3e-6e5c-4a1d-9a52-0c5f6e7d8a9b"
+    assert parse(output(boot=known)).boot_id == known
+    assert parse(output(boot=odd)).boot_id == ""
+
+
 def test_addresses_go_with_the_interface_of_the_narrowest_network() -> None:
     found = parse(output(net=ROUTES + FIB))
     assert found.addresses == (

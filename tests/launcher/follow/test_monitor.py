@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.base import NodeStatus
 from launcher.engines.process import LocalProcesses
+from launcher.engines.status import NodeStatus
 from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
@@ -41,20 +41,33 @@ class Busy(Node):
         return done
 
 
-def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
-    control = tmp_path / "node-0"
+def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
+    """What the monitor yields for an ended node, `known` bytes of whose journal were shown before."""
+    control = folder / "node-0"
     control.mkdir()
-    (control / "journal").write_bytes(JOURNAL)
-    place = Place(0, 1, "none", str(tmp_path), str(control))
+    (control / "journal").write_bytes(journal)
+    place = Place(0, 1, "none", str(folder), str(control))
     node = Busy()
     engine = LocalProcesses(node)  # no process of it is left
     try:
         attempt = RunningAttempt((RunningNode(node, engine, place),))
-        known = {0: Mark(1.7, 1, len(JOURNAL), 0)}
-        monitor = Monitor(attempt, known, None)
-        [outcome] = [event for event in monitor.events() if isinstance(event, NodeOutcome)]
+        monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {}, None)
+        return [event for event in monitor.events() if event is not None]
     finally:
         node.close()
-    assert isinstance(outcome.status, NodeStatus)
+
+
+def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
+    [outcome] = followed(tmp_path, JOURNAL, len(JOURNAL))
+    assert isinstance(outcome, NodeOutcome) and isinstance(outcome.status, NodeStatus)
     assert outcome.end is not None and outcome.end.state == "cancelled"
+    assert [event.kind for _, event in outcome.events] == ["stopping", "end"]
+
+
+def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path) -> None:
+    garbage = b'1.0\t!\t{"kind": "end"}\n1.1\t!\t\xff\n1.2\t!\t{"kind": "of a newer version"}\n'
+    *notices, outcome = followed(tmp_path, garbage + JOURNAL, 0)
+    assert [event for event in notices if isinstance(event, str)] == [
+        "local: skipping events that cannot be read in its journal"
+    ]
     assert [event.kind for _, event in outcome.events] == ["stopping", "end"]

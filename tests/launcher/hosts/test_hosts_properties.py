@@ -126,6 +126,7 @@ jobs = st.builds(
     user=st.sampled_from(["host", "root", "0:0", "12:34", "1000:1000"]),
     max_restarts=st.integers(0, 1000),
     stop_timeout=st.integers(0, 86400),
+    time_limit=st.none() | st.integers(1, 365 * 86400),
 )
 
 

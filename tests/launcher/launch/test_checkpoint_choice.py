@@ -1,10 +1,11 @@
-"""Which checkpoint an attempt goes on from, and that it gets whole to the host that lacks it."""
+"""Which checkpoint an attempt resumes from, and that the hosts that lack it receive it whole."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from launcher.hosts import Host
 from launcher.launch.checkpoint_choice import File, HostCheckpoints, Step, choose
 from launcher.launch.checkpoint_transfer import CheckpointFolder, list_checkpoints, send
 from launcher.ssh.node import Node
+from launcher.ssh.stream import Completed
 
 
 def host(name: str, rank: int | None, **has: object) -> HostCheckpoints:
@@ -139,3 +141,34 @@ def test_one_that_cannot_be_taken_whole_changes_nothing_there(tmp_path: Path) ->
     with pytest.raises(CommandFailed, match=r"^local: "):
         send(a, b, choice.transfers[0], ".before")
     assert (tmp_path / "b").read_text() == "a file where the folder should be"
+
+
+class Reporting(Node):
+    """A host that reports these rows as its checkpoints."""
+
+    def __init__(self, *rows: str) -> None:
+        super().__init__(Host("local"))
+        self.rows = rows
+
+    def script(self, text: str, *args: str, **how: Any) -> Completed:
+        return Completed(0, "".join(f"{row}\0" for row in self.rows).encode(), b"")
+
+
+def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
+    digest = "0" * 64
+    node = Reporting(
+        f"whole {digest} ../../.ssh/authorized_keys",
+        f"whole {digest} ckpt/step-1\n",
+        "whole - ckpt/step-00000001",
+        "damaged - ckpt/step-x\x1b[2J",
+        "1.5 3 ../escape",
+        "1.5 3 /etc/passwd",
+        "1.5 3 a/../../b",
+        "soon 3 file",
+        "nan -3 file",
+        "",
+        "1700000000.5 3 last.pt",
+    )
+    found = list_checkpoints(CheckpointFolder(node, "/run", 0, same_rank=True))
+    assert (found.newest, found.damaged) == (None, ())
+    assert found.files == {"last.pt": File(1700000000, 3)}

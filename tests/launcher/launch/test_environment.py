@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,20 @@ def test_values_stay_in_one_private_file_and_a_resume_knows_them(machine: Machin
     assert files_with(machine.folder / "got", "TOKEN") >= {"run.json"}
 
 
+def test_another_machine_resumes_with_the_values_of_its_own_hosts_file(machine: Machine) -> None:
+    document = json.loads((machine.folder / "hosts.yaml").read_text())
+    document["job"] |= {"env": {"TOKEN": SECRET, "BOTH": "env"}, "env_file": "secrets.env"}
+    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    machine.ddpctl("launch", "hosts.yaml", code=1)
+    machine.env["XDG_STATE_HOME"] = str(machine.folder / "other")
+    resumed = machine.ddpctl("resume", "hosts.yaml")
+    assert resumed.stdout.count("got True True env") == 4
+    assert files_with(machine.folder / "other", SECRET) == {"env.json"}
+
+
 def test_without_the_values_a_resume_is_refused(machine: Machine) -> None:
     machine.ddpctl("launch", "hosts.yaml", *FLAGS, code=1)
     [path] = (machine.folder / "state").rglob("env.json")
     path.unlink()  # as on a machine that only knows the run from its hosts
     refused = machine.ddpctl("resume", code=2)
-    assert "knows the values of TOKEN;" in refused.stderr
+    assert "does not know the values of TOKEN;" in refused.stderr

@@ -99,6 +99,12 @@ def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None
         time.sleep(0.1)
     of_node = machine.ddpctl("logs", "--node", "1", "--grep", r"\] up", "--since", "1h").stdout
     assert sorted(line[:9] for line in of_node.splitlines()) == ["[local:2]", "[local:3]"]
+    for flags in (["--rank", "4"], ["--node", "0-2"], ["--host", "gpu9"], ["--attempt", "2"]):
+        assert flags[0] in machine.ddpctl("logs", *flags, code=2).stderr
+    same = machine.ddpctl(
+        "logs", "--host", "local", "--attempt", "1", "--rank", "2-3", "--tail", "1"
+    )
+    assert same.stdout
     last = machine.ddpctl("logs", "--rank", "2", "--tail", "1").stdout
     assert last == "[local:2] ValueError: boom on purpose\n"
 
@@ -118,4 +124,16 @@ def test_nodes_with_different_numbers_of_processes(machine: Machine) -> None:
     failure = machine.record()["attempts"][0]["first_failure"]
     assert (failure["rank"], failure["node_rank"], failure["local_rank"]) == (4, 2, 0)
     assert machine.record()["attempts"][0]["world_size"] == 6
+    assert machine.left() == []
+
+
+def test_a_run_that_takes_too_long_is_cancelled(machine: Machine) -> None:
+    """A second is over before torchrun has started a rank; a rank that saves is tested elsewhere."""
+    done = machine.ddpctl(
+        "launch", "hosts.yaml", "--no-check", "--time-limit", "1s", "--env", "SLEEP=100", code=7
+    )
+    assert "the run reached its time limit of 1 s" in done.stderr
+    record = machine.record()
+    assert record["state"] == "CANCELLED"
+    assert record["attempts"][0]["first_failure"]["kind"] == "time-limit"
     assert machine.left() == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.query import Wanted, merged, parse_since, rank_of
+from launcher.logs.query import Wanted, merged, parse_numbers, parse_since, rank_of
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
 from launcher.plan.plan import place_of
 
@@ -89,8 +89,8 @@ def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
 
 def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> None:
     folder = two_nodes(tmp_path)
-    assert len(shown(folder, Wanted(node=1))) == 2
-    assert shown(folder, Wanted(rank=1)) == [b"[b:1] second\n"]
+    assert len(shown(folder, Wanted(nodes={1}))) == 2
+    assert shown(folder, Wanted(ranks={1})) == [b"[b:1] second\n"]
     assert len(shown(folder, Wanted(since=11.5))) == 1
     [last] = shown(folder, Wanted(grep=re.compile(b"fir|thi"), tail=1))
     assert last.startswith(b"[a:0] thi")
@@ -169,3 +169,10 @@ def test_no_index_and_no_log_is_an_exception(tmp_path: Path, index: bytes, log: 
     write(store, 0, "[a:0] one", time=10.0, offset=50)
     store.close()
     assert shown(tmp_path, Wanted())[-1:] == [b"[a:0] one\n"]
+
+
+def test_ranks_are_lists_and_ranges_of_what_exists() -> None:
+    assert parse_numbers("0-2,5", 6) == {0, 1, 2, 5}
+    for text in ("6", "-1", "2-1", "", "a", "0,", "0-999999999999", "1-2-3"):
+        with pytest.raises(ValueError):
+            parse_numbers(text, 6)

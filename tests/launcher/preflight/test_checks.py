@@ -20,8 +20,8 @@ from healthy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.engine_info import ImageInfo
+from launcher.engines.status import NodeStatus
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuProcess, GpuState
@@ -314,6 +314,26 @@ def test_gpus_asked_for_on_a_host_without() -> None:
     two = replace(machine(1), hosts=hosts[1:])
     finding = one(judge(bare, two, of=cluster(*hosts)))
     assert "the hosts file asks for gpus: 2, but the host has none" in finding.what
+
+
+def test_a_gpu_that_two_entries_use_names_both_hosts() -> None:
+    """gpu2 is another name of gpu1, where the driver counts the GPUs from the other end."""
+    same = tuple(replace(gpu, index=3 - gpu.index) for gpu in machine(0).facts.gpus)
+    mine = replace(machine(0), hosts=(Host("gpu1", gpus=(0, 1)),))
+    alias = replace(with_facts(machine(1), gpus=same), hosts=(Host("gpu2", gpus=(1, 2)),))
+    finding = one(judge(mine, alias))
+    assert (finding.severity, finding.host, finding.check) == ("failure", "gpu2", "gpus")
+    assert finding.what == "GPU 2 is also GPU 1 of gpu1 (GPU-0-1)"
+    apart = replace(alias, hosts=(Host("gpu2", gpus=(0, 1)),))
+    assert judge(mine, apart) == []
+
+
+def test_gpus_without_a_uuid_are_not_taken_for_the_same_gpu() -> None:
+    hosts = [
+        with_facts(made, gpus=tuple(replace(gpu, uuid="[N/A]") for gpu in made.facts.gpus))
+        for made in (machine(0), machine(1))
+    ]
+    assert judge(*hosts) == []
 
 
 def test_more_processes_than_gpus() -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(bool(namespaces.lacking()), reason=namespaces.la
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespaces]:
-    made = Namespaces(tmp_path_factory.mktemp("net"), 3)
+    made = Namespaces(tmp_path_factory.mktemp("net"), 6)
     try:
         made.up()
         yield made
@@ -38,11 +38,11 @@ def survey(net: Namespaces, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Su
     monkeypatch.setenv("HOME", str(net.home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
 
-    def look(*hosts: Host, **job: object) -> Survey:
+    def look(*hosts: Host, all_pairs: bool = False, **job: object) -> Survey:
         named = hosts or tuple(Host(net.address(i)) for i in (1, 2, 3))
         base = parse("hosts: [x]\njob: " + json.dumps(job), "hosts.yaml")
         with connected(named) as nodes:
-            return survey_hosts(nodes, Cluster(hosts=named, job=base.job))
+            return survey_hosts(nodes, Cluster(hosts=named, job=base.job), all_pairs=all_pairs)
 
     return look
 
@@ -84,6 +84,24 @@ def test_a_firewall_that_lets_only_ssh_through(
         f"a connection to {net.address(2)} timed out from 2 of 2 hosts ({net.net}.[1,3])"
     )
     assert "allow all TCP between the hosts" in finding.remedy
+
+
+def test_a_host_that_drops_the_traffic_of_one_peer_is_named(
+    net: Namespaces, survey: Callable[..., Survey]
+) -> None:
+    six = [Host(net.address(i)) for i in range(1, 7)]
+
+    def dropped(source: int) -> str:
+        return (
+            f"a connection to {net.address(6)} timed out from 1 of 5 hosts ({net.address(source)})"
+        )
+
+    rule = ["!", "--dport", "22", "--syn", "-j", "DROP"]
+    with firewall(net, 6, "-s", net.address(5), *rule):  # one of the three that connect to it
+        assert [finding.what for finding in seen(survey(*six))] == [dropped(5)]
+    with firewall(net, 6, "-s", net.address(1), *rule):
+        assert seen(survey(*six)) == []
+        assert [f.what for f in seen(survey(*six, all_pairs=True))] == [dropped(1)]
 
 
 def test_a_firewall_that_rejects_the_master_port_of_one_peer(

@@ -294,6 +294,22 @@ def test_a_host_too_busy_to_report_is_no_failure() -> None:
     (finding,) = judge(machines, met)
     assert (finding.severity, finding.host) == ("warning", "gpu2")
     assert "was not reported in time from 2 of 2 hosts (gpu[1,3])" in finding.what
+    (finding,) = judge(machines, met | {Dial(0, 1, "10.0.0.2"): Answer("refused")})
+    assert finding.severity == "failure"
+    assert "was refused from 1 of 2 hosts (gpu1)" in finding.what
+
+
+def test_a_host_without_python_and_image_is_not_probed_and_says_so() -> None:
+    machines = some()
+    able = {rank: machines[rank] for rank in (0, 1)}
+    seen = Inventory(
+        cluster(), list(machines.values()), reach=reach_of(able, machines, answers(able))
+    )
+    (finding,) = [f for m in machines.values() for f in check_probed(m, seen)]
+    assert (finding.severity, finding.host) == ("warning", "gpu3")
+    assert "it has neither python3 nor the job's image" in finding.what
+    down = replace(machines[2], engine=None, engine_error="gpu3: Docker is down; start it")
+    assert list(check_probed(down, seen)) == []
 
 
 def test_a_master_port_that_a_firewall_hides() -> None:

@@ -40,3 +40,15 @@ def test_a_pushed_image_without_visible_layers_is_remembered_by_its_id() -> None
     assert not same(twin, here)
     remember(twin, here)
     assert same(twin, bare)
+
+
+def test_nonsense_from_an_engine_is_an_image_like_no_other() -> None:
+    for answer in (
+        {},
+        {"Id": None, "Config": [], "RootFS": "x", "RepoDigests": 5},
+        {"Id": "i", "Config": {"Env": ["A", 5, None]}, "RootFS": {"Layers": {"a": 1}}},
+    ):
+        image = parse_image(answer)
+        assert image.layers == ()
+        assert image.env == {}
+        assert image.id or not same(image, image)

@@ -14,6 +14,7 @@ from push_machines import Machines
 
 from launcher import push
 from launcher.errors import DdpctlError, PushFailed
+from launcher.facts.shared_homes import SharedHomes
 from launcher.push.files import tar
 from launcher.push.files.scan import scan
 from launcher.push.files.tree import BEGIN, RECEIVE, TreePush
@@ -305,3 +306,15 @@ def test_a_broken_pipe_on_this_machine_is_a_failed_push(
     monkeypatch.setattr("launcher.push.run.TreePush", broken)
     with pytest.raises(PushFailed, match="the push broke"):
         pushes(machines(1), dataset=str(data))
+
+
+def test_hosts_that_share_a_home_without_being_known_to_do_not_collide(
+    machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = "launcher.push.files.tree.find_shared_homes"
+    monkeypatch.setattr(alone, lambda nodes: SharedHomes(tuple((node,) for node in nodes)))
+    hosts = machines(2, share=tmp_path / "nfs")
+    pushes(hosts, dataset=str(data))
+    (tree,) = hosts[0].trees("datasets")
+    assert same(tree, data)
+    assert not hosts[0].drafts("datasets")

@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
+from launcher.hosts import Host
+from launcher.plan.plan import Place
+from launcher.runs.fetch import parse_row
+from launcher.ssh.node import Node
+
 SIZE = 400_000_000  # bytes; enough for a fetch to be met in the middle
 
 
@@ -65,3 +70,31 @@ def test_what_came_wrong_is_not_kept(machine: Machine) -> None:
     assert not part.exists() and not fetched.exists()
     machine.ddpctl("fetch", "--to", "got")
     assert fetched.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [
+        (b"output/metrics.jsonl", True),
+        (b"checkpoints/ckpt/step-1/a b", True),
+        (b"../up", False),
+        (b"/etc/passwd", False),
+        (b"output/../../up", False),
+        (b".git/hooks/pre-commit", False),
+        (b"output", False),
+        (b"logs/node-0.log", False),
+        (b"run.json", False),
+    ],
+)
+def test_only_checkpoints_and_output_are_fetched(path: bytes, taken: bool) -> None:
+    place = Place(0, 1, "c", "/r", "/r/c")
+    row = b"a" * 64 + b"  " + path
+    assert (parse_row(row, Node(Host("local")), place) is not None) is taken
+    assert parse_row(b"../" + row, Node(Host("local")), place) is None
+
+
+def test_a_destination_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ddpctl("launch", "hosts.yaml", "--no-check")
+    failed = machine.ddpctl("fetch", "--to", "/dev/null", code=2)
+    assert "/dev/null" in failed.stderr and failed.stderr.count("\n") == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from host_facts import facts
@@ -14,8 +16,17 @@ from launcher.hosts import parse
 from launcher.plan.build import Found, make_plan
 from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import EngineTraits
-from launcher.runs.record import RunFolder, find_run, new_attempt, new_record, timestamp
+from launcher.runs.record import (
+    RunFolder,
+    UnreadableRecord,
+    find_run,
+    new_attempt,
+    new_record,
+    run_folders,
+    timestamp,
+)
 from launcher.state import state_home
+from launcher.terminal.console import Console
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +91,66 @@ def test_an_id_that_begins_another_is_that_run() -> None:
     assert find_run("aa").run_id == "aa"
 
 
-def test_a_damaged_record_is_one_line() -> None:
+DAMAGED = {
+    "torn": '{"run_id": ',
+    "list": "[]",
+    "deep": "[" * 100_000,
+    "no attempts": {"attempts": []},
+    "attempts of numbers": {"attempts": [1]},
+    "pending_stop of null": {"pending_stop": None},
+    "a number for a string": {"name": 7},
+    "newer": {"version": 99},
+}
+
+
+def damage(folder: RunFolder, how: str | dict[str, Any]) -> None:
+    if isinstance(how, dict):
+        how = json.dumps({**json.loads(folder.record_file.read_text()), **how})
+    folder.record_file.write_text(how)
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_record_is_one_warning(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = remember("r1")
-    (folder.path / "run.json").write_text('{"run_id": ')
-    with pytest.raises(UsageError, match=r"run\.json: cannot be read.*ddpctl ps HOSTS"):
+    damage(folder, DAMAGED[how])
+    with pytest.raises(UnreadableRecord, match=r"run\.json: cannot be read.*ddpctl ps HOSTS"):
         folder.load()
+    assert folder.load_if_readable(Console()) is None
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_unknown_fields_are_ignored() -> None:
+    folder = remember("r1")
+    before = folder.load()
+    damage(folder, {"invented": {"later": 1}})
+    assert folder.load() == before
+
+
+def test_folders_that_are_no_run_are_ignored(state: Path) -> None:
+    remember("r1")
+    for name in ("Bad Name", "-rf", "empty"):
+        (state / name).mkdir()
+    (state / "Bad Name" / "run.json").write_text("{}")
+    assert [folder.run_id for folder in run_folders()] == ["r1"]
+
+
+def test_a_sanity_run_is_never_the_newest() -> None:
+    remember("r1", age=10)
+    remember("sanity-20261121-100000-abcd")
+    assert find_run(None).run_id == "r1"
+    assert find_run("sanity").run_id == "sanity-20261121-100000-abcd"
+
+
+def test_a_record_that_cannot_be_written_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = remember("r1")
+    record = folder.load()
+    shutil.rmtree(folder.path)
+    folder.path.write_text("in the way")
+    folder.try_save(record, Console())
+    folder.try_save(record, Console())
+    assert capsys.readouterr().err.count("not recorded: ") == 1
 
 
 def test_times_are_utc_with_milliseconds() -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from launcher.engines.base import NodeStatus
-from launcher.stop.strays import Seen, strays_of
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.engines.status import NodeStatus
+from launcher.hosts import Host
+from launcher.ssh.node import Node
+from launcher.stop.strays import Seen, carriers, strays_of
 
 
 def node(
@@ -55,6 +63,28 @@ def test_containers_of_other_people_are_never_touched() -> None:
     theirs = node("r", 1, "running", owner="bob@there")
     hosts = {"h0": seen(node("r", 0, "exited", owner="bob@there")), "h1": seen(theirs)}
     assert handles(hosts) == []
+
+
+def test_processes_of_other_peoples_runs_are_never_touched() -> None:
+    theirs = node("r", 1, "running", owner="bob@there")
+    hosts = {"h0": seen(carriers=((41, "r", "python3"),)), "h1": seen(theirs)}
+    assert handles(hosts) == []
+
+
+def test_root_sees_only_processes_of_its_own_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    environment = {**os.environ, "DDPCTL_RUN_ID": "theirs"}
+    process = subprocess.Popen(["sleep", "60"], env=environment)
+    try:
+        found = [run_id for _, run_id, _ in carriers(Node(Host("local")))]
+        assert ("theirs" in found) == (os.getuid() != 0)
+        (tmp_path / ".ddpctl" / "runs" / "theirs").mkdir(parents=True)
+        assert (process.pid, "theirs", "sleep") in carriers(Node(Host("local")))
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_process_without_a_living_node_of_its_run_is_one() -> None:

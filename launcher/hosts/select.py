@@ -1,0 +1,112 @@
+"""`--include` and `--exclude`: some hosts and GPUs of a cluster, in DeepSpeed's spelling. Pure.
+
+`host1@host2:0,2` is all of host1, and GPUs 0 and 2 of host2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+
+from launcher.errors import UsageError
+
+from .model import Cluster, Host
+
+Chosen = Mapping[
+    str, frozenset[int] | None
+]  # GPU ids by lower-case host name; None: the whole host
+
+
+def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluster:
+    """The cluster with only the hosts and GPUs of `include`, or without those of `exclude`.
+
+    Hosts keep their order, which is rank order. Spares are selected in the same way.
+    Raises UsageError.
+    """
+    if include is not None and exclude is not None:
+        raise UsageError("--include and --exclude: give one of them")
+    if include is not None:
+        flag, text, keep = "--include", include, _included
+    elif exclude is not None:
+        flag, text, keep = "--exclude", exclude, _without
+    else:
+        return cluster
+    chosen = _parse(flag, text, cluster)
+    _refuse_unknown(flag, chosen, cluster)
+    hosts, spares = (
+        tuple(kept for host in each for kept in keep(host, chosen))
+        for each in (cluster.hosts, cluster.spares)
+    )
+    if not hosts:
+        raise UsageError(f"{flag} {text}: leaves no host of {cluster.source}")
+    return dataclasses.replace(cluster, hosts=hosts, spares=spares)
+
+
+def _parse(flag: str, text: str, cluster: Cluster) -> Chosen:
+    names = {host.name.lower() for host in (*cluster.hosts, *cluster.spares)}
+    chosen: dict[str, frozenset[int] | None] = {}
+    for word in text.lower().split("@"):
+        match = re.fullmatch(r"(.+?)(?::(\d{1,4}(?:,\d{1,4})*))?", word.strip(), re.ASCII)
+        if match is None:
+            raise UsageError(f"{flag} {text!r}: write host1@host2:0,2")
+        name, ids = match[1], match[2]
+        if word.strip() in names:  # an IPv6 address may end like a list of GPUs
+            name, ids = word.strip(), None
+        if name in chosen:
+            raise UsageError(f"{flag} {text!r}: names {name!r} twice")
+        chosen[name] = frozenset(map(int, ids.split(","))) if ids else None
+    return chosen
+
+
+def _refuse_unknown(flag: str, chosen: Chosen, cluster: Cluster) -> None:
+    """Every named host must be in the file, and every named GPU in one of its entries."""
+    every = (*cluster.hosts, *cluster.spares)
+    for name, ids in chosen.items():
+        entries = [host for host in every if host.name.lower() == name]
+        if not entries:
+            listed = ", ".join(dict.fromkeys(host.name for host in every))
+            raise UsageError(f"{flag}: {cluster.source} has no host {name!r}; it has {listed}")
+        if ids is None:
+            continue
+        if any(host.gpus == "all" for host in entries):
+            if flag == "--exclude":
+                raise UsageError(
+                    f"{flag}: {name} has gpus: all, so which GPUs are left is not known; "
+                    "write their number in the hosts file, or use --include"
+                )
+            continue
+        if missing := ids - {gpu for host in entries for gpu in _ids(host)}:
+            listed = ", ".join(map(str, sorted(missing)))
+            raise UsageError(f"{flag}: {name} has no GPU {listed} in {cluster.source}")
+
+
+def _included(host: Host, chosen: Chosen) -> Iterator[Host]:
+    name = host.name.lower()
+    if name not in chosen:
+        return
+    wanted = chosen[name]
+    if wanted is None:
+        yield host
+    elif gpus := tuple(sorted(wanted)) if host.gpus == "all" else _ids(host, wanted):
+        yield dataclasses.replace(host, gpus=gpus)
+
+
+def _without(host: Host, chosen: Chosen) -> Iterator[Host]:
+    name = host.name.lower()
+    unwanted = chosen.get(name, frozenset())
+    if unwanted is None:
+        return
+    left = tuple(gpu for gpu in _ids(host) if gpu not in unwanted)
+    if not unwanted or left == _ids(host):
+        yield host
+    elif left:
+        yield dataclasses.replace(host, gpus=left)
+
+
+def _ids(host: Host, among: frozenset[int] | None = None) -> tuple[int, ...]:
+    """The GPUs that an entry names, or those of them in `among`. `all` names none."""
+    if host.gpus == "all":
+        return ()
+    ids = range(host.gpus) if isinstance(host.gpus, int) else host.gpus
+    return tuple(gpu for gpu in ids if among is None or gpu in among)

@@ -1,0 +1,38 @@
+"""The hosts file as used, kept in a run's folder for later commands.
+
+The values of `job.env` may be secrets: they are kept apart from it, in a file of mode 0600 that goes
+nowhere else. Only a resume or a restart needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from launcher.errors import UsageError
+from launcher.hosts import Cluster, dump, load
+from launcher.runs.record import RunFolder
+from launcher.state import make_folder, write_atomically
+
+ENV = "env.json"
+
+
+def keep_cluster(folder: RunFolder, cluster: Cluster) -> None:
+    make_folder(folder.logs)
+    without = dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env={}))
+    write_atomically(folder.path / ENV, json.dumps(dict(cluster.job.env)), mode=0o600)
+    write_atomically(folder.hosts_file, dump(without))
+
+
+def kept_cluster(folder: RunFolder, *, job_files: bool = False) -> Cluster:
+    """The hosts and the job of a run, as it was last started from here."""
+    cluster = load(folder.hosts_file, job_files=job_files)
+    path = folder.path / ENV
+    try:
+        env = json.loads(path.read_text())
+        given = {str(name): str(value) for name, value in env.items()}
+    except FileNotFoundError:
+        return cluster
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: cannot read the values of job.env: {error}") from None
+    return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))

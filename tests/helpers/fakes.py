@@ -1,0 +1,338 @@
+"""Fakes for orchestration: hosts that are folders of this machine, with engines kept in a dict.
+
+`FakeCluster` stands where SSH and the Docker API would be. Scripts for a host run here in a real `sh`,
+in the home folder of that host. Its engine runs nothing: the test says how each node ends, and the
+journal says so as a supervisor would. Hosts and engines record what they were asked.
+
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0", "gpu1"])
+    cluster.nodes_end(exit_code=0)
+    code, out, err = cluster.launch()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import pytest
+import requests
+
+from launcher import cli
+from launcher.engines import docker_client
+from launcher.engines.docker_client import Client
+from launcher.errors import HostUnreachable
+from launcher.hosts import Host
+from launcher.plan.plan import CONTROL_DIR, LABEL
+from launcher.ssh import node as ssh_node
+from launcher.ssh.local import LocalMachine, LocalStream
+from launcher.ssh.node import Node
+
+IMAGE = {"Id": "sha256:" + "1" * 64, "Architecture": "amd64", "RootFS": {"Layers": ["sha256:2"]}}
+STOPPED = 143  # 128 + SIGTERM
+
+
+@dataclass
+class FakeNode:
+    """One node of a run: a container that FakeDocker created and that the test ends."""
+
+    arguments: Mapping[str, Any]  # of create_container
+    host: str
+    state: str = "created"
+    exit_code: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def node_rank(self) -> int:
+        return int(self.arguments["labels"][f"{LABEL}.node-rank"])
+
+    @property
+    def attempt(self) -> int:
+        return int(self.arguments["labels"][f"{LABEL}.attempt"])
+
+    @property
+    def run_id(self) -> str:
+        return str(self.arguments["labels"][f"{LABEL}.run-id"])
+
+    @property
+    def journal(self) -> Path:
+        binds = (bind.split(":") for bind in self.arguments["host_config"]["Binds"])
+        return next(Path(source) for source, to, *_ in binds if to == CONTROL_DIR) / "journal"
+
+    @property
+    def inspected(self) -> dict[str, Any]:
+        return {
+            "Name": "/" + self.arguments["name"],
+            "Config": {"Labels": self.arguments["labels"], "Image": self.arguments["image"]},
+            "State": {"Status": self.state, "ExitCode": self.exit_code},
+        }
+
+    def say(self, text: str, rank: int | str = "-") -> None:
+        """Write a line of a rank, or of the supervisor ("-"), into the journal."""
+        with self.journal.open("a") as journal:
+            journal.write(f"{time.time():.6f}\t{rank}\t{text}\n")
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.say(json.dumps({"kind": kind, **fields}), "!")
+
+    def end(self, exit_code: int, state: str | None = None, reason: Any = None) -> None:
+        """End as a supervisor does: it writes its last event, then its container exits."""
+        if self.ended.is_set():
+            return
+        state = state or ("succeeded" if exit_code == 0 else "failed")
+        self.event("end", state=state, exit_code=exit_code, reason=reason, left=[])
+        self.exit(exit_code)
+
+    def stop(self) -> None:
+        """End as a supervisor does on SIGTERM; a kill marks the run as cancelled before."""
+        cancelled = self.journal.with_name("cancelled").exists()
+        if cancelled:
+            self.event("stopping", reason={"kind": "cancelled"})
+        self.end(STOPPED, "cancelled" if cancelled else "stopped")
+
+    def kill(self) -> None:
+        """End as after `ddpctl kill` on another machine."""
+        self.journal.with_name("cancelled").touch()
+        self.stop()
+
+    def exit(self, exit_code: int) -> None:
+        """The container exits without a last event."""
+        self.state, self.exit_code = "exited", exit_code
+        self.ended.set()
+
+
+class FakeHost:
+    """A host that is a folder of this machine."""
+
+    def __init__(self, name: str, home: Path) -> None:
+        self.name, self.home = name, home
+        home.mkdir(parents=True)
+        self.reachable = True
+        self.nodes: dict[str, FakeNode] = {}  # by container name
+        self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
+        self.refuses: dict[str, str] = {}  # engine call -> the error it answers
+        self.ignores_stop = False
+        self.on_start: Callable[[FakeNode], object] = lambda node: None
+        self.on_stop: Callable[[FakeNode], object] = FakeNode.stop
+        self.exec_output: list[tuple[int, bytes]] = []  # of a command: (1 stdout or 2 stderr, data)
+        self.exec_code = 0
+        self.execs: list[FakeExec] = []
+
+    def ask(self, *call: str) -> None:
+        """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""
+        self.asked.append(call)
+        if not self.reachable:
+            raise HostUnreachable(f"{self.name}: no answer within 10 s; is it up?")
+        if call[0] in self.refuses:
+            response = requests.Response()
+            response.status_code = 500
+            raise docker.errors.APIError("", response, explanation=self.refuses[call[0]])
+
+    def count(self, call: str) -> int:
+        """How often the host was asked for `call`."""
+        return sum(words[0] == call for words in self.asked)
+
+
+class FakeExec:
+    """The connection of a command in a container: what it wrote, and what it is sent."""
+
+    def __init__(self, output: Sequence[tuple[int, bytes]]) -> None:
+        frames = [bytes([n, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for n, data in output]
+        self.reader = io.BufferedReader(io.BytesIO(b"".join(frames)))  # type: ignore[arg-type]
+        self.sent = b""
+        self.closed = threading.Event()
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+    def close_write(self) -> None:
+        self.closed.set()
+
+
+class FakeMachine(LocalMachine):
+    """What a Node uses instead of an SSH connection: processes of this machine, in the host's home."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.host = host
+
+    def connect(self) -> None:
+        self.host.ask("connect")
+
+    def open(self, argv: Sequence[str], **how: Any) -> LocalStream:
+        self.host.ask("open", *argv)
+        home = str(self.host.home)
+        return super().open(["env", "-C", home, f"HOME={home}", *argv], **how)
+
+
+class FakeDocker:
+    """The calls of docker.APIClient that ddpctl makes, answered from FakeNodes."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.host = host
+
+    def info(self) -> dict[str, Any]:
+        self.host.ask("info")
+        return {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": []}
+
+    def inspect_image(self, name: str) -> dict[str, Any]:
+        self.host.ask("inspect_image", name)
+        return {**IMAGE, "RepoTags": [name], "Config": {"Env": []}}
+
+    def create_container(self, **arguments: Any) -> dict[str, str]:
+        name = arguments["name"]
+        self.host.ask("create", name)
+        self.host.nodes[name] = FakeNode(arguments, self.host.name)
+        return {"Id": name}
+
+    def start(self, name: str) -> None:
+        self.host.ask("start", name)
+        node = self._node(name)
+        node.state = "running"
+        self.host.on_start(node)
+
+    def wait(self, name: str, timeout: float | None = None) -> None:
+        self.host.ask("wait", name)
+        self._node(name).ended.wait(timeout)
+
+    def containers(self, *, filters: Mapping[str, Any], all: bool = False) -> list[dict[str, Any]]:
+        self.host.ask("containers")
+        key, _, value = filters["label"][0].partition("=")
+        return [
+            {"Id": name, "Labels": node.arguments["labels"], "Mounts": []}
+            for name, node in self.host.nodes.items()
+            if key in node.arguments["labels"] and value in ("", node.arguments["labels"][key])
+        ]
+
+    def inspect_container(self, name: str) -> dict[str, Any]:
+        self.host.ask("inspect_container", name)
+        return self._node(name).inspected
+
+    def stop(self, name: str, timeout: int) -> None:
+        self.host.ask("stop", name)
+        node = self._node(name)
+        if not node.ended.is_set() and not self.host.ignores_stop:
+            self.host.on_stop(node)
+
+    def remove_container(self, name: str, **_: Any) -> None:
+        self.host.ask("remove", name)
+        if not self.host.ignores_stop:
+            self._node(name).ended.set()
+            del self.host.nodes[name]
+
+    def exec_create(
+        self, name: str, command: Sequence[str], *, stdin: bool, tty: bool
+    ) -> dict[str, str]:
+        self.host.ask("exec", name, *command)
+        return {"Id": name}
+
+    def exec_connection(self, exec_id: str, *, tty: bool) -> FakeExec:
+        self.host.execs.append(FakeExec(self.host.exec_output))
+        return self.host.execs[-1]
+
+    def exec_inspect(self, exec_id: str) -> dict[str, Any]:
+        return {"Running": False, "ExitCode": self.host.exec_code}
+
+    def close(self) -> None:
+        pass
+
+    def _node(self, name: str) -> FakeNode:
+        if name not in self.host.nodes:
+            raise docker.errors.NotFound(f"no container {name}")
+        return self.host.nodes[name]
+
+
+class FakeCluster:
+    """A launching machine and its hosts, without SSH and without Docker."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], **job: Any
+    ) -> None:
+        self.folder = folder
+        self.hosts = {name: FakeHost(name, folder / "hosts" / name) for name in names}
+        self.local = FakeHost("local", folder / "local")  # the launching machine's own engine
+        self.state = folder / "state"
+        self.recorders: list[str] = []  # run ids that were handed to a recorder
+        (folder / "home").mkdir(mode=0o700)
+        monkeypatch.setattr(ssh_node, "SshMachine", self._machine)
+        monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
+        monkeypatch.setattr(docker_client, "_connect", self._docker)
+        for module in ("attempt", "attach"):
+            monkeypatch.setattr(
+                f"launcher.launch.{module}.start_recorder",
+                lambda folder: self.recorders.append(folder.run_id),
+            )
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        monkeypatch.setenv("XDG_STATE_HOME", str(self.state))
+        monkeypatch.chdir(folder)
+        document = {
+            "defaults": {"gpus": 0},
+            "hosts": list(names),
+            "job": {"image": "any:1", "command": ["train.py"], "master_port": 29500, **job},
+        }
+        self.hosts_file = str(folder / "hosts.yaml")
+        Path(self.hosts_file).write_text(json.dumps(document))
+
+    def _machine(self, host: Host, connect_timeout: float) -> FakeMachine:
+        return FakeMachine(self.host(host.name))
+
+    def _docker(self, node: Node) -> Client:
+        return Client(node.name, FakeDocker(self.host(node.name)))  # type: ignore[arg-type]
+
+    def host(self, name: str) -> FakeHost:
+        return self.hosts.get(name, self.local)
+
+    def __iter__(self) -> Iterator[FakeHost]:
+        return iter(self.hosts.values())
+
+    @property
+    def nodes(self) -> list[FakeNode]:
+        """The nodes on all hosts, by node rank."""
+        found = [node for host in self for node in host.nodes.values()]
+        return sorted(found, key=lambda node: node.node_rank)
+
+    def nodes_end(self, exit_code: int) -> None:
+        """Let every node end as soon as it has started."""
+        for host in self:
+            host.on_start = lambda node: node.end(exit_code)
+
+    def ddpctl(self, *argv: str | Path) -> tuple[int, str, str]:
+        """Run the command line in this process: exit code, stdout, stderr."""
+        out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
+        words = sys.argv
+        sys.argv = ["ddpctl", *map(str, argv)]
+        code: Any = 0
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                cli.main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            sys.argv = words
+        texts = []
+        for stream in (out, err):
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode(errors="surrogateescape"))  # type: ignore[attr-defined]
+        return int(code or 0), texts[0], texts[1]
+
+    def launch(self, *flags: str) -> tuple[int, str, str]:
+        return self.ddpctl("launch", self.hosts_file, "--no-check", "--no-push", *flags)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """run.json of the only run."""
+        [path] = (self.state / "ddpctl" / "runs").glob("*/run.json")
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
+
+    def forget(self) -> None:
+        """Lose all that the launching machine recorded."""
+        shutil.rmtree(self.state / "ddpctl", ignore_errors=True)

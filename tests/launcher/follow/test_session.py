@@ -1,0 +1,104 @@
+"""Following on fake hosts: signals, lost hosts, and what attach returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+from fakes import FakeCluster, FakeNode
+
+from launcher.terminal.console import Console
+
+Make = Callable[..., FakeCluster]
+
+
+def signal_once_started(cluster: FakeCluster, number: int) -> None:
+    """Send this process a signal when all nodes have started."""
+    left = threading.Semaphore(0)
+    for host in cluster:
+        host.on_start = lambda node: left.release()
+
+    def send() -> None:
+        for _ in cluster.hosts:
+            left.acquire(timeout=10)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def test_ctrl_c_stops_every_node_and_exits_with_130(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    signal_once_started(cluster, signal.SIGINT)
+    code, _, err = cluster.launch()
+    assert code == 130, err
+    assert all(node.ended.is_set() for node in cluster.nodes)
+    assert cluster.record["state"] == "CANCELLED"
+
+
+def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    signal_once_started(cluster, signal.SIGINT)
+    released = cluster.hosts["gpu1"].on_start
+
+    def lose(node: object) -> None:
+        cluster.hosts["gpu1"].reachable = False
+        released(node)  # type: ignore[arg-type]
+
+    cluster.hosts["gpu1"].on_start = lose
+    code, _, err = cluster.launch()
+    assert code == 6, err
+    assert "gpu1" in err
+    assert cluster.record["state"] == "UNKNOWN"
+    assert cluster.record["pending_stop"] == ["gpu1"]
+
+
+def test_attach_returns_the_exit_code_of_a_run_that_has_ended(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    code, _, err = cluster.ddpctl("attach")
+    assert code == 0, err
+
+
+REPORT = [
+    "Traceback (most recent call last):",
+    '  File "torchrun", line 8, in <module>',
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "=======",
+    "train.py FAILED",
+    "=======",
+]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "flags", "folded"),
+    [(True, [], True), (True, ["--verbose"], False), (False, [], False)],
+)
+def test_torchruns_own_tracebacks_are_one_line_on_a_terminal_only(
+    fake_cluster: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    flags: list[str],
+    folded: bool,
+) -> None:
+    monkeypatch.setattr(Console, "on_terminal", terminal)
+    cluster = fake_cluster()
+
+    def fail(node: FakeNode) -> None:
+        for line in REPORT:
+            node.say(line)
+        node.say("ValueError: boom", 0)
+        node.end(1)
+
+    for host in cluster:
+        host.on_start = fail
+    _, out, err = cluster.launch(*flags)
+    one_line = "torchrun: 2 nodes ended with ChildFailedError; full text: ddpctl logs"
+    assert out.count("boom") == 2
+    assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
+    assert cluster.ddpctl("logs")[1].count("train.py FAILED") == 2

@@ -1,0 +1,127 @@
+"""Launching on fake hosts: all nodes start or none, and the exit code is the run's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from fakes import FakeCluster, FakeNode
+
+Make = Callable[..., FakeCluster]
+ERROR = "ValueError: bad label 1000"
+
+
+def rank_raises(node: FakeNode) -> None:
+    """Node 1's rank raises; the other nodes are told to stop."""
+    if node.node_rank == 1:
+        for line in ("Traceback (most recent call last):", '  File "train.py", line 4', ERROR):
+            node.say(line, rank=1)
+        node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=1, signal=None)
+        node.end(1, reason={"kind": "rank", "message": "rank 1 failed", "node_rank": 1})
+    else:
+        node.end(143, "stopped")
+
+
+def test_a_run_that_succeeds_exits_with_0_and_is_recorded(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = lambda node: (node.say("loss 0.1", node.node_rank), node.end(0))[1]
+    code, out, err = cluster.launch()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[gpu0:0] loss 0.1", "[gpu1:1] loss 0.1"]
+    attempt = cluster.record["attempts"][0]
+    assert cluster.record["state"] == attempt["state"] == "SUCCEEDED"
+    assert [node["exit_code"] for node in attempt["nodes"]] == [0, 0]
+
+
+def test_a_failing_rank_exits_with_1_and_is_named(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = rank_raises
+    code, _, err = cluster.launch()
+    assert code == 1
+    assert "rank 1 (gpu1, local_rank 0)" in err and "bad label 1000" in err
+    attempt = cluster.record["attempts"][0]
+    assert attempt["first_failure"]["host"] == "gpu1"
+    assert attempt["first_failure"]["kind"] == "exception"
+
+
+@pytest.mark.parametrize("call", ["create", "start"])
+def test_one_host_that_refuses_leaves_nothing_on_any_host(fake_cluster: Make, call: str) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.hosts["gpu1"].refuses[call] = "no space left on device"
+    code, _, err = cluster.launch()
+    assert code == 1, err
+    assert f"gpu1: could not {call} the container: no space left on device" in err
+    assert cluster.nodes == []
+    assert cluster.record["state"] == "FAILED"
+
+
+def test_a_host_that_is_down_is_reported_before_anything_is_created(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.hosts["gpu1"].reachable = cluster.hosts["gpu2"].reachable = False
+    code, _, err = cluster.launch()
+    assert code == 4
+    assert "gpu1: no answer" in err and "gpu2: no answer" in err
+    assert cluster.hosts["gpu0"].count("create") == 0
+
+
+def test_a_taken_master_port_exits_with_3_and_starts_nothing(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    code, run_id, _ = cluster.launch("--detach")
+    assert code == 0
+    code, _, err = cluster.launch()
+    assert code == 3
+    assert "29500" in err and run_id.strip() in err
+    assert {node.run_id for node in cluster.nodes} == {run_id.strip()}
+
+
+def test_a_dry_run_asks_no_host(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    code, out, _ = cluster.launch("--dry-run")
+    assert code == 0 and "torchrun" in out
+    assert [host.asked for host in cluster] == [[], []]
+
+
+def test_ranks_that_the_supervisors_leave_running_are_stopped_by_the_launcher(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.follow.session.PEER_STOP_TIMEOUT", 0.1)
+    cluster = fake_cluster()
+    cluster.hosts["gpu1"].on_start = rank_raises
+    code, _, _ = cluster.launch()
+    assert code == 1
+    assert cluster.hosts["gpu0"].count("stop") == 1
+    assert cluster.hosts["gpu0"].nodes == {} or all(n.ended.is_set() for n in cluster.nodes)
+
+
+def test_the_time_limit_reaches_every_supervisor_in_seconds(fake_cluster: Make) -> None:
+    cluster = fake_cluster(time_limit="2h30m")
+    cluster.nodes_end(0)
+    assert "time-limit    9000 s" in cluster.launch("--dry-run")[1]
+    for flags, limit in (((), 9000), (("--time-limit", "90s"), 90)):
+        assert cluster.launch(*flags)[0] == 0
+        specs = [json.loads(n.journal.with_name("spec.json").read_text()) for n in cluster.nodes]
+        assert [spec["time_limit"] for spec in specs] == [limit, limit]
+        for host in cluster:
+            host.nodes.clear()
+
+
+def test_included_hosts_are_the_only_nodes(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.nodes_end(0)
+    assert cluster.launch("--include", "gpu2@gpu1")[0] == 0
+    assert [(node.node_rank, node.host) for node in cluster.nodes] == [(0, "gpu1"), (1, "gpu2")]
+    assert cluster.hosts["gpu0"].asked == []
+
+
+@pytest.mark.parametrize("command", ["launch", "check", "push", "sanity"])
+def test_an_unknown_host_to_include_or_exclude_is_one_line(
+    fake_cluster: Make, command: str
+) -> None:
+    cluster = fake_cluster()
+    for flag in ("--include", "--exclude"):
+        code, _, err = cluster.ddpctl(command, cluster.hosts_file, flag, "gpu9")
+        assert code == 2 and err.count("\n") == 1
+        assert "has no host 'gpu9'; it has gpu0, gpu1" in err

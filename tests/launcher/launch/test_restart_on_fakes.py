@@ -1,0 +1,89 @@
+"""Restarts on fake hosts: when the job starts again, where, and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fakes import FakeCluster, FakeNode
+
+Make = Callable[..., FakeCluster]
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.launch.restart.BACKOFF", (0.0,))
+
+
+def rank_is_killed(node: FakeNode) -> None:
+    if node.node_rank == 1:
+        node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
+        node.end(1, reason={"kind": "rank", "message": "rank 1 was killed", "node_rank": 1})
+    else:
+        node.stop()
+
+
+def first_fails_then_succeeds(fail: Callable[[FakeNode], None]) -> Callable[[FakeNode], None]:
+    def start(node: FakeNode) -> None:
+        if node.attempt == 1:
+            fail(node)
+        else:
+            node.end(0)
+
+    return start
+
+
+def test_a_killed_rank_restarts_the_whole_job(fake_cluster: Make) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    attempts = cluster.record["attempts"]
+    assert [(each["state"], each["by"]) for each in attempts] == [
+        ("FAILED", "launch"),
+        ("SUCCEEDED", "restart"),
+    ]
+    assert [node.attempt for node in cluster.nodes] == [2, 2]
+
+
+def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = rank_is_killed
+    code, _, err = cluster.launch()
+    assert code == 1
+    assert "no restart: 1 of 1 restarts are used up" in err
+    assert len(cluster.record["attempts"]) == 2
+
+
+def test_an_exception_is_not_restarted_and_the_message_says_how(fake_cluster: Make) -> None:
+    cluster = fake_cluster(max_restarts=3)
+    for host in cluster:
+        host.on_start = lambda node: (
+            node.event("rank_exit", rank=node.node_rank, local_rank=0, pid=7, exit_code=1),
+            node.end(1, reason={"kind": "rank", "message": "rank failed", "node_rank": 0}),
+        )
+    code, _, err = cluster.launch()
+    assert code == 1
+    assert "no restart" in err and "ddpctl resume" in err
+    assert len(cluster.record["attempts"]) == 1
+
+
+def test_resuming_starts_the_next_attempt_of_the_same_run(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    assert cluster.launch()[0] == 1
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err
+    assert [each["by"] for each in cluster.record["attempts"]] == ["launch", "resume"]
+
+
+def test_resuming_a_run_that_succeeded_needs_force(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 2
+    assert "--force" in err

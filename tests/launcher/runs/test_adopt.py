@@ -1,0 +1,103 @@
+"""A run of another machine: its hosts contribute plain values, and nothing that is acted on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_machine import Machine
+
+from launcher.errors import UsageError
+from launcher.hosts import parse
+from launcher.runs.adopt import Report, ReportedRun, by_rank, parse_report, record_of
+from launcher.ssh.node import Node
+
+EVIL = {
+    "hosts_file": "hosts: [evil.example]\njob: {command: [evil.py], engine: process}\n",
+    "hosts": ["evil.example"],
+    "engine": "evil",
+    "command": ["evil.py"],
+    "run_id": "../../evil",
+    "name": "evil\x1b[2J",
+    "owner": "evil",
+    "pending_stop": ["evil"],
+    "attempts": [
+        {"attempt": 1, "state": "evil", "created": "evil", "nodes": [{"run_dir": "/evil"}]}
+    ],
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    yield made
+    made.ddpctl("kill", "hosts.yaml", "--all", "-y")
+
+
+def test_a_host_cannot_choose_what_another_machine_does(machine: Machine) -> None:
+    here = machine.env["XDG_STATE_HOME"]
+    machine.env["XDG_STATE_HOME"] = str(machine.folder / "another machine")
+    run_id = machine.ddpctl("launch", "hosts.yaml", "-d", "--env", "SLEEP=100").stdout.strip()
+    machine.env["XDG_STATE_HOME"] = here
+    machine.wait_for_ranks()
+    kept = list((machine.folder / "home").glob(".ddpctl/runs/*/nodes/*/attempt-1/run.json"))
+    assert len(kept) == 2
+    for path in kept:
+        document = json.loads(path.read_text())
+        assert "hosts_file" not in document
+        path.write_text(json.dumps({**document, **EVIL}))
+
+    said = machine.ddpctl("logs", run_id, "--hosts", "hosts.yaml", "--rank", "3")
+    assert said.stdout == "[local:3] up 3 ['two words', '$(x)'] attempt 1\n"
+    assert "according to local" in said.stderr
+    written = [p for p in (machine.folder / "state").rglob("*") if p.is_file()]
+    assert written and not [path for path in written if b"evil" in path.read_bytes()]
+    assert machine.record()["command"] == ["train.py", "two words", "$(x)"]
+    assert machine.record()["attempts"][0]["state"] == "UNKNOWN"
+
+    machine.ddpctl("kill", run_id)
+    refused = machine.ddpctl("resume", run_id, code=2)
+    assert f"ddpctl resume {run_id} --hosts HOSTS" in refused.stderr
+    resumed = machine.ddpctl("resume", run_id, "--hosts", "hosts.yaml")
+    assert "resumes with the command of hosts.yaml: train.py 'two words' '$(x)'" in resumed.stderr
+    assert machine.record()["attempts"][1]["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\n\n[]", b"../../x/attempt-1\n\n{", b"0/attempt-99999999\n\n" + b"[" * 100_000],
+)
+def test_what_is_no_report_is_left_out(text: bytes) -> None:
+    assert parse_report(text) == Report({}, ReportedRun())
+
+
+def test_reported_values_of_another_form_are_left_out() -> None:
+    text = json.dumps(
+        {
+            "image_digest": "sha256:\x1b[2J",
+            "dataset_digest": "ab12",
+            "attempts": [{"attempt": 2, "state": "evil", "created": "evil", "started": None}],
+        }
+    )
+    report = parse_report(b"0/attempt-2\n1/attempt-1\n\n" + text.encode())
+    assert report.attempts == {0: 2, 1: 1}
+    record = record_of("r", parse("hosts: [a]", "h"), report.run, 2)
+    assert (record.image_digest, record.dataset_digest) == (None, "ab12")
+    assert [(a.attempt, a.state, a.created) for a in record.attempts] == [
+        (1, "UNKNOWN", ""),
+        (2, "UNKNOWN", ""),
+    ]
+
+
+def test_nodes_take_the_ranks_that_their_hosts_report_and_silent_hosts_the_others() -> None:
+    nodes = [Node(host) for host in parse("hosts: [a, b, c]", "h").hosts]
+    a, b, c = nodes
+    reports = {a: Report({2: 1}, ReportedRun()), c: Report({0: 1}, ReportedRun())}
+    silent = {b: UsageError("b: silent")}
+    assert by_rank(nodes, reports, 1, silent, "h") == [c, b, a]
+    with pytest.raises(UsageError, match="node 1 of the run is on none of these hosts"):
+        by_rank(nodes, reports, 1, {}, "h")
+    with pytest.raises(UsageError, match="a and c both claim node 0"):
+        by_rank(nodes, {a: Report({0: 1}, ReportedRun()), c: reports[c]}, 1, silent, "h")

@@ -1,0 +1,74 @@
+"""Killing on fake hosts: what was not seen to stop is remembered and finished later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from fakes import FakeCluster, FakeNode
+
+Make = Callable[..., FakeCluster]
+
+
+def running(cluster: FakeCluster) -> str:
+    code, out, err = cluster.launch("--detach")
+    assert code == 0, err
+    return out.strip()
+
+
+def test_kill_stops_and_removes_every_node(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert code == 0, err
+    assert cluster.nodes == []
+    assert cluster.record["state"] == "CANCELLED"
+
+
+def test_a_stop_that_was_not_seen_is_remembered_and_finished_at_the_next_contact(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    run_id = running(cluster)
+    cluster.hosts["gpu1"].reachable = False
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert code == 6
+    assert "gpu1" in err
+    assert [node.host for node in cluster.nodes] == ["gpu1"]  # the others were stopped all the same
+    assert cluster.record["pending_stop"] == ["gpu1"]
+
+    cluster.hosts["gpu1"].reachable = True
+    code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert code == 0, err
+    assert cluster.nodes == []
+    assert cluster.record["state"] == "CANCELLED"
+    assert cluster.record["pending_stop"] == []
+
+
+def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.hosts["gpu1"].ignores_stop = True
+    code, out, _ = cluster.ddpctl("kill", run_id, "--json")
+    assert code == 6
+    [report] = json.loads(out)["runs"]
+    assert report["confirmed"] is False
+    assert cluster.record["pending_stop"] == ["gpu1"]
+
+
+def test_killing_a_run_that_is_followed_ends_the_launch_with_7(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = FakeNode.kill
+    code, _, err = cluster.launch()
+    assert code == 7, err
+    assert cluster.record["state"] == "CANCELLED"
+
+
+def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    running(cluster)
+    cluster.forget()
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
+    assert code == 0, err
+    assert cluster.nodes == []

@@ -216,8 +216,9 @@ def test_a_poll_may_be_read_one_later_but_none_is_lost() -> None:
 
 
 EMA = (
-    *("--synthetic-train", "640", "--synthetic-test", "500", "--width", "8", "--lr", "0.3"),
+    *("--synthetic-train", "640", "--synthetic-test", "500", "--width", "8", "--lr", "0.5"),
     *("--global-batch", "16", "--epochs", "6", "--schedule", "constant", "--ema", "0.99"),
+    *("--seed", "1"),
 )
 
 
@@ -231,7 +232,7 @@ def test_averaged_weights_are_evaluated_with_averaged_statistics() -> None:
     raw = evaluate.evaluate(t, "test")
     t.ema = ema
     assert averaged["top1"] >= raw["top1"] - 0.002
-    assert averaged["loss"] < raw["loss"]
+    assert averaged["loss"] < raw["loss"] / 5
 
 
 def test_the_decay_of_the_average_warms_up() -> None:

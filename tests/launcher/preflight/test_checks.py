@@ -20,8 +20,8 @@ from healthy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.engine_info import ImageInfo
+from launcher.engines.status import NodeStatus
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuProcess, GpuState

@@ -36,6 +36,7 @@ def exec_(
 
     The command has the environment of the node's container, or of its process with engine:
     process. The exit code is the command's; with --all, the first that is not 0, by node.
+    With -t, Ctrl-C goes to the command; without it, Ctrl-C ends ddpctl only.
 
     \b
     ddpctl exec -- nvidia-smi

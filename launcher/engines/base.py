@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
+from launcher.engines.engine_info import EngineInfo, ImageInfo
+from launcher.engines.status import NodeStatus
 from launcher.plan.plan import Container, EngineTraits, NodePlan, Place
 from launcher.ssh.node import Node
-
-if TYPE_CHECKING:
-    from launcher.engines.engine_info import EngineInfo, ImageInfo
-
-GONE = ("exited", "dead", "created")  # states in which nothing of the node runs
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    """One node of one attempt, as the engine of its host sees it now."""
-
-    run_id: str
-    name: str  # of the run, "" without one
-    attempt: int
-    node_rank: int
-    nnodes: int
-    owner: str
-    host: str
-    handle: str  # container name, or control folder; identifies the node to stop and remove
-    state: str  # created running paused restarting removing exited dead unknown
-    exit_code: int | None  # None while it runs, and when it cannot be known
-    oom_killed: bool = False
-    started: float | None = None  # unix seconds, the host's clock
-    ended: float | None = None
-    error: str = ""
-    image: str = ""
-    master_port: str = ""
-
-    @property
-    def alive(self) -> bool:
-        return self.state not in GONE
 
 
 class Exec(Protocol):

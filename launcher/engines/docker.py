@@ -11,11 +11,12 @@ import requests.exceptions
 from docker.types import DeviceRequest, LogConfig, Ulimit
 from docker.types import Mount as BindMount
 
-from launcher.engines.base import Exec, NodeStatus
+from launcher.engines.base import Exec
 from launcher.engines.docker_client import Client, asking, docker_of, doing
 from launcher.engines.docker_exec import DockerExec
 from launcher.engines.engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
 from launcher.engines.labels import inspected, read_status, status_at
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, DockerUnavailable
 from launcher.plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
 from launcher.run_id import is_run_id

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.engines.base import Exec, NodeStatus
+from launcher.engines.base import Exec
 from launcher.engines.labels import Seen, read_status, status_at
 from launcher.engines.process_exec import LocalExec
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandFailed
 from launcher.logs.journal import Reader
 from launcher.plan.plan import LABEL, EngineTraits, NodePlan, Place

@@ -53,6 +53,9 @@ GPU:
 and a list, `gpu1:8,gpu2:8` (or `-H gpu1:8,gpu2:8`). The job is then the defaults above and the
 flags of the command line.
 
+`--include` and `--exclude` on `launch`, `check`, `push` and `sanity` select from what is listed, in
+DeepSpeed's spelling: `--include gpu1@gpu2:0,2` is all of gpu1, and GPUs 0 and 2 of gpu2.
+
 ## A complete example
 
 ```yaml

@@ -206,7 +206,7 @@ def check_cuda(machine: Machine, _: Inventory) -> Iterator[Finding]:
     """The image's CUDA is not newer than the driver's by a major version."""
     image = machine.engine.image if machine.engine else None
     driver = machine.details.nvidia.cuda
-    if image is None or driver is None or not machine.wants_gpus or facts.has_amd_gpus:
+    if image is None or driver is None or not machine.wants_gpus:
         return
     version = re.match(r"(\d+)\.(\d+)", image.env.get("CUDA_VERSION", ""))
     if version and int(version[1]) > driver[0]:

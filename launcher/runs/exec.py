@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.base import Exec, NodeStatus
+from launcher.engines.base import Exec
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandFailed, DdpctlError, UsageError
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import RunFolder
@@ -19,6 +20,7 @@ from launcher.ssh.node import Node
 from launcher.ssh.stream import CHUNK
 from launcher.terminal.console import Console
 from launcher.terminal.raw import raw_terminal
+from launcher.terminal.sanitize import Sanitizer
 
 # Of spec.json, only the two numbers that tell which ranks the node in $1 has.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """
@@ -44,15 +46,29 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
         member = _chosen(attempt, folder.run_id, wanted)
         node = member.node
         running = each_node([node], lambda _: _start(member, folder.run_id, wanted))[node]
-        terminal = raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext()
-        with terminal:
-            if wanted.stdin:
-                threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
-            for number, data in running.output():
-                to = sys.stdout.buffer if number == 1 else sys.stderr.buffer
-                to.write(data)
-                to.flush()
-            return running.wait()
+        if wanted.stdin:
+            threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
+        if wanted.tty:
+            with raw_terminal(running.resize):
+                for _, data in running.output():
+                    sys.stdout.buffer.write(data)
+                    sys.stdout.buffer.flush()
+        else:
+            _print_output(running, console)
+        return running.wait()
+
+
+def _print_output(running: Exec, console: Console) -> None:
+    """As it is to files and pipes; terminals get no escape sequences but colours."""
+    errors = Sanitizer()
+    for number, data in running.output():
+        if number == 1:
+            console.lines(data)
+            console.flush()
+            continue
+        shown = errors.feed(data).encode(errors="replace") if sys.stderr.isatty() else data
+        sys.stderr.buffer.write(shown)
+        sys.stderr.buffer.flush()
 
 
 def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:

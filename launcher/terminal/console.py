@@ -92,7 +92,7 @@ class Console:
         colours: Mapping[str, str] = _NO_COLOURS,
     ) -> None:
         """colours: the SGR colour of a cell by its text, for a terminal."""
-        shown = self._on_terminal() and not os.environ.get("NO_COLOR")
+        shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colours if shown else _NO_COLOURS))
 
     def say(self, text: str) -> None:
@@ -122,14 +122,15 @@ class Console:
             timer.cancel()
             self.detail(f"{text}: {time.monotonic() - began:.1f} s")
 
-    def _on_terminal(self) -> bool:
+    @property
+    def on_terminal(self) -> bool:
         return not self.stdout_closed and sys.stdout.isatty()
 
     def _write(self, text: bytes) -> None:
         with self._lock:
             if self._live:
                 self._live.hide()
-            if self._on_terminal():
+            if self.on_terminal:
                 shown = self._sanitizer.feed(text)
                 text = shown.encode(sys.stdout.encoding or "utf-8", errors="replace")
             self._try_stdout(lambda: sys.stdout.buffer.write(text))

@@ -20,8 +20,8 @@ from healthy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.engine_info import ImageInfo
+from launcher.engines.status import NodeStatus
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuProcess, GpuState
@@ -70,9 +70,13 @@ def test_healthy_cpu_hosts_give_no_finding() -> None:
 
 
 def test_hosts_with_amd_gpus_need_nothing_of_nvidias() -> None:
-    gpus = (Gpu(0, "GPU-1", "AMD MI300X", None, "amd"),)
-    hosts = [with_facts(bare(rank, "all"), gpus=gpus) for rank in (0, 1)]
-    hosts = [with_engine(host, runtimes=frozenset({"runc"})) for host in hosts]
+    hosts = [
+        with_facts(
+            with_engine(bare(rank, "all"), runtimes=frozenset({"runc"})),
+            gpus=(Gpu(0, f"GPU-{rank}", "AMD MI300X", None, "amd"),),
+        )
+        for rank in (0, 1)
+    ]
     assert judge(*hosts) == []
 
 

@@ -178,6 +178,18 @@ def test_a_local_command_gets_this_terminal(local: Machine) -> None:
     assert code == 42  # Ctrl-C went to the command, not to ddpctl
 
 
+def test_without_t_a_terminal_gets_no_escape_sequences_but_colours(local: Machine) -> None:
+    script = """
+        printf '\\033]0;title\\007\\033[31mred\\033[0m\\n'
+        printf '\\033[2Jcleared\\n' >&2
+        sleep 0.2; echo ready; sleep 60
+    """
+    code, shown = in_terminal(local, "exec", "--", "sh", "-c", script)
+    assert code == 130
+    assert "\x1b[31mred\x1b[0m" in shown and "cleared" in shown
+    assert "\x1b]0" not in shown and "\x1b[2J" not in shown
+
+
 def in_terminal(machine: Machine, *argv: str) -> tuple[int, str]:
     """Runs ddpctl on a terminal of 17 rows and 93 columns; types Ctrl-C once it shows `ready`."""
     terminal, inside = pty.openpty()

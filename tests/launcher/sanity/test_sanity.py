@@ -121,5 +121,5 @@ def test_a_host_that_is_not_there_is_told_in_the_document_too(tmp_path: Path) ->
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"], found["sizes"]) == (4, False, [])
     [problem] = found["problems"]
-    assert problem.startswith("failure: 127.0.0.1: ssh: connection refused")
+    assert problem.startswith("127.0.0.1: ssh: connection refused")
     assert problem in done.stderr

@@ -109,7 +109,7 @@ HOST = {
         values.gpus,
         "all, a count, a list of ids such as [0, 1], or 0 for CPU",
         "all",
-        "The GPUs that the node uses.",
+        "The GPUs that the node uses: NVIDIA's, or AMD's where there are none (untested on hardware).",
         shape={
             "anyOf": [
                 {"const": "all"},

@@ -190,7 +190,8 @@ def create_arguments(
             "Tmpfs": {folder: f"size={size}" for folder, size in container.tmpfs.items()},
             "Devices": [_device(device) for device in container.devices],
             "CapAdd": list(container.cap_add),
-            "DeviceRequests": _gpu_request(container.gpus),
+            "GroupAdd": [str(group) for group in container.group_add],
+            "DeviceRequests": _gpu_request(container),
         },
     }
 
@@ -207,8 +208,9 @@ def _bind(mount: Mount, relabel: str) -> str:
     return f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}{relabel}"
 
 
-def _gpu_request(gpus: str | tuple[int, ...]) -> list[DeviceRequest]:
-    if not gpus:
+def _gpu_request(container: Container) -> list[DeviceRequest]:
+    gpus = container.gpus
+    if not gpus or container.gpu_vendor != "nvidia":
         return []
     if gpus == "all":
         return [DeviceRequest(driver="", count=-1, capabilities=[["gpu"]])]

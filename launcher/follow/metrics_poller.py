@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ GPUS = (
     "nvidia-smi --query-gpu=utilization.gpu,memory.used,memory.total "
     "--format=csv,noheader,nounits 2>/dev/null"
 )
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Gpus:
-    """All GPUs of one host. use: mean percent; used and total: MiB."""
+    """All GPUs of one host. use: mean percent; used and total: MiB, 0 where not reported."""
 
     count: int
     use: float
@@ -153,8 +155,8 @@ def parse_gpus(text: bytes) -> Gpus | None:
     rows = []
     for line in text.decode(errors="replace").splitlines():
         use, *memory = (cell.strip() for cell in line.split(","))
-        if len(memory) == 2 and all(cell.isdecimal() for cell in memory):
-            rows.append((int(use) if use.isdecimal() else 0, int(memory[0]), int(memory[1])))
+        if len(memory) == 2 and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in memory):
+            rows.append([int(c) if _NUMBER.fullmatch(c) else 0 for c in (use, *memory)])
     if not rows:
         return None
     uses, used, total = zip(*rows, strict=True)

@@ -107,8 +107,8 @@ def printable(text: str) -> str:
 def gpu_words(gpus: Gpus) -> str:
     gib = 1024
     name = "GPU" if gpus.count == 1 else "GPUs"
-    memory = f"{gpus.used / gib:.1f} of {gpus.total / gib:.0f} GiB"
-    return f"{gpus.count} {name} {gpus.use:.0f} %, {memory}"
+    memory = f", {gpus.used / gib:.1f} of {gpus.total / gib:.0f} GiB" if gpus.total else ""
+    return f"{gpus.count} {name} {gpus.use:.0f} %{memory}"
 
 
 def clock(seconds: float) -> str:

@@ -154,7 +154,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         kind = HostUnreachable if survey.unseen else PreflightError
-        raise kind("\n".join(lines(survey.failures)))
+        failed = [line.removeprefix("failure: ") for line in lines(survey.failures)]
+        raise kind("\n".join(failed))
     return survey
 
 

@@ -135,7 +135,7 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
 
 def describe(result: Stopped) -> str:
     count = len(result.found)
-    stopped = f"stopped and removed {count}" if count else "nothing of this run"
+    stopped = f"stopped and removed {count}" if count else "was not running"
     if result.clean:
         return f"{stopped}, nothing left" if count else stopped
     left = [*(status.handle for status in result.left), *(f"pid {pid}" for pid in result.processes)]

@@ -155,7 +155,7 @@ def test_a_firewall_before_the_data_is_named_before_anything_runs(
     found = sanity(home, cluster.hosts_yaml(tmp_path / "hosts.yaml"))
     assert (found["rc"], found["ok"]) == (3, False)
     [problem] = found["problems"]
-    assert problem.startswith("failure: node1: network: a connection to ")
+    assert problem.startswith("node1: network: a connection to ")
     assert "timed out from 2 of 2 hosts (node[0,2]); allow all TCP" in problem
     assert problem in found["stderr"]
 

@@ -21,7 +21,7 @@ from local_machine import Machine
 
 from launcher.follow.metrics_poller import Gpus, Metrics, parse_gpus, parse_progress
 from launcher.follow.monitor import Line, NodeOutcome
-from launcher.follow.panel import panel_lines, view
+from launcher.follow.panel import gpu_words, panel_lines, view
 from launcher.terminal import live
 
 START = {"kind": "start", "attempt": 2, "total_steps": 400, "steps_per_epoch": 100}
@@ -46,6 +46,9 @@ def test_gpus_of_a_host_are_told_together() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
     assert gpus == Gpus(count=2, use=25.0, used=4096, total=163840)
     assert parse_gpus(b"NVIDIA-SMI has failed\n") is None
+    assert parse_gpus(b"1, 1, " + b"9" * 5000) is None
+    spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
+    assert spark is not None and gpu_words(spark) == "1 GPU 50 %"
     outcomes = {0: NodeOutcome(0, "a")}
     shown = view("r", 1, outcomes, Metrics(None, {0: gpus}), 0)
     assert shown.rows == (("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB"),)

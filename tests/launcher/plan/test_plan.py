@@ -9,6 +9,7 @@ import pytest
 from host_facts import facts, gpus
 
 from launcher.errors import UsageError
+from launcher.facts.script import Gpu
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import Found, make_plan
 from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions
@@ -173,6 +174,23 @@ def test_what_the_job_adds_to_its_containers() -> None:
     assert container.tmpfs == {"/fast": 2**30}
     shown = plan_text(plan)
     for line in ("tmpfs       /fast=1073741824", "device      /dev/fuse", "ulimit      nofile=9"):
+        assert line in shown
+
+
+def test_amd_gpus_reach_the_container_as_devices() -> None:
+    amd = tuple(Gpu(index, "", "AMD MI300X", 1, "amd") for index in range(4))
+    host = facts(gpus=amd, gpu_groups=(44, 109))
+    text = "hosts: [{host: a, gpus: [1, 3]}, b, {host: c, gpus: 0}]"
+    plan = planned(text, found=Found((host, host, facts()), ("i",) * 3))
+    two, every, cpu = (node.container for node in plan.nodes)
+    assert two.devices == every.devices == ("/dev/kfd", "/dev/dri")
+    assert two.group_add == (44, 109)
+    assert two.env["ROCR_VISIBLE_DEVICES"] == "1,3"
+    assert every.env.keys().isdisjoint({"ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
+    assert plan.nodes[1].nproc_per_node == 4
+    assert (cpu.devices, cpu.group_add, cpu.gpu_vendor) == ((), (), "nvidia")
+    shown = plan_text(plan)
+    for line in ("gpus        1,3 (AMD)", "gpus        all (AMD)", "group-add   109"):
         assert line in shown
 
 

@@ -25,6 +25,7 @@ from launcher.engines.status import NodeStatus
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuProcess, GpuState
+from launcher.facts.script import Gpu
 from launcher.hosts import Cluster, Host
 from launcher.preflight import run
 from launcher.preflight.findings import Finding, failure, in_order, lines, split, table, warning
@@ -66,6 +67,17 @@ def bare(rank: int, gpus: Any) -> Machine:
 
 def test_healthy_cpu_hosts_give_no_finding() -> None:
     assert judge(bare(0, 0), bare(1, 0)) == []
+
+
+def test_hosts_with_amd_gpus_need_nothing_of_nvidias() -> None:
+    hosts = [
+        with_facts(
+            with_engine(bare(rank, "all"), runtimes=frozenset({"runc"})),
+            gpus=(Gpu(0, f"GPU-{rank}", "AMD MI300X", None, "amd"),),
+        )
+        for rank in (0, 1)
+    ]
+    assert judge(*hosts) == []
 
 
 def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:

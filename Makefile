@@ -4,6 +4,7 @@
 # make fast    unit, and the tests that need torch or a local sshd
 # make box     three simulated hosts in containers: train across them, exit with the verdict
 # make check   lint, format, types
+# make docs    build the docs site into site/; a broken link is an error
 
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -11,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest --timeout 300
 CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
 export VENV
 
-.PHONY: demo test unit fast box check image clean
+.PHONY: demo test unit fast box check docs image clean
 
 demo:
 	@scripts/venv demo
@@ -45,8 +46,13 @@ box:
 	@PYTHON=$(BIN)/python scripts/test-images
 	docker compose up --exit-code-from head
 
+docs:
+	@scripts/venv docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "built site/index.html"
+
 image:
 	docker build -t ddpctl-trainer:latest .
 
 clean:
-	rm -rf $(VENV) .demo wheelhouse dist
+	rm -rf $(VENV) .demo wheelhouse dist site

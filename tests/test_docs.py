@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,10 @@ def test_explained_messages_exist() -> None:
     said = re.sub(r'"\s*\n\s*f?"', "", source)  # join a message that spans several lines
     assert len(messages) > 10
     assert [message for message in messages if message not in said] == []
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert 'href="your-cluster/"' in (tmp_path / "index.html").read_text()

@@ -187,8 +187,13 @@ def test_of_two_vendors_nvidia_is_used() -> None:
 
 
 def test_rows_of_amd_gpus_that_make_no_sense_are_skipped() -> None:
-    rows = f"1\t{2**64}\t0\tx\n-1\t5\t0\tx\n2\t{'9' * 30}\t0\tx\n2\t5\t0\t{'x' * 99}\n3\t5\t0"
-    assert parse(output(amd=rows)).gpus == (Gpu(0, "", "AMD x", None, "amd"),)
+    rows = (
+        f"1\t{2**64}\t0\tx\n-1\t5\t0\tx\n2\t{'9' * 30}\t0\tx\n2\t5\t0\t{'x' * 99}\n3\t5\n4\t7\t0\t"
+    )
+    assert parse(output(amd=rows)).gpus == (
+        Gpu(0, "", "AMD x", None, "amd"),
+        Gpu(1, "GPU-0000000000000007", "AMD GPU", None, "amd"),
+    )
     groups = f"44\n0\n{'9' * 30}\n-1\n109\n44"
     assert parse(output(gpugroups=groups)).gpu_groups == (44, 109)
 

@@ -4,6 +4,7 @@
 # make fast    unit, and the tests that need torch or a local sshd
 # make box     three simulated hosts in containers: train across them, exit with the verdict
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
+# make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
 # make check   lint, format, types
 # make docs    build the docs site into site/; a broken link is an error
 
@@ -11,9 +12,10 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300
 CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
+BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-trainer
 export VENV
 
-.PHONY: demo test unit fast gpu box check docs image clean
+.PHONY: demo test unit fast gpu box check docs bench $(BENCHES) image clean
 
 demo:
 	@scripts/venv demo
@@ -51,6 +53,15 @@ box:
 	@scripts/venv test
 	@PYTHON=$(BIN)/python scripts/test-images
 	docker compose up --exit-code-from head
+
+bench:
+	@for each in $(BENCHES); do $(MAKE) --no-print-directory "$$each" || exit; done
+
+# ARGS are the benchmark's own flags: make bench-launch ARGS='--rounds 5 --write'
+$(BENCHES): bench-%:
+	@scripts/venv test
+	@scripts/test-setup
+	$(BIN)/python -m benchmarks.$* $(ARGS)
 
 docs:
 	@scripts/venv docs

@@ -21,10 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.needs import need_modules
+from benchmarks.results import write_section
+
+need_modules("trainer", "torch", "numpy", "torchvision", "PIL")
+
 import torch
 
-from benchmarks.results import write_section
 from trainer.data.synthetic import Arrays
+from trainer.errors import DataError
 from trainer.tools.make_images import fashion_mnist, write_cifar10
 from trainer.tools.plot import records
 
@@ -113,7 +118,10 @@ def on_gpu() -> int:
 
 
 def subset(images: int, folder: Path) -> Path:
-    arrays = fashion_mnist()
+    try:
+        arrays = fashion_mnist()
+    except DataError as error:
+        sys.exit(f"benchmarks.trainer: {error}")
     few = Arrays(
         arrays.train_x[:images],
         arrays.train_y[:images],

@@ -20,7 +20,7 @@ for d in /sys/class/kfd/kfd/topology/nodes/*; do
 done
 }
 """
-_ROW = re.compile(r"([0-9]{1,4})\t([0-9]{1,20})\t([0-9]{1,18})\t([^\t]{0,60})")
+_ROW = re.compile(r"([0-9]{1,4})\t([0-9]{1,20})\t([0-9]{1,18})(?:\t([^\t]{0,60}))?")
 
 
 def amd_gpus(lines: Sequence[str]) -> Iterator[tuple[str, str, int | None]]:
@@ -29,7 +29,7 @@ def amd_gpus(lines: Sequence[str]) -> Iterator[tuple[str, str, int | None]]:
     for row in sorted(rows, key=lambda row: int(row[1])):
         unique, mib = int(row[2]), int(row[3]) // 2**20
         uuid = f"GPU-{unique:016x}" if 0 < unique < 2**64 else ""
-        yield uuid, f"AMD {row[4].strip() or 'GPU'}", mib or None
+        yield uuid, f"AMD {(row[4] or '').strip() or 'GPU'}", mib or None
 
 
 def group_ids(lines: Sequence[str]) -> tuple[int, ...]:

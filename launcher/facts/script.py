@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.facts import amd, network
+from launcher.facts import amd, network, rdma
 from launcher.facts.hardware import Details, details
 from launcher.facts.network import Address
+from launcher.facts.rdma import RdmaPort
 
 SCRIPT = r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
 %AMD%
+%RDMA%
 check() {
 root=$1; port=$2; shift 2
 s writable
@@ -43,10 +45,6 @@ for d in /sys/class/net/*; do
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
 s network; readlink /proc/self/ns/net
-s ibports
-for d in /sys/class/infiniband/*/ports/*; do
-  [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
-done
 s ibdevices; [ -d /dev/infiniband ] && ls /dev/infiniband
 s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
 s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
@@ -97,6 +95,7 @@ s ssh; printf '%s\n' "$SSH_CONNECTION"
 s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
+s rdma; [ -d /sys/class/infiniband ] && rdma
 s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
 gpus=
 while [ $# -gt 0 ]; do
@@ -114,7 +113,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 s end; date +%s.%N
-""".replace("%AMD%", amd.SCRIPT.strip())
+""".replace("%AMD%", amd.SCRIPT.strip()).replace("%RDMA%", rdma.SCRIPT.strip())
 """Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 
 `ports` lists the listening ports, for which the kernel walks its whole table. `gpus` asks nvidia-smi,
@@ -153,6 +152,7 @@ class Facts:
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
+    rdma_ports: tuple[RdmaPort, ...] = ()
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
     boot_id: str = ""  # equal for two names of one machine; "" if not known
     seconds: float = 0.0  # how long the script took
@@ -203,6 +203,7 @@ def parse(text: str) -> Facts:
         infiniband=bool(sections.get("infiniband")),
         gpus=gpus,
         gpu_error=gpu_error,
+        rdma_ports=rdma.rdma_ports(sections.get("rdma", [])),
         gpu_groups=amd.group_ids(sections.get("gpugroups", [])),
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),

@@ -84,8 +84,8 @@ class Session:
         def render(columns: int, rows: int) -> list[str]:
             up = time.time() - began
             outcomes = self._monitor.outcomes
-            now = view(self.record.run_id, number, outcomes, poller.metrics, up)
-            return panel_lines(now, columns, rows)
+            shown = view(self.record.run_id, number, outcomes, poller.metrics, up, time.time())
+            return panel_lines(shown, columns, rows)
 
         try:
             with self.console.live(Live(render)):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.facts import rdma
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host, Job
 from launcher.plan.options import LaunchOptions
@@ -156,6 +157,8 @@ class _NodeBuilder:
 
     def _container(self, env_names: tuple[str, ...]) -> Container:
         env = self._environment()
+        if self.facts and self.facts.infiniband and rdma.NAMES.isdisjoint(env_names):
+            env |= rdma.nccl_settings(self.facts.rdma_ports, self.address)
         return Container(
             name=self.place.container,
             image=self.image,

@@ -35,6 +35,7 @@ class Console:
         self.quiet = quiet
         self.verbose = verbose
         self.plain = plain
+        self.steps: list[tuple[str, float]] = []  # of `step`: what it was, and its seconds
         self.stdout_closed = _reserve("stdout")
         _reserve("stderr")
         self.fold: Fold | None = None  # set: identical lines of many ranks become one
@@ -120,7 +121,8 @@ class Console:
             yield
         finally:
             timer.cancel()
-            self.detail(f"{text}: {time.monotonic() - began:.1f} s")
+            self.steps.append((text, time.monotonic() - began))
+            self.detail(f"{text}: {self.steps[-1][1]:.1f} s")
 
     @property
     def on_terminal(self) -> bool:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from launcher.facts.gather import gather_one
 from launcher.facts.network import Address
+from launcher.facts.rdma import Gid, RdmaPort
 from launcher.facts.script import SCRIPT, Facts, Gpu, parse
 from launcher.hosts import Host
 from launcher.ssh.node import Node
@@ -186,10 +187,54 @@ def test_of_two_vendors_nvidia_is_used() -> None:
 
 
 def test_rows_of_amd_gpus_that_make_no_sense_are_skipped() -> None:
-    rows = f"1\t{2**64}\t0\tx\n-1\t5\t0\tx\n2\t{'9' * 30}\t0\tx\n2\t5\t0\t{'x' * 99}\n3\t5\t0"
-    assert parse(output(amd=rows)).gpus == (Gpu(0, "", "AMD x", None, "amd"),)
+    rows = (
+        f"1\t{2**64}\t0\tx\n-1\t5\t0\tx\n2\t{'9' * 30}\t0\tx\n2\t5\t0\t{'x' * 99}\n3\t5\n4\t7\t0\t"
+    )
+    assert parse(output(amd=rows)).gpus == (
+        Gpu(0, "", "AMD x", None, "amd"),
+        Gpu(1, "GPU-0000000000000007", "AMD GPU", None, "amd"),
+    )
     groups = f"44\n0\n{'9' * 30}\n-1\n109\n44"
     assert parse(output(gpugroups=groups)).gpu_groups == (44, 109)
+
+
+def test_roce_ports_from_sysfs(tmp_path: Path) -> None:
+    tree = {"dev/infiniband/uverbs0": ""}
+    for device, state, layer in (
+        ("mlx5_0", "4: ACTIVE", "Ethernet"),
+        ("mlx5_1", "1: DOWN", "InfiniBand"),
+    ):
+        port = f"class/infiniband/{device}/ports/1"
+        tree |= {
+            f"{port}/state": state,
+            f"{port}/link_layer": layer,
+            f"{port}/rate": "2.5 Gb/sec (1X SDR)" if "DOWN" in state else "400 Gb/sec (4X NDR)",
+            f"{port}/gids/0": "fe80:0000:0000:0000:0e42:a1ff:fe00:0001",
+        }
+    port = "class/infiniband/mlx5_0/ports/1"
+    for index, version in ((2, "IB/RoCE v1"), (3, "RoCE v2")):
+        tree |= {
+            f"{port}/gids/{index}": "0000:0000:0000:0000:0000:ffff:0a00:0107",
+            f"{port}/gid_attrs/types/{index}": version,
+            f"{port}/gid_attrs/ndevs/{index}": "eth0",
+        }
+    write_tree(tmp_path, tree)
+    found = answer_below(tmp_path)
+    gids = (Gid(2, "10.0.1.7", "eth0", "IB/RoCE v1"), Gid(3, "10.0.1.7", "eth0", "RoCE v2"))
+    assert found.rdma_ports == (
+        RdmaPort("mlx5_0:1", "ACTIVE", True, 400, gids),
+        RdmaPort("mlx5_1:1", "DOWN", False, 2),
+    )
+    assert found.infiniband
+    assert found.rdma_ports[0].gid_of("10.0.1.7") == gids[1]
+
+
+def test_rows_of_rdma_ports_that_make_no_sense_are_skipped() -> None:
+    good, gid = "port\tmlx5_0\t1\t4: ACTIVE\tEthernet\t", "gid\t3\t0a00:0001\teth0\tRoCE v2"
+    bad = f"port\tmlx5 0;\t1\t4: ACTIVE\tEthernet\t\n{gid}"
+    text = f"{gid}\n{bad}\n{good}\n{gid.replace('3', '9' * 9)}\n{gid}"
+    (port,) = parse(output(rdma=text)).rdma_ports
+    assert port == RdmaPort("mlx5_0:1", "ACTIVE", True, 0, (Gid(3, "10.0.0.1", "eth0", "RoCE v2"),))
 
 
 def test_a_clock_without_nanoseconds() -> None:
@@ -225,6 +270,7 @@ LINES = st.one_of(
     st.text("0123456789abcdefABCDEF.:|-/, \t%()=@\xb2", max_size=60),
     st.sampled_from([*ROUTES.splitlines(), *FIB.splitlines(), "|-- 999.1.1.1", "/32 host LOCAL"]),
     st.sampled_from(["path /x", "/d 1 1 1 1% /m", "eth0 ² up 9 plain", "9" * 5000, "0, 1, 2, 3"]),
+    st.sampled_from(["port\tm\t1\t4: ACTIVE\tEthernet\t9 Gb", "gid\t3\t0a00:0001\t\tRoCE v2"]),
     st.sampled_from(["1\t255\t0\traphael", "44", "9" * 20]),
     st.sampled_from(["<nvidia_smi_log><gpu>", "<nvidia_smi_log><gpu/></nvidia_smi_log>", "@@end"]),
 )

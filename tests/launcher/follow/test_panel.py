@@ -42,6 +42,27 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
     assert parse_progress(lines_of(TRAIN, START), attempt=2) is None
 
 
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([b"Epoch: 3/10", b"step 120/500 loss 1.2", b"saved"], "epoch 3/10  step 120/500"),
+        ([b"Epoch 2/10, Iter 7/9", b"epoch 3 / 10"], "epoch 3/10  step 7/9"),
+        (
+            [b" 24%|##4  | 24/100 [00:01<00:03]\r 25%|##5  | 25/100 [00:01<00:03]"],
+            "progress 25/100",
+        ),
+        ([b"loss 3/10"], "[a:0] loss 3/10"),
+    ],
+)
+def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
+    outcome = NodeOutcome(0, "a")
+    outcome.tail.extend(Line("a", 0, text, 100.0 + n) for n, text in enumerate(texts))
+    last = 99.0 + len(texts)
+    assert view("r", 1, {0: outcome}, Metrics(None), 0, now=last + 9).below == words
+    silent = view("r", 1, {0: outcome}, Metrics(None), 0, now=last + 75).below
+    assert silent == f"no line for 0:01:15  {words}"
+
+
 def test_gpus_of_a_host_are_told_together() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
     assert gpus == Gpus(count=2, use=25.0, used=4096, total=163840)

@@ -102,3 +102,20 @@ def test_torchruns_own_tracebacks_are_one_line_on_a_terminal_only(
     assert out.count("boom") == 2
     assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
     assert cluster.ddpctl("logs")[1].count("train.py FAILED") == 2
+
+
+@pytest.mark.parametrize("command", ["logs", "attach"])
+def test_attempts_are_told_apart_on_stderr(fake_cluster: Make, command: str) -> None:
+    cluster = fake_cluster("gpu0")
+
+    def work(node: FakeNode) -> None:
+        node.say(f"this is attempt {node.attempt}", 0)
+        node.end(1 if node.attempt == 1 else 0)
+
+    cluster.hosts["gpu0"].on_start = work
+    assert cluster.launch()[0] == 1
+    assert cluster.ddpctl(command)[2].count("attempt 1:") == 0
+    assert cluster.ddpctl("resume")[0] == 0
+    _, out, err = cluster.ddpctl(command)
+    assert out == "[gpu0:0] this is attempt 1\n[gpu0:0] this is attempt 2\n"
+    assert "ddpctl: attempt 1:\nddpctl: attempt 2:\n" in err

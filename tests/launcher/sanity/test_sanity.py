@@ -86,7 +86,7 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
     ("link", "other", "named"),
     [
         ([0.1, 0.1, 0.1], [1.0, 0.9, 1.0], True),
-        ([0.1, 0.1, 0.9], [1.0, 0.9, 1.0], False),  # not each time, though its median is slow
+        ([0.1, 0.1, 0.5], [1.0, 1.0, 1.0], False),  # not each time, though its median is slow
         ([0.3, 0.3, 0.3], [1.0, 0.2, 1.0], False),  # the others vary as much
     ],
 )

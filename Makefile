@@ -3,15 +3,19 @@
 # make unit    the launcher's tests without torch, sshd or an engine: seconds
 # make fast    unit, and the tests that need torch or a local sshd
 # make box     three simulated hosts in containers: train across them, exit with the verdict
+# make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
+# make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
 # make check   lint, format, types
+# make docs    build the docs site into site/; a broken link is an error
 
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300
 CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
+BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-trainer
 export VENV
 
-.PHONY: demo test unit fast box check image clean
+.PHONY: demo test unit fast gpu box check docs bench $(BENCHES) image clean
 
 demo:
 	@scripts/venv demo
@@ -31,6 +35,11 @@ fast:
 	@scripts/venv test
 	$(PYTEST) -n 3 -m "not cluster" $(ARGS)
 
+gpu:
+	@scripts/venv test
+	$(PYTEST) -m gpu tests/trainer $(ARGS)
+	$(BIN)/python -m benchmarks.trainer --gpu
+
 check:
 	@scripts/venv test
 	$(BIN)/ruff check .
@@ -45,8 +54,22 @@ box:
 	@PYTHON=$(BIN)/python scripts/test-images
 	docker compose up --exit-code-from head
 
+bench:
+	@for each in $(BENCHES); do $(MAKE) --no-print-directory "$$each" || exit; done
+
+# ARGS are the benchmark's own flags: make bench-launch ARGS='--rounds 5 --write'
+$(BENCHES): bench-%:
+	@scripts/venv test
+	@scripts/test-setup
+	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+docs:
+	@scripts/venv docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "built site/index.html"
+
 image:
 	docker build -t ddpctl-trainer:latest .
 
 clean:
-	rm -rf $(VENV) .demo wheelhouse dist
+	rm -rf $(VENV) .demo wheelhouse dist site

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.needs import need_cluster
 from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=[3, 16], metavar="N")
     parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
+    need_cluster("check")
     rows = [
         f"All hosts on one machine of {os.cpu_count()} cores; a healthy cluster.",
         "",

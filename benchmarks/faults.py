@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import hand
+from benchmarks.needs import need_cluster
 from benchmarks.results import PATH, write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="1,2", help="faults by number")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
+    need_cluster("faults")
     only = [int(number) for number in args.only.split(",") if number] or list(range(1, 17))
     cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")))
     try:

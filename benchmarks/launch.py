@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks import hand
+from benchmarks.needs import need_cluster
 from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=3, metavar="N")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
+    need_cluster("launch")
     ours: dict[str, list[Launched]] = {case: [] for case in CASES}
     theirs: dict[str, list[float]] = {case: [] for case in CASES}
     with running(args.hosts) as (cluster, home, hosts):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.needs import need_cluster
 from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, metavar="N")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
+    need_cluster("logs")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args.lines)
         try:

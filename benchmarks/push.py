@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.needs import need_root_and
 from benchmarks.results import write_section
 
 PREFIX = f"dp{os.getpid() % 10000}"
@@ -476,6 +477,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=50000)
     parser.add_argument("--write", action="store_true", help="into RESULTS.md, beside the others")
     given = parser.parse_args()
+    need_root_and("push", "ip", "tc", "sshd", "ssh", "ssh-keygen", "docker")
     rows: list[Row] = []
     load = os.getloadavg()[0]
     if given.only in (None, "image"):

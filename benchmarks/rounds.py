@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.needs import need_cluster
 from benchmarks.results import PATH, write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -53,6 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
+    need_cluster("rounds")
     folder = Path(tempfile.mkdtemp(prefix="rounds-"))
     cluster = Cluster(folder / "cluster")
     try:

@@ -65,10 +65,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args()
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(0)
-    local_rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     folder = find(given.data)
     assert folder is not None
     arrays = load(folder)

@@ -23,6 +23,7 @@ from launcher.commands import (
     attach,
     check,
     clean,
+    exec,
     fetch,
     init,
     kill,
@@ -35,7 +36,7 @@ from launcher.commands import (
     sanity,
     stacks,
 )
-from launcher.commands.options import WithCommandLine
+from launcher.commands.options import WithCommandLine, WithFolders
 from launcher.errors import DdpctlError
 from launcher.state import make_folder, state_home, write_atomically
 from launcher.terminal.console import Console
@@ -52,10 +53,12 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "fetch": fetch.fetch,
     "sanity": sanity.sanity,
     "stacks": stacks.stacks,
+    "exec": exec.exec_,
     "report": report.report,
     "init": init.init,
     "clean": clean.clean,
 }
+KINDS = {"launch": WithCommandLine, "exec": WithCommandLine, "push": WithFolders}
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
 
@@ -88,8 +91,7 @@ def application() -> typer.Typer:
     )
     app.callback()(root)
     for name, function in COMMANDS.items():
-        kind = WithCommandLine if function is launch.launch else None
-        app.command(name, cls=kind)(exiting(function))
+        app.command(name, cls=KINDS.get(name))(exiting(function))
     completion_init()
     return app
 

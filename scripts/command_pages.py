@@ -44,7 +44,7 @@ def page(name: str, command: Any) -> str:
     if examples:
         parts += ["## Examples", "", "```", examples, "```", ""]
     parts += ["## Arguments and flags", "", "| | |", "|---|---|"]
-    parts += [row(parameter, context) for parameter in command.params]
+    parts += [row(parameter, context) for parameter in command.params if not parameter.hidden]
     return "\n".join([*parts, ""])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,10 @@ def test_the_tests_that_the_security_page_names_exist() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
     rows = re.findall(r"(?m)^\| (?!They cannot|It cannot|---)(.+) \| (.+) \|$", page)
     assert len(rows) > 20 and all(test.startswith("`tests/") for _, test in rows)
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert 'href="your-cluster/"' in (tmp_path / "index.html").read_text()

@@ -164,17 +164,21 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
         raise UsageError(
             "some ranks have a GPU and others have none: use --device cpu, or hosts of one kind"
         )
+    make_group(ranks, PrefixStore("group", store), timeout)
+    kept.append(dist.group.WORLD)
+    return dataclasses.replace(ranks, store=PrefixStore("run", store), timeout=timeout)
+
+
+def make_group(ranks: Ranks, store: Store, timeout: float) -> None:
     on_gpu = ranks.device.type == "cuda"
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=PrefixStore("group", store),
+        store=store,
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=datetime.timedelta(seconds=timeout),
         device_id=ranks.device if on_gpu else None,  # NCCL connects now, and to this GPU
     )
-    kept.append(dist.group.WORLD)
-    return dataclasses.replace(ranks, store=PrefixStore("run", store), timeout=timeout)
 
 
 kept: list[object] = []

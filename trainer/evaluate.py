@@ -51,6 +51,14 @@ def evaluate(t: Training, split: str) -> dict[str, Any]:
 
     The network is called without DDP, whose forward would wait for the other ranks.
     """
+    table = t.ranks.sum_(count_blocks(t, split)).cpu()
+    result = _result(table, t.data.size(split), split)
+    world_size = t.ranks.world_size
+    return result | (_by_rank(table, world_size) if world_size > 1 else {})
+
+
+def count_blocks(t: Training, split: str) -> torch.Tensor:
+    """One row per block: summed loss, correct, correct among 5, images. Rows of other ranks are 0."""
     size, block, world_size = t.data.size(split), t.config.eval_batch_size, t.ranks.world_size
     blocks = -(-size // block)
     table = torch.zeros(blocks, 4, dtype=torch.float64, device=t.ranks.device)
@@ -63,9 +71,7 @@ def evaluate(t: Training, split: str) -> dict[str, Any]:
                 _count(t, split, row * block, min((row + 1) * block, size), table[row])
             if turn % every == 0 and stop_agreed(t):
                 raise Stopped
-    table = t.ranks.sum_(table).cpu()
-    result = _result(table, size, split)
-    return result | (_by_rank(table, world_size) if world_size > 1 else {})
+    return table
 
 
 def stop_agreed(t: Training) -> bool:

@@ -1,8 +1,8 @@
 """DP, DDP, DP+AMP and DDP+AMP on the same network, images and global batch: one table.
 
-DP is nn.DataParallel in one process (on a CPU: that one process alone), DDP all of torchrun's ranks.
-Batch norm is each device's own in all rows, the images are shuffled in all rows, and the accuracy is
-counted on every test image once. bf16 autocast stands where apex stood.
+DP is nn.DataParallel in rank 0 (on a CPU, that process alone); DDP uses all of torchrun's ranks. In
+all rows each device has its own batch-norm statistics, the images are shuffled and every test image
+counts once. bf16 autocast takes the place of apex.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -27,17 +28,25 @@ from trainer.model import build_model
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, default=Path("/data"), help="CIFAR-10 or CIFAR-100")
-    parser.add_argument("--synthetic", type=int, default=0, metavar="N", help="so many made images")
+    parser.add_argument(
+        "--synthetic", type=int, default=0, metavar="N", help="use N generated images"
+    )
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch_size", type=int, default=256, help="of all ranks together")
+    parser.add_argument("--batch_size", type=int, default=256, help="over all ranks")
     parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
+    # The other ranks wait here, off the GPUs and for as long as it takes, while rank 0 runs DP.
+    waiting = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     if args.batch_size % dist.get_world_size():
-        raise SystemExit(f"--batch_size {args.batch_size}: not for {dist.get_world_size()} ranks")
+        raise SystemExit(
+            f"--batch_size {args.batch_size} does not divide by {dist.get_world_size()} ranks"
+        )
     images = read(args)
     if dist.get_rank() == 0:
         print(f"{'mode':<10}{'s/epoch':>10}{'images/s':>12}{'top-1':>9}", flush=True)
@@ -52,7 +61,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 speed = len(images.train_y) / seconds
                 print(f"{name:<10}{seconds:>10.2f}{speed:>12.0f}{top1:>9.2%}", flush=True)
-        dist.barrier()  # the others wait while DP has the machine
+        dist.barrier(waiting)
     dist.destroy_process_group()
 
 
@@ -68,7 +77,7 @@ def read(args: argparse.Namespace) -> Arrays:
 def train(
     args: argparse.Namespace, images: Arrays, device: torch.device, distributed: bool, mixed: bool
 ) -> tuple[float, float]:
-    """(seconds an epoch, accuracy on the test images)"""
+    """(seconds per epoch, accuracy on the test images)"""
     torch.manual_seed(0)
     model = build_model(args.model, num_classes=images.num_classes).to(device)
     net: nn.Module = model
@@ -103,7 +112,7 @@ def train(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - began) / args.epochs
-    model.eval()  # rank 0 counts alone, outside DDP's wrapper: nobody has to join in
+    model.eval()  # every rank counts by itself, without DDP, whose forward waits for the others
     right = 0
     with torch.no_grad(), cast():
         for x, labels in zip(images.test_x.split(500), images.test_y.split(500), strict=True):

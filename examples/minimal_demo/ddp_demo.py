@@ -51,6 +51,8 @@ def main() -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(0)
     dataset = images(args.dataset_size, args.num_classes)

@@ -49,6 +49,8 @@ def main() -> None:
         parser.error("--enable_gpu true: there is no GPU here")
     gpu = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", gpu) if args.enable_gpu else torch.device("cpu")
+    if args.enable_gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if args.enable_gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

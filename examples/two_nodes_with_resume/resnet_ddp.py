@@ -27,6 +27,8 @@ def main() -> None:
     args = parse()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(args.random_seed)
     folder = find(args.data)

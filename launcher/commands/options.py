@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from launcher.commands import complete
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from launcher.terminal.console import Console
+from launcher.terminal.console import Console
 
 
 class WithCommandLine(TyperCommand):
@@ -21,10 +20,41 @@ class WithCommandLine(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
+        if at == len(args):
+            self._refuse_flags_of_the_script(ctx, args)
         rest = super().parse_args(ctx, args[:at])
         ctx.args = args[at + 1 :]
         return rest
 
+    def _refuse_flags_of_the_script(self, ctx: Any, args: list[str]) -> None:
+        """Exits where a flag after `train.py` or `-m` is none of ours: `--` was forgotten."""
+        scripts = [n for n, word in enumerate(args) if word == "-m" or word.endswith(".py")]
+        known = {flag for param in self.get_params(ctx) for flag in param.opts}
+        rest = args[scripts[0] :] if scripts else []
+        flags = [word.partition("=")[0] for word in rest if word.startswith("-")]
+        if any(flag.replace("_", "-") not in known for flag in flags):
+            line = shlex.join([*args[: scripts[0]], "--", *rest])
+            Console().error(f"put `--` before the command: {ctx.command_path} {line}")
+            raise typer.Exit(2)
+
+
+class WithFolders(TyperCommand):
+    """A command whose --dataset and --workdir may name a folder, as those of `launch` do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        for word in args:
+            flag, equals, folder = word.partition("=")
+            if flag in _FOLDERS and equals:
+                words += [flag, f"{flag}-folder", folder]
+            elif words and words[-1] in _FOLDERS and Path(word).is_dir():
+                words += [f"{words[-1]}-folder", word]
+            else:
+                words.append(word)
+        return super().parse_args(ctx, words)
+
+
+_FOLDERS = ("--dataset", "--workdir")
 
 DEFAULT_HOSTS = "hosts.yaml"
 
@@ -96,8 +126,6 @@ Image = Annotated[str | None, typer.Option("--image", help="Override job.image."
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
-    from launcher.terminal.console import Console
-
     made = Console(quiet=quiet, verbose=verbose, plain=plain)
     if fold:
         from launcher.logs.fold import Fold

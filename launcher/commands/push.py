@@ -23,8 +23,15 @@ def push(
     image: Annotated[
         bool, typer.Option("--image", help="Push only the image (and other parts you name).")
     ] = False,
-    dataset: Annotated[bool, typer.Option("--dataset", help="Push only the dataset.")] = False,
-    workdir: Annotated[bool, typer.Option("--workdir", help="Push only the code.")] = False,
+    dataset: Annotated[
+        bool,
+        typer.Option("--dataset", help="Push only the dataset; `--dataset DIR` overrides it."),
+    ] = False,
+    dataset_folder: Annotated[str | None, typer.Option("--dataset-folder", hidden=True)] = None,
+    workdir: Annotated[
+        bool, typer.Option("--workdir", help="Push only the code; `--workdir DIR` overrides it.")
+    ] = False,
+    workdir_folder: Annotated[str | None, typer.Option("--workdir-folder", hidden=True)] = None,
     prune: Annotated[
         bool,
         typer.Option("--prune", help="Push nothing; delete data and code that no run uses."),
@@ -42,14 +49,19 @@ def push(
     \b
     ddpctl push hosts.yaml
     ddpctl push hosts.yaml --workdir
+    ddpctl push hosts.yaml --dataset /data/imagenet
     ddpctl push hosts.yaml --prune
     """
     from launcher import push as pushing
-    from launcher.hosts import load, select
+    from launcher.hosts import load, override_job, select
     from launcher.ssh.node import connected
 
     console = options.console(quiet, verbose)
-    cluster = select(load(options.hosts_of(hosts, host_list)), include, exclude)
+    folders = {"dataset": dataset_folder, "workdir": workdir_folder}
+    cluster = load(
+        options.hosts_of(hosts, host_list), overridden=[k for k, v in folders.items() if v]
+    )
+    cluster = override_job(select(cluster, include, exclude), folders)
     named: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
     with connected(cluster.hosts) as nodes:

@@ -177,7 +177,7 @@ class FailureKind(enum.StrEnum):
     CONTAINER_KILLED = (
         "container-killed",
         "A container was killed from outside.",
-        "a user or the engine on that host killed it",
+        "see `docker events` and dmesg on that host, then `ddpctl resume`",
         RESTARTABLE,
     )
     TERMINATED = (

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Protocol
 
+from launcher.engines.engine_info import EngineInfo, ImageInfo
+from launcher.engines.status import NodeStatus
 from launcher.plan.plan import Container, EngineTraits, NodePlan, Place
 from launcher.ssh.node import Node
 
-if TYPE_CHECKING:
-    from launcher.engines.engine_info import EngineInfo, ImageInfo
 
-GONE = ("exited", "cancelled", "dead", "created")  # states in which nothing of the node runs
+class Exec(Protocol):
+    """A command that runs in a node. One thread may read while another writes."""
 
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        """What the command writes, as it comes: (1, stdout) and (2, stderr); a terminal is all 1."""
 
-@dataclass(frozen=True)
-class NodeStatus:
-    """One node of one attempt, as the engine of its host sees it now."""
+    def write(self, data: bytes) -> None:
+        """Sends all of `data` to its stdin. OSError if the command no longer reads it."""
 
-    run_id: str
-    name: str  # of the run, "" without one
-    attempt: int
-    node_rank: int
-    nnodes: int
-    owner: str
-    host: str
-    handle: str  # container name, or control folder; identifies the node to stop and remove
-    state: str  # created running paused restarting removing exited cancelled dead unknown
-    exit_code: int | None  # None while it runs, and when it cannot be known
-    oom_killed: bool = False
-    started: float | None = None  # unix seconds, the host's clock
-    ended: float | None = None
-    error: str = ""
-    image: str = ""
-    master_port: str = ""
+    def close_stdin(self) -> None: ...
 
-    @property
-    def alive(self) -> bool:
-        return self.state not in GONE
+    def resize(self, rows: int, columns: int) -> None: ...
+
+    def wait(self) -> int:
+        """Its exit code, once its output has ended."""
 
 
 class Engine(Protocol):
@@ -61,6 +48,9 @@ class Engine(Protocol):
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Everything of ddpctl on this host, runs and checks, that uses something below `folder`."""
+
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
+        """Starts a command with the node's environment. Without stdin, its input is empty."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         """SIGTERM, `timeout` seconds, SIGKILL. Does nothing to a node that has stopped or gone."""

@@ -11,10 +11,12 @@ import requests.exceptions
 from docker.types import DeviceRequest, LogConfig, Ulimit
 from docker.types import Mount as BindMount
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.base import Exec
 from launcher.engines.docker_client import Client, asking, docker_of, doing
+from launcher.engines.docker_exec import DockerExec
 from launcher.engines.engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
 from launcher.engines.labels import inspected, mapping, read_status, status_at
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, DockerUnavailable
 from launcher.plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
 from launcher.run_id import is_run_id
@@ -75,6 +77,9 @@ class Docker:
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
         return tuple(self._statuses(row["Id"] for row in rows if _mounts_below(row, folder)))
+
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
+        return DockerExec(self._client, status.handle, command, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         with contextlib.suppress(docker.errors.NotFound), doing(self.host, "stop the container"):
@@ -187,7 +192,8 @@ def create_arguments(
             "Tmpfs": {folder: f"size={size}" for folder, size in container.tmpfs.items()},
             "Devices": [_device(device) for device in container.devices],
             "CapAdd": list(container.cap_add),
-            "DeviceRequests": _gpu_request(container.gpus),
+            "GroupAdd": [str(group) for group in container.group_add],
+            "DeviceRequests": _gpu_request(container),
         },
     }
 
@@ -204,8 +210,9 @@ def _bind(mount: Mount, relabel: str) -> str:
     return f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}{relabel}"
 
 
-def _gpu_request(gpus: str | tuple[int, ...]) -> list[DeviceRequest]:
-    if not gpus:
+def _gpu_request(container: Container) -> list[DeviceRequest]:
+    gpus = container.gpus
+    if not gpus or container.gpu_vendor != "nvidia":
         return []
     if gpus == "all":
         return [DeviceRequest(driver="", count=-1, capabilities=[["gpu"]])]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import os
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,9 +79,9 @@ def _client(name: str, **endpoint: Any) -> Client:
 
 
 class Client(docker.DockerClient):
-    def __init__(self, name: str, api: docker.APIClient) -> None:
+    def __init__(self, name: str, api: _Api) -> None:
         self.name = name
-        self.api = api
+        self.api: _Api = api
         self._about: dict[str, Any] | None = None
 
     @property
@@ -114,6 +115,10 @@ class _Api(docker.APIClient):
                 return {"ApiVersion": version}
         return dict(super().version(api_version))
 
+    def exec_connection(self, exec_id: str, *, tty: bool) -> Upgraded:
+        """Starts a command that exec_create made."""
+        return Upgraded(self.exec_start(exec_id, tty=tty, socket=True))
+
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Sends any request; turns connection errors into one line."""
         if self._adapter:
@@ -127,6 +132,20 @@ class _Api(docker.APIClient):
                 f"{self._name}: Docker did not answer {request.method} {request.path_url} within "
                 f"{kwargs.get('timeout')} s; check whether dockerd or a disk hangs there"
             ) from None
+
+
+class Upgraded:
+    """A connection after an upgrade: the input and output of a command in a container."""
+
+    def __init__(self, sock: Any) -> None:
+        self.reader: io.BufferedReader = sock._response.raw._fp.fp  # may have read some output
+        raw = getattr(sock, "_sock", sock)  # of a local engine, the socket itself
+        raw.settimeout(None)  # a command may be silent for long
+        self.sendall: Callable[[bytes], None] = raw.sendall
+        self._shutdown = raw.shutdown
+
+    def close_write(self) -> None:
+        self._shutdown(socket.SHUT_WR)
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
@@ -274,6 +293,7 @@ class _Rest:
         self.settimeout = sock.settimeout
         self.gettimeout = sock.gettimeout
         self.sendall = sock.sendall
+        self.shutdown = sock.shutdown
 
     def fileno(self) -> int:
         """Always ready: the SDK polls this and then calls `recv`, which waits."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.plan.plan import LABEL, Place
 from launcher.run_id import is_run_id
 

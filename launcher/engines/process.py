@@ -18,8 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.base import Exec
 from launcher.engines.labels import Seen, read_status, status_at
+from launcher.engines.process_exec import LocalExec
+from launcher.engines.status import NodeStatus
+from launcher.errors import CommandFailed
 from launcher.logs.journal import Reader
 from launcher.plan.plan import LABEL, EngineTraits, NodePlan, Place
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
@@ -76,6 +79,21 @@ class LocalProcesses:
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
+
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
+        control = Path(status.handle)
+        pid, _ = _recorded(control)
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            cwd = json.loads((control / "spec.json").read_bytes())["cwd"]
+            cwd = cwd or str(Path(f"/proc/{pid}/cwd").readlink())
+            env = dict(os.fsdecode(entry).split("=", 1) for entry in environ if b"=" in entry)
+            return LocalExec(command, env=env, cwd=cwd, stdin=stdin, tty=tty)
+        except (OSError, ValueError, KeyError) as error:
+            raise CommandFailed(
+                f"{self.host}: cannot run {command[0]} beside node {status.node_rank}: {error}; "
+                "see `ddpctl ps`"
+            ) from None
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         pid, started = _recorded(Path(status.handle))

@@ -42,7 +42,6 @@ class Details:
     interfaces: tuple[Interface, ...] = ()
     network: str = ""  # boot id and namespace: equal for two names of one network stack
     routes: tuple[Route, ...] = ()
-    infiniband_ports: tuple[tuple[str, str], ...] = ()  # (device and port, state)
     infiniband_devices: tuple[str, ...] = ()
     resolved: str | None = None  # what its own name resolves to
     missing: tuple[str, ...] = ()  # those of the folders asked for that do not exist
@@ -91,7 +90,6 @@ def details(sections: Mapping[str, Sequence[str]]) -> Details:
         interfaces=network.interfaces(lines("interfaces")),
         network=f"{boot} {first('network')}" if (boot := first("boot")) else "",
         routes=network.routes(lines("net")),
-        infiniband_ports=tuple(_infiniband_ports(lines("ibports"))),
         infiniband_devices=tuple(lines("ibdevices")),
         resolved=first("resolved").partition(" ")[0].strip() or None,
         missing=tuple(lines("missing")),
@@ -124,12 +122,6 @@ def _disks(lines: Sequence[str]) -> Iterator[Disk]:
         # btrfs and NFS count no inodes
         counted = inodes is not None and inodes[1] not in ("0", "-") and inodes[2].isdecimal()
         yield Disk(path, mount, kib, free, int(inodes[2]) if inodes and counted else None)
-
-
-def _infiniband_ports(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    port = re.compile(r"/sys/class/infiniband/([^/]+)/ports/([0-9]+) (?:[0-9]+: )?(\w+)")
-    for match in filter(None, map(port.match, lines)):
-        yield f"{match[1]} port {match[2]}", match[3]
 
 
 def _holder(line: str) -> Holder | None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from launcher.facts import network
+from launcher.facts import amd, network, rdma
 from launcher.facts.hardware import Details, details
 from launcher.facts.network import Address
+from launcher.facts.rdma import RdmaPort
 
 SCRIPT = r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
+%AMD%
+%RDMA%
 check() {
 root=$1; port=$2; shift 2
 s writable
@@ -41,10 +45,6 @@ for d in /sys/class/net/*; do
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
 s network; readlink /proc/self/ns/net
-s ibports
-for d in /sys/class/infiniband/*/ports/*; do
-  [ -e "$d/state" ] && printf '%s %s\n' "$d" "$(cat "$d/state")"
-done
 s ibdevices; [ -d /dev/infiniband ] && ls /dev/infiniband
 s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
 s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
@@ -95,6 +95,7 @@ s ssh; printf '%s\n' "$SSH_CONNECTION"
 s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
+s rdma; [ -d /sys/class/infiniband ] && rdma
 s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
 gpus=
 while [ $# -gt 0 ]; do
@@ -104,13 +105,15 @@ while [ $# -gt 0 ]; do
       gpus=yes; s gpus
       if command -v nvidia-smi >/dev/null 2>&1; then
         nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>&1
-      fi ;;
+      fi
+      s amd; amd
+      s gpugroups; stat -c %g /dev/kfd /dev/dri/renderD* /dev/dri/card* 2>/dev/null ;;
     check) shift; check "$@"; break ;;
   esac
   shift
 done
 s end; date +%s.%N
-"""
+""".replace("%AMD%", amd.SCRIPT.strip()).replace("%RDMA%", rdma.SCRIPT.strip())
 """Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 
 `ports` lists the listening ports, for which the kernel walks its whole table. `gpus` asks nvidia-smi,
@@ -126,7 +129,8 @@ class Gpu:
     index: int
     uuid: str
     name: str
-    memory_mib: int
+    memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
+    vendor: Literal["nvidia", "amd"] = "nvidia"
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,17 @@ class Facts:
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
     boot_id: str = ""  # equal for two names of one machine; "" if not known
     seconds: float = 0.0  # how long the script took
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
     details: Details | None = None  # where asked for
+
+    @property
+    def has_amd_gpus(self) -> bool:
+        return any(gpu.vendor == "amd" for gpu in self.gpus)
 
     def interface_of(self, ip: str) -> str | None:
         """The interface that has `ip`, or None."""
@@ -172,6 +182,9 @@ def parse(text: str) -> Facts:
     system, hostname, *release = first("system").split() or ["", ""]
     ssh = first("ssh").split()
     gpus, gpu_error = _gpus(sections.get("gpus", []))
+    if not gpus and not gpu_error:
+        amd_gpus = amd.amd_gpus(sections.get("amd", []))
+        gpus = tuple(Gpu(index, *values, "amd") for index, values in enumerate(amd_gpus))
     started, ended = _clock(first("clock")), _clock(first("end"))
     cores = first("cores")
     return Facts(
@@ -190,6 +203,8 @@ def parse(text: str) -> Facts:
         infiniband=bool(sections.get("infiniband")),
         gpus=gpus,
         gpu_error=gpu_error,
+        rdma_ports=rdma.rdma_ports(sections.get("rdma", [])),
+        gpu_groups=amd.group_ids(sections.get("gpugroups", [])),
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
@@ -241,6 +256,6 @@ def _gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
         parts = [part.strip() for part in line.split(",")]
         if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
             return (), line.strip()
-        memory = int(parts[3]) if re.fullmatch(r"[0-9]{1,9}", parts[3]) else 0
+        memory = int(parts[3]) if re.fullmatch(r"[0-9]{1,9}", parts[3]) else None
         gpus.append(Gpu(int(parts[0]), parts[1], parts[2], memory))
     return tuple(gpus), None

@@ -20,7 +20,6 @@ from launcher.ssh.many import one_per_account
 PROGRESS_INTERVAL = 3.0  # seconds
 GPU_INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core
 TIMEOUT = 10.0  # seconds for a host to answer
-WHOLE = re.compile("[0-9]{1,9}")
 BACKOFF = 60.0  # seconds until a host that did not answer is polled again
 
 # The newest start line, which has the run's length, and the last lines. $1 output folder
@@ -32,6 +31,7 @@ GPUS = (
     "nvidia-smi --query-gpu=utilization.gpu,memory.used,memory.total "
     "--format=csv,noheader,nounits 2>/dev/null"
 )
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Gpus:
-    """All GPUs of one host. use: mean percent; used and total: MiB."""
+    """All GPUs of one host. use: mean percent; used and total: MiB, 0 where not reported."""
 
     count: int
     use: float
@@ -155,8 +155,8 @@ def parse_gpus(text: bytes) -> Gpus | None:
     rows = []
     for line in text.decode(errors="replace").splitlines():
         use, *memory = (cell.strip() for cell in line.split(","))
-        if len(memory) == 2 and all(WHOLE.fullmatch(cell) for cell in memory):
-            rows.append((int(use) if WHOLE.fullmatch(use) else 0, int(memory[0]), int(memory[1])))
+        if len(memory) == 2 and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in memory):
+            rows.append([int(c) if _NUMBER.fullmatch(c) else 0 for c in (use, *memory)])
     if not rows:
         return None
     uses, used, total = zip(*rows, strict=True)

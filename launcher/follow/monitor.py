@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.engines.attempt import RunningAttempt
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.follow.node_watcher import (
     PROBE_TIMEOUT,
     Batch,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.engines.attempt import RunningNode
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError, HostUnreachable
 from launcher.logs.journal import Reader, Record
 from launcher.ssh.node import Node

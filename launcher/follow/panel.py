@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,16 @@ from launcher.supervisor.events import Stopping
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further
+RECENT_LINES = 50  # of each node, to look for progress in
+LONGEST = 2000  # bytes of a line that are looked at
+SILENT = 10.0  # seconds without a line after which the panel says so
+PROGRESS = {
+    "epoch": re.compile(rb"\bepoch\W{0,3}(\d{1,9}) ?/ ?(\d{1,9})\b", re.IGNORECASE),
+    "step": re.compile(
+        rb"\b(?:step|iter|iteration)\W{0,3}(\d{1,9}) ?/ ?(\d{1,9})\b", re.IGNORECASE
+    ),
+    "progress": re.compile(rb"%\|[^|\r]{0,200}\| (\d{1,9})/(\d{1,9}) \["),  # of tqdm
+}
 
 
 @dataclass(frozen=True)
@@ -37,12 +49,13 @@ def view(
     outcomes: Mapping[int, NodeOutcome],
     metrics: Metrics,
     uptime: float,
+    now: float = 0.0,  # unix seconds
 ) -> View:
     which = f"  attempt {attempt}" if attempt > 1 else ""
     progress = metrics.progress
     return View(
         head=f"{run_id}{which}  up {clock(uptime)}",
-        below=progress_words(progress) if progress else last_line(outcomes),
+        below=progress_words(progress) if progress else script_words(outcomes, now),
         rows=tuple(
             (
                 f"{rank} {outcome.host}",
@@ -85,6 +98,32 @@ def progress_words(progress: Progress) -> str:
     return "  ".join(words)
 
 
+def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
+    """What the lines of any script tell: its progress or its last line, and how long it is silent."""
+    newest = [outcome.tail[-1].time for outcome in outcomes.values() if outcome.tail]
+    silent = now - max(newest, default=now)
+    words = script_progress(outcomes) or last_line(outcomes)
+    return f"no line for {clock(silent)}  {words}" if silent >= SILENT else words
+
+
+def script_progress(outcomes: Mapping[int, NodeOutcome]) -> str:
+    """epoch 3/10  step 120/500, as the newest lines that have them say; "" if none does."""
+    recent = [
+        line
+        for outcome in outcomes.values()
+        for line in itertools.islice(reversed(outcome.tail), RECENT_LINES)
+    ]
+    found: dict[str, str] = {}
+    for line in sorted(recent, key=lambda line: line.time, reverse=True):
+        for name, pattern in PROGRESS.items():
+            if name not in found and (matches := pattern.findall(line.text[-LONGEST:])):
+                done, total = (number.decode() for number in matches[-1])
+                found[name] = f"{name} {done}/{total}"
+    return "  ".join(found[name] for name in ("epoch", "step") if name in found) or found.get(
+        "progress", ""
+    )
+
+
 def last_line(outcomes: Mapping[int, NodeOutcome]) -> str:
     """The newest line of any rank: the best sign of progress of a script that writes no metrics."""
     newest = [outcome.tail[-1] for outcome in outcomes.values() if outcome.tail]
@@ -107,8 +146,8 @@ def printable(text: str) -> str:
 def gpu_words(gpus: Gpus) -> str:
     gib = 1024
     name = "GPU" if gpus.count == 1 else "GPUs"
-    memory = f"{gpus.used / gib:.1f} of {gpus.total / gib:.0f} GiB"
-    return f"{gpus.count} {name} {gpus.use:.0f} %, {memory}"
+    memory = f", {gpus.used / gib:.1f} of {gpus.total / gib:.0f} GiB" if gpus.total else ""
+    return f"{gpus.count} {name} {gpus.use:.0f} %{memory}"
 
 
 def clock(seconds: float) -> str:

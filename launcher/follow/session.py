@@ -21,6 +21,7 @@ from launcher.follow.monitor import Lines, Monitor, NodeOutcome
 from launcher.follow.panel import panel_lines, view
 from launcher.follow.signals import Interrupts
 from launcher.logs.store import Mark
+from launcher.logs.torchrun_traceback import TorchrunTracebacks
 from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from launcher.runs.sync_logs import log_store
 from launcher.stop.stop import stop_run
@@ -53,6 +54,9 @@ class Session:
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
+        self._tracebacks: TorchrunTracebacks | None = None  # set: leaves out torchrun's own
+        if self.console.on_terminal and not self.console.verbose:
+            self._tracebacks = TorchrunTracebacks()
 
     def follow(self) -> int:
         """Follows the attempt until it has ended or the user leaves; returns the exit code."""
@@ -80,8 +84,8 @@ class Session:
         def render(columns: int, rows: int) -> list[str]:
             up = time.time() - began
             outcomes = self._monitor.outcomes
-            now = view(self.record.run_id, number, outcomes, poller.metrics, up)
-            return panel_lines(now, columns, rows)
+            shown = view(self.record.run_id, number, outcomes, poller.metrics, up, time.time())
+            return panel_lines(shown, columns, rows)
 
         try:
             with self.console.live(Live(render)):
@@ -92,7 +96,7 @@ class Session:
     def _to_the_end(self) -> int:
         for event in self._monitor.events():
             if isinstance(event, Lines):
-                self.console.lines(event.text)
+                self._show(event)
                 continue
             self.console.flush()
             if isinstance(event, NodeOutcome):
@@ -106,9 +110,26 @@ class Session:
                 self._stop(cancel=False)
             if self._only_unreachable_left():
                 break
-        self._monitor.close()
-        self.console.settle()
+        self._settle()
         return self._conclude()
+
+    def _show(self, lines: Lines) -> None:
+        text = lines.text
+        if self._tracebacks:
+            text = self._tracebacks.feed(lines.node_rank, text)
+        self.console.lines(text)
+
+    def _settle(self) -> None:
+        """Stops reading the nodes, and shows all that was held back."""
+        self._monitor.close()
+        if self._tracebacks:
+            self.console.lines(self._tracebacks.take_held())
+        self.console.settle()
+        if self._tracebacks and (count := len(self._tracebacks.left_out)):
+            nodes = "1 node" if count == 1 else f"{count} nodes"
+            self.console.say(
+                f"torchrun: {nodes} ended with ChildFailedError; full text: ddpctl logs"
+            )
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
@@ -163,8 +184,7 @@ class Session:
         return bool(waiting) and all(o.host in self._unconfirmed for o in waiting)
 
     def _detach(self) -> int:
-        self._monitor.close()
-        self.console.settle()
+        self._settle()
         if self._monitor.store:
             with contextlib.suppress(OSError):  # the disk is full, which was reported
                 self._monitor.store.close()

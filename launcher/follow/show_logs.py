@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from launcher.engines.attempt import RunningAttempt
 from launcher.errors import UsageError
 from launcher.follow.monitor import Lines, Monitor
 from launcher.follow.signals import Interrupts
-from launcher.logs.query import Wanted, merged, parse_numbers, parse_since
+from launcher.logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
 from launcher.logs.store import LogStore, Mark, known_marks
 from launcher.runs.attempt import newest_attempt
 from launcher.runs.record import RunFolder, RunRecord
@@ -62,8 +63,7 @@ def show_logs(folder: RunFolder, flags: LogFlags, console: Console, *, follow: b
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store) if store else {}
         known = known_marks(folder.logs)
-        for lines in merged(folder.logs, wanted, known):
-            console.lines(lines)
+        print_recorded(folder, wanted, known, console)
         if follow:
             console.flush()
         else:
@@ -72,6 +72,22 @@ def show_logs(folder: RunFolder, flags: LogFlags, console: Console, *, follow: b
         if follow and wanted.attempt in (None, attempt.places[0].attempt):
             _follow(attempt, store, known, wanted, console)
     return 4 if failures else 0
+
+
+def print_recorded(
+    folder: RunFolder, wanted: Wanted, known: Mapping[int, Mark], console: Console
+) -> None:
+    """This machine's copy up to `known`; with several attempts, stderr says where each begins."""
+    numbers = attempts_in(folder.logs, known)
+    if wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2:
+        for lines in merged(folder.logs, wanted, known):
+            console.lines(lines)
+        return
+    for number in numbers:
+        console.settle()
+        console.say(f"attempt {number}:")
+        for lines in merged(folder.logs, dataclasses.replace(wanted, attempt=number), known):
+            console.lines(lines)
 
 
 def _follow(

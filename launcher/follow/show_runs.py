@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.hosts.fold import names
 from launcher.runs.record import timestamp
 from launcher.runs.status import (

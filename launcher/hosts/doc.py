@@ -53,6 +53,18 @@ GPU:
 and a list, `gpu1:8,gpu2:8` (or `-H gpu1:8,gpu2:8`). The job is then the defaults above and the
 flags of the command line.
 
+`--include` and `--exclude` on `launch`, `check`, `push` and `sanity` select from what is listed, in
+DeepSpeed's spelling: `--include gpu1@gpu2:0,2` is all of gpu1, and GPUs 0 and 2 of gpu2.
+
+## Completion and errors in your editor
+
+A JSON schema of this file comes with ddpctl, for editors that use yaml-language-server: VS Code with
+the YAML extension, Neovim, Helix and others. A file that `ddpctl init` wrote names it in its first
+line. In other files, copy that line; in a file that several people edit, name a copy of
+[schema/hosts.json](schema/hosts.json):
+
+    # yaml-language-server: $schema=hosts.schema.json
+
 ## A complete example
 
 ```yaml

@@ -44,7 +44,7 @@ def text_of(path: Path) -> str:
         what = f"found byte 0x{data[error.start]:02x}, which is not UTF-8"
         problem = Problem(line, "", what, "save the file as UTF-8")
     except (OSError, ValueError) as error:
-        remedy = "give a hosts file (hosts.example.yaml is one)"
+        remedy = "give a hosts file (`ddpctl init` writes one)"
         problem = Problem(0, "", f"cannot be read: {_reason(error)}", remedy)
     raise_any(str(path), [problem])
     raise AssertionError
@@ -56,7 +56,8 @@ def missing(places: Iterable[Place]) -> Iterator[Problem]:
         if why := _flaw(place):
             kind = "a folder" if place.kind == "folder" else "a file"
             what = f"found {place.shown}, which {why}"
-            remedy = "correct the path or create it"
+            is_key = place.kind == "file"  # an empty one would not help
+            remedy = "correct the path" if is_key else "correct the path or create it"
             yield Problem(place.line, place.key, what, remedy, f"{kind} on this machine")
         elif place.kind == "env file":
             yield from _env_lines(place)[1]

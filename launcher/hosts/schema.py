@@ -1,13 +1,13 @@
 """Every key of the hosts file: how it is read and what it means.
 
-The loader obeys these tables and docs/hosts-file.md is printed from them, so the two cannot differ.
-A test holds hosts.example.yaml and the model to them.
+The loader obeys these tables; docs/hosts-file.md and the JSON schema for editors are printed from
+them, so they cannot differ. A test holds hosts.example.yaml and the model to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from . import job_values, values
@@ -15,17 +15,53 @@ from .problems import Problem, nearest, shown
 from .values import Reader
 
 PathKind: TypeAlias = Literal["file", "env file", "folder"]
+Shape: TypeAlias = Mapping[str, object]  # a JSON schema
+
+_TEXT: Shape = {"type": "string"}
+_TEXTS: Shape = {"type": "array", "items": _TEXT}
+_NUMBER_OR_TEXT: Shape = {"type": ["integer", "string"]}
+_SCALAR: Shape = {"type": ["string", "number", "boolean"]}
+_ARGUMENTS: Shape = {"type": "array", "items": _SCALAR}
+_GPU_IDS: Shape = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": values.MAX_GPUS - 1},
+    "minItems": 1,
+    "uniqueItems": True,
+}
 
 
 @dataclass(frozen=True)
 class Key:
-    """allowed, default: in words. path: for a path on this machine, what must be there."""
+    """allowed, default: in words. path: for a path on this machine, what must be there.
+
+    shape: what an editor checks. It is coarser than `read`, which has the last word.
+    """
 
     read: Reader
     allowed: str
     default: str
     meaning: str
     path: PathKind | None = None
+    shape: Shape = field(default_factory=lambda: _TEXT)
+
+
+def _number(
+    low: int, high: int, allowed: str, default: str, meaning: str, also: str | None = None
+) -> Key:
+    shape: Shape = {"type": "integer", "minimum": low, "maximum": high}
+    if also:
+        shape = {"anyOf": [shape, {"const": also}]}
+    return Key(values.whole(low, high, also), allowed, default, meaning, shape=shape)
+
+
+def _choice(words: tuple[str, ...], default: str, meaning: str) -> Key:
+    shape: Shape = {"enum": list(words)}
+    return Key(values.choice(*words), " or ".join(words), default, meaning, shape=shape)
+
+
+def _path(kind: PathKind, allowed: str, default: str, meaning: str) -> Key:
+    shape: Shape = {"type": ["string", "null"]}  # YAML reads ~, the home folder, as null
+    return Key(values.path, allowed, default, meaning, path=kind, shape=shape)
 
 
 _AS_SSH = "what `ssh HOST` uses"
@@ -44,18 +80,18 @@ HOST = {
         _AS_SSH,
         "The SSH user, who must be allowed to use Docker on the host.",
     ),
-    "port": Key(
-        values.whole(1, 65535),
+    "port": _number(
+        1,
+        65535,
         "a number from 1 to 65535",
         _AS_SSH,
         "The port that sshd listens on.",
     ),
-    "identity_file": Key(
-        values.path,
+    "identity_file": _path(
+        "file",
         "a private key file on this machine",
         _AS_SSH,
         "The key to log in with. The SSH agent and ~/.ssh/config are used as `ssh` uses them.",
-        path="file",
     ),
     "proxy_jump": Key(
         values.proxy_jump,
@@ -63,9 +99,8 @@ HOST = {
         _AS_SSH,
         "Jump hosts, as `ssh -J` takes them.",
     ),
-    "host_keys": Key(
-        values.choice("ask", "accept-new"),
-        "ask or accept-new",
+    "host_keys": _choice(
+        ("ask", "accept-new"),
         "ask",
         "What to do when known_hosts does not have the host's key. `ask`: stop and show how to add "
         "it. `accept-new`: add it. A changed key is always an error.",
@@ -74,10 +109,18 @@ HOST = {
         values.gpus,
         "all, a count, a list of ids such as [0, 1], or 0 for CPU",
         "all",
-        "The GPUs that the node uses.",
+        "The GPUs that the node uses: NVIDIA's, or AMD's where there are none (untested on hardware).",
+        shape={
+            "anyOf": [
+                {"const": "all"},
+                {"type": "integer", "minimum": 0, "maximum": values.MAX_GPUS},
+                _GPU_IDS,
+            ]
+        },
     ),
-    "nproc_per_node": Key(
-        values.whole(1, 1024),
+    "nproc_per_node": _number(
+        1,
+        1024,
         "a number of processes, from 1",
         "job.nproc_per_node",
         "Processes on this node. Nodes may differ.",
@@ -101,9 +144,8 @@ DEFAULTS = {
 }
 
 JOB = {
-    "engine": Key(
-        values.choice("docker", "process"),
-        "docker or process",
+    "engine": _choice(
+        ("docker", "process"),
         "docker",
         "`docker`: one container per node. `process`: torchrun without a container, only on "
         "`host: local`.",
@@ -115,19 +157,17 @@ JOB = {
         "The image. Any image with Python and torch works. Hosts that lack it get it from this "
         "machine.",
     ),
-    "workdir": Key(
-        values.path,
+    "workdir": _path(
+        "folder",
         "a folder on this machine",
         "none",
         "Your code. It is pushed to every host and mounted at /workspace, the working directory.",
-        path="folder",
     ),
-    "dataset": Key(
-        values.path,
+    "dataset": _path(
+        "folder",
         "a folder on this machine",
         "none",
         "Your data. It is pushed to every host and mounted read-only at /data.",
-        path="folder",
     ),
     "command": Key(
         job_values.command,
@@ -135,89 +175,103 @@ JOB = {
         "[-m, trainer]",
         "The script and its arguments, passed on unchanged. `-- ...` on the command line overrides "
         "it.",
+        shape={**_ARGUMENTS, "minItems": 1},
     ),
     "resume_args": Key(
         job_values.arguments,
         "a list of arguments",
         "[]",
         "Arguments that `ddpctl resume` appends to the command. The trainer needs none.",
+        shape=_ARGUMENTS,
     ),
-    "nproc_per_node": Key(
-        values.whole(1, 1024),
+    "nproc_per_node": _number(
+        1,
+        1024,
         "a number of processes, from 1",
         "one per GPU; 1 on a CPU host",
         "Processes on each node that does not set its own number.",
     ),
-    "master_port": Key(
-        values.whole(1, 65535, also="auto"),
+    "master_port": _number(
+        1,
+        65535,
         "a number from 1 to 65535, or auto",
         "auto",
         "The rendezvous port on node 0. `auto`: any free port.",
+        "auto",
     ),
     "env": Key(
         job_values.env,
         "a mapping of names (letters, digits, _) to values",
         "{}",
         "Environment variables of every process. Values are passed as written.",
+        shape={"type": "object", "additionalProperties": _SCALAR},
     ),
-    "env_file": Key(
-        values.path,
+    "env_file": _path(
+        "env file",
         "a file of NAME=value lines on this machine",
         "none",
         "Secret environment variables, one NAME=value per line; a value is everything up to the "
         "end of its line. They never appear on a command line, in a log, in `ps` or in run.json.",
-        path="env file",
     ),
     "mounts": Key(
         job_values.mounts,
         "a list of /host/folder:/container/folder[:ro]",
         "[]",
         "Other folders of the hosts to mount in the container.",
+        shape=_TEXTS,
     ),
     "tmpfs": Key(
         job_values.tmpfs,
         "a mapping of /container/folder to a size such as 64g",
         "{}",
         "Folders of the container that are kept in memory.",
+        shape={"type": "object", "additionalProperties": _NUMBER_OR_TEXT},
     ),
     "shm_size": Key(
         job_values.size,
         "a size such as 16g or 512m",
         "16g",
         "Shared memory (/dev/shm) of the container, which data loader workers need.",
+        shape=_NUMBER_OR_TEXT,
     ),
     "devices": Key(
         job_values.devices,
         "a list of /dev/NAME[:/dev/NAME_IN_THE_CONTAINER[:rwm]]",
         "[]",
         "Devices of the host for the container. GPUs and InfiniBand are added without this.",
+        shape=_TEXTS,
     ),
     "cap_add": Key(
         job_values.cap_add,
         "a list of Linux capabilities such as SYS_PTRACE",
         "[]",
         "Capabilities that the container has beyond Docker's usual ones.",
+        shape=_TEXTS,
     ),
     "ulimits": Key(
         job_values.ulimits,
         "a mapping of limits such as nofile to a number, -1 for unlimited",
         "{}",
         "Resource limits of the container, soft and hard.",
+        shape={"type": "object", "additionalProperties": {"type": "integer", "minimum": -1}},
     ),
     "user": Key(
         job_values.container_user,
         "host, root, or uid:gid",
         "host",
         "The user of the container. `host`: the SSH user, who then owns the files it writes.",
+        shape=_NUMBER_OR_TEXT,  # YAML 1.1 reads 1000:1000 as a number in base 60
     ),
-    "max_restarts": Key(
-        values.whole(0, 1000),
+    "max_restarts": _number(
+        0,
+        1000,
         "a number from 0",
         "0",
         "How often to restart the whole job from its newest checkpoint after a failure.",
     ),
-    "stop_timeout": Key(
-        values.whole(0, 86400),
+    "stop_timeout": _number(
+        0,
+        86400,
         "seconds, from 0 to 86400",
         "60",
         "Seconds between SIGTERM and SIGKILL when a run is stopped.",
@@ -228,6 +282,7 @@ JOB = {
         "none",
         "How long an attempt may take. After that it is stopped as `ddpctl kill` does: it has "
         "stop_timeout to save, the run is CANCELLED and the exit code is 7.",
+        shape=_NUMBER_OR_TEXT,
     ),
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from launcher.hosts import Cluster, parse
+from launcher.hosts.json_schema import FILE
 from launcher.state import expanded
 
 DEFAULT_IMAGE = "ddpctl-trainer:latest"
@@ -38,6 +39,7 @@ def compose(answers: Answers, name: str) -> str:
 
 
 def _lines(answers: Answers, name: str) -> Iterator[str]:
+    yield f"# yaml-language-server: $schema={FILE.as_uri()}"
     yield f"# Hosts and job for ddpctl. Next: `ddpctl check {name}`, then `ddpctl launch {name}`."
     yield "# Paths are relative to this file. The commented lines show what else you can set."
     yield ""

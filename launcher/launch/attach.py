@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from launcher.follow.session import EXIT, Session, report_end
+from launcher.follow.show_logs import print_recorded
 from launcher.follow.signals import Interrupts
 from launcher.launch.detach import start_recorder
-from launcher.logs.query import Wanted, merged
+from launcher.logs.query import Wanted
 from launcher.logs.store import known_marks
 from launcher.runs.attempt import running_attempt
 from launcher.runs.record import FINAL, RunFolder
@@ -21,8 +22,7 @@ def attach(folder: RunFolder, console: Console) -> int:
         with log_store(folder, console) as store:
             report_unseen(sync_logs(attempt, store) if store else {}, console)
         known = known_marks(folder.logs)
-        for lines in merged(folder.logs, Wanted(), known):
-            console.lines(lines)
+        print_recorded(folder, Wanted(), known, console)
         console.flush()
         if record.state in FINAL:
             console.settle()

@@ -34,7 +34,7 @@ from launcher.ssh.account import account_name
 from launcher.ssh.node import Node, connected
 from launcher.state import require_writable, state_home
 from launcher.stop.unconfirmed import finish_pending
-from launcher.terminal.console import Console
+from launcher.terminal.console import QUIET_BEFORE, Console
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,17 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 )
         with interrupts.held():
             attempt = attempt_of(plan, nodes)
-            with failing_start_recorded(folder, record, console):
+            with (
+                failing_start_recorded(folder, record, console),
+                console.step(f"starting {plan.nnodes} nodes"),
+            ):
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.try_save(record, console)
             report_start(plan, console)
+            if times := where_time_went(console.steps):
+                console.say(times)
+            console.steps.clear()
             if wanted.options.detach:
                 return detach(folder, console)
             session = Session(
@@ -127,7 +133,9 @@ def prepare_plan(
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
     progress = push.progress_for(console)
-    pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+    step = "pushing what the hosts lack" if parts else "reading what the hosts have"
+    with console.step(step):
+        pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
     found = Found(
         facts=facts,
         images=pushed.images,
@@ -154,7 +162,8 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Surv
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         kind = HostUnreachable if survey.unseen else PreflightError
-        raise kind("\n".join(lines(survey.failures)))
+        failed = [line.removeprefix("failure: ") for line in lines(survey.failures)]
+        raise kind("\n".join(failed))
     return survey
 
 
@@ -209,6 +218,14 @@ def report_start(plan: Plan, console: Console) -> None:
         f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
         f"master {plan.master_addr}:{plan.master_port}"
     )
+
+
+def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
+    """steps: what each was, and its seconds. "" for a start that was over before one could wonder."""
+    total = sum(seconds for _, seconds in steps)
+    if total < QUIET_BEFORE:
+        return ""
+    return f"took {total:.1f} s: " + ", ".join(f"{what} {s:.1f} s" for what, s in steps)
 
 
 @contextlib.contextmanager

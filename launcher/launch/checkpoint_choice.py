@@ -67,7 +67,7 @@ def choose(hosts: Sequence[HostCheckpoints]) -> Choice:
         return Choice(None, "")
     source = max(written, key=lambda host: max(file.time for file in host.files.values()))
     transfers = [_missing_files(source, host) for host in hosts if host.rank is not None]
-    return Choice(source, "its newest files", tuple(t for t in transfers if t.paths))
+    return Choice(source, "the newest checkpoint", tuple(t for t in transfers if t.paths))
 
 
 def _newest_step(hosts: Sequence[HostCheckpoints]) -> Choice:

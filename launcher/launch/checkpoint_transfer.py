@@ -114,7 +114,7 @@ def distribute_checkpoint(
     if choice.source is None:
         console.say("no host has a checkpoint of this run: starting from scratch")
         return choice
-    console.say(f"resuming from {choice.what} of {choice.source.host}")
+    console.say(f"resuming from {choice.what}, on {choice.source.host}")
     by_name = {folder.node.name: folder for folder in folders}
     aside = f".before-attempt-{len(record.attempts) + 1}"
     for transfer in choice.transfers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.hosts import Cluster
 from launcher.launch import exit_hook
 from launcher.launch.attempt import NextAttempt, run_attempt
+from launcher.launch.check_command import check_command
 from launcher.launch.restart import restart_until_done
 from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import Plan
@@ -14,11 +15,15 @@ from launcher.terminal.console import Console
 
 def launch(cluster: Cluster, options: LaunchOptions, console: Console) -> int:
     """Launches a new run; returns its exit code as in CONTRACT section 6."""
+    if options.check and (hint := check_command(cluster.job)):
+        console.say(hint)
     return run_with_restarts(NextAttempt(cluster, options, new_run_id(options.name)), console)
 
 
 def dry_run(cluster: Cluster, options: LaunchOptions) -> Plan:
     """The plan as far as it is known without contacting a host."""
+    if options.check:
+        check_command(cluster.job)
     return NextAttempt(cluster, options, new_run_id(options.name)).plan()
 
 

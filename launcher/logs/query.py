@@ -76,6 +76,11 @@ def merged(
     return chosen if wanted.tail is None else _last(wanted.tail, chosen)
 
 
+def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
+    """The attempts that this machine has lines of."""
+    return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
+
+
 def _last(count: int, texts: Iterable[bytes]) -> Iterator[bytes]:
     lines: deque[bytes] = deque(maxlen=count)
     for text in texts:

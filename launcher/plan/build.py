@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.facts import rdma
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host, Job
 from launcher.plan.options import LaunchOptions
@@ -31,6 +32,7 @@ from launcher.plan.supervisor_spec import SUPERVISOR
 from launcher.plan.topology import first_ranks, free_port, node_addresses, nproc_per_node
 
 INFINIBAND = "/dev/infiniband"
+AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 STACK_BYTES = 67108864  # as NVIDIA's own images ask for
 UNKNOWN_DIGEST = "<digest>"
 
@@ -155,7 +157,8 @@ class _NodeBuilder:
 
     def _container(self, env_names: tuple[str, ...]) -> Container:
         env = self._environment()
-        infiniband = self.facts.infiniband if self.facts else None
+        if self.facts and self.facts.infiniband and rdma.NAMES.isdisjoint(env_names):
+            env |= rdma.nccl_settings(self.facts.rdma_ports, self.address)
         return Container(
             name=self.place.container,
             image=self.image,
@@ -170,7 +173,7 @@ class _NodeBuilder:
             stop_timeout=self.job.stop_timeout,
             working_dir=self.paths.workspace if self.job.workdir else None,
             tmpfs=self.job.tmpfs,
-            **host_access(self.job, bool(self.gpus), infiniband),
+            **host_access(self.job, bool(self.gpus), self.facts),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -198,8 +201,11 @@ class _NodeBuilder:
         if in_container and self.job.user == "host":
             env |= {"HOME": "/tmp", "USER": self.facts.user if self.facts else "host"}
             env["LOGNAME"] = env["USER"]
-        if not in_container and self.gpus != "all" and (self.gpus or self.host.gpus == 0):
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in self.gpus)
+        chosen = self.gpus != "all" and (self.gpus or self.host.gpus == 0)
+        amd = self.facts is not None and self.facts.has_amd_gpus
+        if chosen and (amd or not in_container):  # Docker itself hides the other NVIDIA GPUs
+            name = "ROCR_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
+            env[name] = ",".join(str(gpu) for gpu in self.gpus)
         return env
 
     def _ranks_here(self) -> list[int]:
@@ -245,17 +251,21 @@ def container_user(job: Job, facts: Facts | None) -> str:
     return "0:0" if job.user == "root" else job.user
 
 
-def host_access(job: Job, has_gpus: bool, infiniband: bool | None) -> dict[str, Any]:
-    """The fields of a Container that give it more of its host: what NCCL needs to pin memory and
-    use InfiniBand, and what the job adds. The job's limits win.
+def host_access(job: Job, has_gpus: bool, facts: Facts | None) -> dict[str, Any]:
+    """The fields of a Container that give it more of its host: AMD GPUs, what NCCL needs to pin
+    memory and use InfiniBand, and what the job adds. The job's limits win.
 
-    infiniband: None when the host has not been asked.
+    facts: None when the host has not been asked.
     """
+    infiniband = facts.infiniband if facts else None
+    amd = has_gpus and facts is not None and facts.has_amd_gpus
     limits = {"memlock": -1, "stack": STACK_BYTES} if has_gpus or infiniband else {}
     asked = (ASKED,) if infiniband is None else ()
     capabilities = asked or (("IPC_LOCK",) if infiniband else ())
-    devices = asked or ((INFINIBAND,) if infiniband else ())
+    devices = asked or (*((INFINIBAND,) if infiniband else ()), *(AMD_DEVICES if amd else ()))
     return {
+        "gpu_vendor": "amd" if amd else "nvidia",
+        "group_add": facts.gpu_groups if amd and facts else (),
         "ulimits": {**limits, **job.ulimits},
         "cap_add": tuple(dict.fromkeys((*capabilities, *job.cap_add))),
         "devices": tuple(dict.fromkeys((*devices, *job.devices))),

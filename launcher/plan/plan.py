@@ -52,6 +52,8 @@ class Container:
     tmpfs: Mapping[str, int] = field(default_factory=dict)  # size in bytes, by folder
     ulimits: Mapping[str, int] = field(default_factory=dict)  # soft and hard; -1: unlimited
     cap_add: tuple[str, ...] = ()
+    gpu_vendor: str = "nvidia"  # the engine itself adds NVIDIA GPUs; `devices` has the others
+    group_add: tuple[int, ...] = ()  # ids of groups that the user is in besides its own
     devices: tuple[str, ...] = ()  # as `docker run --device` takes them
 
 

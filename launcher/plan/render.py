@@ -65,7 +65,8 @@ def _container(container: Container) -> Iterator[str]:
     listed = gpus if isinstance(gpus, str) else ",".join(str(gpu) for gpu in gpus)
     yield f"  container   {container.name}"
     yield f"  entrypoint  {shlex.join(container.entrypoint)}"
-    yield f"  gpus        {listed or 'none'}"
+    vendor = " (AMD)" if container.gpu_vendor == "amd" else ""
+    yield f"  gpus        {listed or 'none'}{vendor}"
     yield f"  user        {container.user}"
     yield f"  network     {container.network}"
     yield f"  init        {_option(container.init)}"
@@ -76,6 +77,8 @@ def _container(container: Container) -> Iterator[str]:
         yield f"  ulimit      {name}={limit}"
     for capability in container.cap_add:
         yield f"  cap-add     {capability}"
+    for group in container.group_add:
+        yield f"  group-add   {group}"
     for device in container.devices:
         yield f"  device      {device}"
     for mount in container.mounts:

@@ -73,7 +73,8 @@ def _uuids(machine: Machine) -> dict[str, int]:
 def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Finding]:
     """The engine can give GPUs to a container."""
     details, engine = machine.details, machine.engine
-    if engine is None or not machine.facts.gpus or not machine.wants_gpus:
+    facts = machine.facts
+    if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
         return
     if not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
         what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
@@ -187,7 +188,8 @@ def check_alike(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 def _models(machine: Machine) -> str | None:
     used = {(g.name, g.memory_mib) for g in machine.facts.gpus if g.index in machine.gpus}
-    return ", ".join(f"{name} {round(mib / 1024)} GiB" for name, mib in sorted(used)) or None
+    sizes = {name + (f" {round(mib / 1024)} GiB" if mib else "") for name, mib in used}
+    return ", ".join(sorted(sizes)) or None
 
 
 def _ecc(machine: Machine) -> str | None:

@@ -58,6 +58,37 @@ def check_mtu(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         yield warning(machine.name, "network", what, remedy)
 
 
+def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """InfiniBand and RoCE ports: as many are up as on the other hosts, with one rate and GID type."""
+
+    def up(of: Machine) -> int:
+        return sum(port.is_up for port in of.facts.rdma_ports)
+
+    def rates(of: Machine) -> tuple[int, ...] | None:
+        return tuple(sorted({port.gbits for port in of.facts.rdma_ports if port.is_up})) or None
+
+    def gid_type(of: Machine) -> str | None:
+        address = seen.route(of).address or ""
+        found = (port.gid_of(address) for port in of.facts.rdma_ports if port.is_up)
+        return next((gid.type for gid in found if gid), None)
+
+    def warn(what: str, remedy: str) -> Finding:
+        return warning(machine.name, "network", what, remedy)
+
+    ports, most = machine.facts.rdma_ports, max(up(other) for other in seen.machines)
+    if ports and up(machine) < most:
+        down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
+        what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
+        yield warn(what + (f" ({down})" if down else ""), "check the cables and `rdma link` there")
+    if speeds := odd_one_out(machine, seen.machines, rates):
+        own, usual = ("/".join(map(str, speed)) for speed in speeds)
+        what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
+        yield warn(what, "check the cables and the switch ports; the slowest sets the pace")
+    if types := odd_one_out(machine, seen.machines, gid_type):
+        what = f"the address in use has a GID of {types[0]}, while other hosts have {types[1]}"
+        yield warn(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
+
+
 def check_probed(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if machine.rank in seen.reach.unprobed and not machine.engine_error:
         what = "not known whether other hosts reach it: it has neither python3 nor the job's image"
@@ -161,4 +192,4 @@ def _sources(some: Mapping[int, Answer], tried: Mapping[int, Answer], seen: Inve
     return f"from {len(some)} of {len(tried)} hosts ({named})"
 
 
-CHECKS = (check_interfaces, check_own_name, check_mtu, check_probed, check_reached)
+CHECKS = (check_interfaces, check_own_name, check_mtu, check_rdma, check_probed, check_reached)

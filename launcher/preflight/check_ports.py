@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.preflight.findings import Finding, failure, warning
 from launcher.preflight.inventory import Inventory
 from launcher.preflight.machine import Machine

@@ -71,15 +71,15 @@ def check_memory(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_infiniband(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    details = machine.details
-    if not details.infiniband_ports:
+    details, ports = machine.details, machine.facts.rdma_ports
+    if not ports:
         return
     if "uverbs0" not in details.infiniband_devices:
         what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
         remedy = "load ib_uverbs there (package rdma-core)"
         yield warning(machine.name, "network", what, remedy)
-    if not any(state == "ACTIVE" for _, state in details.infiniband_ports):
-        listed = ", ".join(f"{port} {state}" for port, state in details.infiniband_ports)
+    if not any(port.is_up for port in ports):
+        listed = ", ".join(f"{port.name} {port.state}" for port in ports)
         what = f"no InfiniBand port is active ({listed}): NCCL falls back to TCP"
         remedy = "check the cable, the switch and the subnet manager"
         yield warning(machine.name, "network", what, remedy)

@@ -39,7 +39,7 @@ try:
     import torch, torch.distributed as dist
     found["torch"] = torch.__version__
     found["cuda"] = torch.version.cuda or ""
-    found["gpus"] = torch.cuda.device_count() if found["cuda"] else 0
+    found["gpus"] = torch.cuda.device_count()
     if getattr(dist, "is_nccl_available")():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 except SystemExit:
@@ -113,7 +113,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
         command=(argument,),
         working_dir="/",
         tmpfs=job.tmpfs,
-        **host_access(job, bool(gpus), facts.infiniband),
+        **host_access(job, bool(gpus), facts),
     )
 
 
@@ -170,6 +170,8 @@ def check_report(machine: Machine, report: ContainerReport) -> Iterator[Finding]
         built = f"built for CUDA {report.cuda}" if report.cuda else "built without CUDA"
         what = f"torch {report.torch} in the image sees no GPU ({built})"
         remedy = "use an image whose torch is built for CUDA, or fix the container toolkit"
+        if machine.facts.has_amd_gpus:
+            remedy = "use an image whose torch is built for ROCm"
         yield failure(machine.name, "gpus", what, remedy)
 
 

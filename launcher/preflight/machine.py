@@ -61,7 +61,7 @@ class Machine:
 
     @property
     def has_driver(self) -> bool:
-        return self.details.kernel_driver is not None
+        return self.details.kernel_driver is not None or self.facts.has_amd_gpus
 
     def has_address(self, ip: str) -> bool:
         return self.facts.interface_of(ip) is not None

@@ -33,7 +33,7 @@ def chart_svg(chart: Chart) -> str:
     ]
     names = []
     for index, (curve, points) in enumerate(zip(chart.curves, drawn, strict=True)):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = colour_of(index)
         name = escape(curve.name)
         line = " ".join(place(point) for point in points)
         parts.append(
@@ -53,6 +53,13 @@ def chart_svg(chart: Chart) -> str:
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
         f"{''.join(parts)}</svg><ul>{''.join(names)}</ul></figure>"
     )
+
+
+def colour_of(index: int) -> str:
+    """A colour that no other curve has: beyond COLOURS, hues a golden angle apart."""
+    if index < len(COLOURS):
+        return COLOURS[index]
+    return f"hsl({index * 137.508 % 360:.2f} 65% {35 + index % 3 * 10}%)"
 
 
 def thinned(points: tuple[Point, ...]) -> list[Point]:

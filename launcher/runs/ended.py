@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.labels import read_status
+from launcher.engines.status import NodeStatus
 from launcher.logs.events import parsed
 from launcher.logs.journal import Reader
 from launcher.run_id import is_run_id

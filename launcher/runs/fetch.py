@@ -80,6 +80,11 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
     else:
         size = done.bytes / 1e6
         console.say(f"{to}: fetched {done.files} files, {size:.1f} MB; {done.skipped} unchanged")
+        if not files and not failures:
+            console.say(
+                f"the run {folder.run_id} wrote no files: its script must save into the folders "
+                "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
+            )
         console.print(str(to))
     return 4 if failures else 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines_on
+from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError, UsageError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id, is_sanity_run

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError, HostsFileError
 from launcher.hosts import Cluster, load
 from launcher.runs.ended import ended_nodes

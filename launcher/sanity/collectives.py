@@ -12,10 +12,10 @@ import fcntl
 import functools
 import itertools
 import json
-import math
 import os
 import re
 import socket
+import statistics
 import struct
 import sys
 import threading
@@ -33,6 +33,7 @@ WARMUP = 3
 MEASURE_SECONDS = 0.4  # per size, for at least three rounds
 MAX_ROUNDS = 20
 PAIR_BYTES = 4 << 20
+PAIR_ROUNDS = 3
 SIOCGIFADDR = 0x8915
 SILENCE = 1.5  # seconds without a heartbeat after which a rank counts as dead
 
@@ -279,24 +280,27 @@ def sync(job: Job) -> None:
 
 
 def pairs(job: Job, watchdog: Watchdog) -> None:
-    """Measures each pair of nodes by itself, both ways, between their first ranks."""
+    """Measures each pair of nodes by itself, both ways, between their first ranks.
+
+    All pairs in turn, several times over: what disturbs a moment does not hit one pair each time.
+    """
     x = torch.ones(PAIR_BYTES // 4, device=job.device)
-    for a in range(job.nodes):
-        for b in range(a + 1, job.nodes):
-            for source, target in ((a, b), (b, a)):
-                watchdog.begin(f"node {source} to node {target}")
-                seconds = one_way(job, x, source * job.per_node, target * job.per_node)
-                dist.barrier()
-                watchdog.end()
-                if job.rank == 0:
-                    gbs = PAIR_BYTES / seconds / 1e9
-                    job.report("pair", source=source, target=target, gbs=gbs)
+    rates: dict[tuple[int, int], list[float]] = {}
+    for _ in range(PAIR_ROUNDS):
+        for source, target in itertools.permutations(range(job.nodes), 2):
+            watchdog.begin(f"node {source} to node {target}")
+            seconds = one_way(job, x, source * job.per_node, target * job.per_node)
+            dist.barrier()
+            watchdog.end()
+            rates.setdefault((source, target), []).append(PAIR_BYTES / seconds / 1e9)
+    for (source, target), rounds in rates.items():
+        gbs = statistics.median(rounds)
+        job.report("pair", source=source, target=target, gbs=gbs, rounds=rounds)
 
 
 def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
-    """Seconds to move x once, as the receiver sees it: the best of three, so that other load on the
-    hosts counts less. Every rank gets the number."""
-    seconds = math.inf
+    """Seconds to move x once, as the receiver sees it: the median of three. Every rank gets it."""
+    seconds = []
     for number in range(4):
         dist.barrier()
         began = time.perf_counter()
@@ -306,8 +310,9 @@ def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
             dist.recv(x, source)
         sync(job)
         if number:  # the first round connects
-            seconds = min(seconds, time.perf_counter() - began)
-    shared = torch.tensor([seconds if job.rank == target else 0.0], device=job.device)
+            seconds.append(time.perf_counter() - began)
+    median = statistics.median(seconds)
+    shared = torch.tensor([median if job.rank == target else 0.0], device=job.device)
     dist.all_reduce(shared)
     return float(shared)
 

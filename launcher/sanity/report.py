@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,11 +120,18 @@ def _late(report: Report) -> list[str]:
 
 
 def slow_pairs(report: Report) -> list[str]:
-    """Names links far slower than the fastest, or one host if it is in all of them."""
+    """Names links that were slow in each round, or one host if it is in all of them.
+
+    Slow: far below the fastest pair, and by more than the rates of the other pairs vary.
+    """
     if len(report.pairs) < 3:
         return []
     best = max(pair["gbs"] for pair in report.pairs)
-    slow = [pair for pair in report.pairs if pair["gbs"] < SLOW_PAIR * best]
+    slow = [pair for pair in report.pairs if max(pair["rounds"]) < SLOW_PAIR * best]
+    others = [pair for pair in report.pairs if pair not in slow]
+    usual = statistics.median(pair["gbs"] for pair in others)
+    spread = max(max(pair["rounds"]) / min(pair["rounds"]) for pair in others)
+    slow = [pair for pair in slow if max(pair["rounds"]) * spread < usual]
     if not slow:
         return []
     ends = [{pair["source"], pair["target"]} for pair in slow]

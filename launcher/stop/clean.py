@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.choose import every_engine
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
 from launcher.hosts import Cluster, load
 from launcher.push.report import format_bytes

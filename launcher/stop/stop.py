@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launcher.engines.base import Engine, NodeStatus
+from launcher.engines.base import Engine
+from launcher.engines.status import NodeStatus
 from launcher.errors import CommandFailed, DdpctlError
 from launcher.ssh.many import ask_each
 from launcher.ssh.node import Node

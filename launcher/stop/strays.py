@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.choose import engines_on
+from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError
 from launcher.hosts import Cluster, load
 from launcher.run_id import is_run_id

@@ -35,6 +35,7 @@ class Console:
         self.quiet = quiet
         self.verbose = verbose
         self.plain = plain
+        self.steps: list[tuple[str, float]] = []  # of `step`: what it was, and its seconds
         self.stdout_closed = _reserve("stdout")
         _reserve("stderr")
         self.fold: Fold | None = None  # set: identical lines of many ranks become one
@@ -92,7 +93,7 @@ class Console:
         colours: Mapping[str, str] = _NO_COLOURS,
     ) -> None:
         """colours: the SGR colour of a cell by its text, for a terminal."""
-        shown = self._on_terminal() and not os.environ.get("NO_COLOR")
+        shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colours if shown else _NO_COLOURS))
 
     def say(self, text: str) -> None:
@@ -120,16 +121,18 @@ class Console:
             yield
         finally:
             timer.cancel()
-            self.detail(f"{text}: {time.monotonic() - began:.1f} s")
+            self.steps.append((text, time.monotonic() - began))
+            self.detail(f"{text}: {self.steps[-1][1]:.1f} s")
 
-    def _on_terminal(self) -> bool:
+    @property
+    def on_terminal(self) -> bool:
         return not self.stdout_closed and sys.stdout.isatty()
 
     def _write(self, text: bytes) -> None:
         with self._lock:
             if self._live:
                 self._live.hide()
-            if self._on_terminal():
+            if self.on_terminal:
                 shown = self._sanitizer.feed(text)
                 text = shown.encode(sys.stdout.encoding or "utf-8", errors="replace")
             self._try_stdout(lambda: sys.stdout.buffer.write(text))

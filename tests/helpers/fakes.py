@@ -124,6 +124,9 @@ class FakeHost:
         self.ignores_stop = False
         self.on_start: Callable[[FakeNode], object] = lambda node: None
         self.on_stop: Callable[[FakeNode], object] = FakeNode.stop
+        self.exec_output: list[tuple[int, bytes]] = []  # of a command: (1 stdout or 2 stderr, data)
+        self.exec_code = 0
+        self.execs: list[FakeExec] = []
 
     def ask(self, *call: str) -> None:
         """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""
@@ -138,6 +141,22 @@ class FakeHost:
     def count(self, call: str) -> int:
         """How often the host was asked for `call`."""
         return sum(words[0] == call for words in self.asked)
+
+
+class FakeExec:
+    """The connection of a command in a container: what it wrote, and what it is sent."""
+
+    def __init__(self, output: Sequence[tuple[int, bytes]]) -> None:
+        frames = [bytes([n, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for n, data in output]
+        self.reader = io.BufferedReader(io.BytesIO(b"".join(frames)))  # type: ignore[arg-type]
+        self.sent = b""
+        self.closed = threading.Event()
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+    def close_write(self) -> None:
+        self.closed.set()
 
 
 class FakeMachine(LocalMachine):
@@ -211,6 +230,19 @@ class FakeDocker:
         if not self.host.ignores_stop:
             self._node(name).ended.set()
             del self.host.nodes[name]
+
+    def exec_create(
+        self, name: str, command: Sequence[str], *, stdin: bool, tty: bool
+    ) -> dict[str, str]:
+        self.host.ask("exec", name, *command)
+        return {"Id": name}
+
+    def exec_connection(self, exec_id: str, *, tty: bool) -> FakeExec:
+        self.host.execs.append(FakeExec(self.host.exec_output))
+        return self.host.execs[-1]
+
+    def exec_inspect(self, exec_id: str) -> dict[str, Any]:
+        return {"Running": False, "ExitCode": self.host.exec_code}
 
     def close(self) -> None:
         pass
@@ -291,7 +323,7 @@ class FakeCluster:
         texts = []
         for stream in (out, err):
             stream.flush()
-            texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+            texts.append(stream.buffer.getvalue().decode(errors="surrogateescape"))  # type: ignore[attr-defined]
         return int(code or 0), texts[0], texts[1]
 
     def launch(self, *flags: str) -> tuple[int, str, str]:

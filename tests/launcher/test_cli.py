@@ -28,6 +28,7 @@ ORDER = [
     "fetch",
     "sanity",
     "stacks",
+    "exec",
     "report",
     "init",
     "clean",
@@ -39,7 +40,9 @@ def ddpctl(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
         line = [sys.executable, "-m", "launcher", *argv]
-        done = subprocess.run(line, capture_output=True, text=True, env=env, cwd=tmp_path)
+        done = subprocess.run(
+            line, capture_output=True, text=True, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL
+        )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -70,6 +73,11 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
         (["logs"], "no record of a run"),
         (["attach", "zz"], "this machine has no run"),
+        (["exec"], "no command: write it after --"),
+        (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
+        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all: give one"),
+        (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),
+        (["exec", "--", "ls"], "no record of a run"),
         (["logs", "--grep", "("], "not a regular expression"),
         (["logs", "--since", "yesterday"], "--since 'yesterday'"),
         (["logs", "--tail", "99999999999999999999"], "--tail"),
@@ -119,7 +127,7 @@ def test_a_command_alone_runs_on_the_hosts_of_hosts_yaml(ddpctl, tmp_path: Path)
     assert (plan["command"], plan["nodes"][0]["host"]) == (["t.py", "x"], "a")
 
 
-def test_only_launch_takes_a_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
+def test_other_commands_take_no_command(ddpctl) -> None:  # type: ignore[no-untyped-def]
     assert "junk" in ddpctl("ps", "hosts.yaml", "--", "junk", code=2).stderr
 
 

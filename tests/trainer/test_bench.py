@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trainer.errors import TrainerError
-from trainer.tools.bench import Result, Row, main, measured, table
+from trainer.tools.bench import Result, Row, global_batch, main, measured, table
 
 TINY = (
     *("--data", "synthetic", "--synthetic-train", "256", "--synthetic-test", "64"),
@@ -24,9 +24,23 @@ def test_every_mode_is_trained_and_measured(capsys: pytest.CaptureFixture[str]) 
     assert all(row["images_per_second"] > 0 and 0 <= row["top1"] <= 1 for row in rows)
 
 
+def test_all_rows_have_the_same_global_batch() -> None:
+    common = ["--model", "resnet8", "--batch-size", "32"]
+    assert global_batch(common, ranks=4) == 128
+    assert common == ["--model", "resnet8"]
+    assert global_batch(["--global_batch", "64"], ranks=4) == 64
+    assert global_batch([], ranks=2) == 256
+
+
+def test_scaling_trains_with_each_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "--scaling", "1,2", *TINY]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["name"], row["ranks"]) for row in rows] == [("1 rank(s)", 1), ("2 rank(s)", 2)]
+
+
 def test_a_mode_that_fails_says_why() -> None:
-    with pytest.raises(TrainerError, match=r"DP: exit code 2: .*--bn sync needs GPUs"):
-        main([*TINY, "--bn", "sync"])
+    with pytest.raises(TrainerError, match=r"DP: exit code 3: .*/nowhere: no such folder"):
+        main([*TINY, "--data", "/nowhere"])
 
 
 def test_the_median_interval_counts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trainer_ranks import newest_state, same
 
 from trainer.data.synthetic import synthetic
 from trainer.tools.make_images import write_cifar10
@@ -82,6 +84,28 @@ def test_four_modes_make_a_table(tmp_path: Path) -> None:
     assert all(float(line.split()[2]) > 0 for line in said[1:])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_network_and_data_of_ones_own_resume_bitwise(tmp_path: Path, ranks: int) -> None:
+    example = ROOT / "examples" / "own_model"
+    assert len(re.findall(r"^.*\S", (example / "shapes.py").read_text(), re.M)) <= 20
+    own = yaml.safe_load((example / "hosts.yaml").read_text())["job"]["command"][:6]
+
+    def train(out: str, *flags: object) -> dict[str, object]:
+        command = [sys.executable, *own, "--out", tmp_path / out, *flags, "--spawn", ranks]
+        command += ["--global-batch", 100, "--device", "cpu", "--schedule", "constant"]
+        command += ["--warmup-epochs", 0]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{example}"}
+        done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return newest_state(tmp_path / out)
+
+    whole = train("whole", "--max-steps", 60)
+    train("part", "--max-steps", 31)  # in the middle of the second epoch
+    assert same(train("part", "--max-steps", 60, "--resume", "auto"), whole)
+    status = json.loads((tmp_path / "whole" / "status.json").read_text())
+    assert status["top1"] > 0.9
+
+
 def test_a_hugging_face_script_trains_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -95,7 +119,10 @@ def test_a_hugging_face_script_trains_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_hosts_file_runs_the_script_beside_it(folder: Path) -> None:
     job = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]
-    assert (folder / job["workdir"] / job["command"][0]).is_file()
+    if job["command"][0] == "-m":
+        assert "shapes" in job["command"][3] and (folder / job["workdir"] / "shapes.py").is_file()
+    else:
+        assert (folder / job["workdir"] / job["command"][0]).is_file()
 
 
 def commands() -> list[tuple[Path, str]]:

@@ -8,6 +8,7 @@ import pickle
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,7 +156,7 @@ def test_making_a_set_from_idx_files(tmp_path: Path) -> None:
     assert arrays.test_x[0, 16, 16].tolist() == [9, 9, 9]
 
 
-def fetch_slowly(folder: Path, archive: Path) -> None:
+def fetch_slowly(folder: Path, archive: Path, together: Any) -> None:
     """As a rank does, with a download that takes a while."""
     from trainer.data import fetch
 
@@ -170,6 +171,7 @@ def fetch_slowly(folder: Path, archive: Path) -> None:
         real(source, to)
 
     fetch._download = download
+    together.wait(60)
     assert (fetch.fetch("cifar10", folder) / "data_batch_1").is_file()
 
 
@@ -187,9 +189,8 @@ def test_ranks_that_download_at_once_take_turns(tmp_path: Path) -> None:
     archive = tmp_path / "cifar.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tmp_path / "made" / cifar.TEN, cifar.TEN)
-    ranks = [
-        CONTEXT.Process(target=fetch_slowly, args=(tmp_path / "cache", archive)) for _ in range(2)
-    ]
+    given = (tmp_path / "cache", archive, CONTEXT.Barrier(2))
+    ranks = [CONTEXT.Process(target=fetch_slowly, args=given) for _ in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -81,6 +81,19 @@ def test_only_the_last_micro_batch_is_all_reduced(tmp_path: Path) -> None:
     assert plain == accumulated and min(plain[0]) >= 1
 
 
+@pytest.mark.parametrize("size", [16, 13, 3])
+def test_the_gradient_is_that_of_the_batchs_mean_loss(size: int) -> None:
+    t = make(ALONE, "--bn", "frozen", "--grad-accum-steps", "4", "--no-augment")
+    batch = torch.arange(size)
+    train.backward(t, batch)
+    found = [parameter.grad for parameter in t.parameters]
+    x, y = t.data.train_batch(batch, seed=0, epoch=0)
+    loss = nn.functional.cross_entropy(t.model(x), y)
+    wanted = torch.autograd.grad(loss, t.parameters)
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
 def test_label_smoothing_is_in_the_training_loss() -> None:
     t = make(ALONE, "--label-smoothing", "0.2", "--bn", "frozen", "--no-augment")
     batch = torch.arange(16)
@@ -203,8 +216,9 @@ def test_a_poll_may_be_read_one_later_but_none_is_lost() -> None:
 
 
 EMA = (
-    *("--synthetic-train", "640", "--synthetic-test", "500", "--width", "8", "--lr", "0.3"),
+    *("--synthetic-train", "640", "--synthetic-test", "500", "--width", "8", "--lr", "0.5"),
     *("--global-batch", "16", "--epochs", "6", "--schedule", "constant", "--ema", "0.99"),
+    *("--seed", "1"),
 )
 
 
@@ -218,7 +232,7 @@ def test_averaged_weights_are_evaluated_with_averaged_statistics() -> None:
     raw = evaluate.evaluate(t, "test")
     t.ema = ema
     assert averaged["top1"] >= raw["top1"] - 0.002
-    assert averaged["loss"] < raw["loss"]
+    assert averaged["loss"] < raw["loss"] / 5
 
 
 def test_the_decay_of_the_average_warms_up() -> None:

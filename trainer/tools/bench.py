@@ -1,17 +1,20 @@
-"""`trainer bench`: the same training several ways, side by side in one table.
+"""`trainer bench`: the same training in several ways, side by side in one table.
 
     python -m trainer bench --data ./data --model resnet18 --epochs 2
     python -m trainer bench --techniques --data ./data --model resnet18 --epochs 2
+    python -m trainer bench --scaling 1,2,4,8 --data ./data --model resnet18 --epochs 2
 
-The default rows are DP, DDP, DP+AMP and DDP+AMP. DP is one process that drives the machine: without
-DDP there is nothing to average, which is what nn.DataParallel on one device is. With --techniques
-the rows add one technique at a time to plain fp32, each on top of those before it.
+The default rows are DP, DDP, DP+AMP and DDP+AMP. DP is one process on one device, as
+nn.DataParallel on one device is; examples/four_modes runs nn.DataParallel on all of them. With
+--techniques each row adds one technique to the row before it; with --scaling each has another
+number of ranks. All rows have the same global batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,14 +24,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import Parser
-from trainer.errors import TrainerError
+from trainer.cli import Parser, parse
+from trainer.errors import TrainerError, UsageError
 from trainer.tools.plot import records
+
+BATCH_FLAGS = (
+    *("--batch-size", "--batch_size", "-b", "--batch-per-rank", "--batch_per_rank"),
+    *("--global-batch", "--global_batch", "--global-batch-size", "--global_batch_size"),
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train: its name, how many ranks, and the flags that make it."""
+    """One way to train: its name, its number of ranks and the flags that make it."""
 
     name: str
     ranks: int
@@ -45,9 +53,12 @@ class Result:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table, or JSON. Flags that are not bench's own go to every row's training."""
+    """Prints the table, or JSON. Flags that are not bench's own are passed to every training."""
     given, common = make_parser().parse_known_args(list(argv))
     rows = technique_rows(given.ranks) if given.techniques else mode_rows(given.ranks)
+    if given.scaling:
+        rows = scaling_rows(given.scaling)
+    common += ["--global-batch", str(global_batch(common, max(row.ranks for row in rows)))]
     results = [run(row, common) for row in rows]
     if given.json:
         print(json.dumps({"version": 1, "rows": [asdict(result) for result in results]}, indent=2))
@@ -64,8 +75,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ranks", type=int, default=2, help="of the DDP rows (default 2)")
     parser.add_argument("--techniques", action="store_true", help="one technique at a time")
+    parser.add_argument("--scaling", metavar="N,N", help="the same with N ranks each")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     return parser
+
+
+def global_batch(common: list[str], ranks: int) -> int:
+    """The global batch that these flags of the trainer mean for `ranks` ranks. Takes the batch
+    flags out of `common`."""
+    config, _ = parse(common, os.environ)
+    for name in BATCH_FLAGS:
+        while name in common:
+            where = common.index(name)
+            del common[where : where + 2]
+    return config.global_batch or (config.batch_size or 128) * ranks
 
 
 def mode_rows(ranks: int) -> list[Row]:
@@ -76,6 +99,14 @@ def mode_rows(ranks: int) -> list[Row]:
         Row("DP+AMP", 1, mixed),
         Row("DDP+AMP", ranks, mixed),
     ]
+
+
+def scaling_rows(text: str) -> list[Row]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--scaling {text}: expected numbers of ranks, such as 1,2,4") from None
+    return [Row(f"{count} rank(s)", count, ()) for count in counts]
 
 
 def technique_rows(ranks: int) -> list[Row]:
@@ -92,7 +123,7 @@ def technique_rows(ranks: int) -> list[Row]:
 
 
 def run(row: Row, common: Sequence[str]) -> Result:
-    """One training in a folder of its own. Raises TrainerError when it fails."""
+    """One training, in its own folder. Raises TrainerError if it fails."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as out:
         command = [sys.executable, "-m", "trainer", *common, *row.flags, "--out", out]
         command += ["--save-every", "0", "--export-every", "0"]
@@ -107,7 +138,7 @@ def run(row: Row, common: Sequence[str]) -> Result:
 
 
 def measured(row: Row, found: Sequence[dict[str, Any]]) -> Result:
-    """From a run's metrics: the median interval's speed, so that a slow first one does not count."""
+    """From a run's metrics. The speed is the median interval's, so that a slow start does not count."""
     speeds = [record["img_s"] for record in found if record["kind"] == "train"]
     evaluations = [record["top1"] for record in found if record["kind"] == "eval"]
     start = next(record for record in found if record["kind"] == "start")

@@ -8,7 +8,7 @@ from launcher.engines.docker import create_arguments
 from launcher.plan.plan import Container
 
 
-def host_config(**fields: Any) -> dict[str, Any]:
+def host_config(gpus: str | tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:
     container = Container(
         name="c",
         image="i",
@@ -16,7 +16,7 @@ def host_config(**fields: Any) -> dict[str, Any]:
         env={},
         labels={},
         mounts=(),
-        gpus=(),
+        gpus=gpus,
         user="0:0",
         shm_size=1,
         stop_timeout=1,
@@ -41,3 +41,10 @@ def test_limits_capabilities_and_folders_in_memory() -> None:
     assert config["Ulimits"] == [{"Name": "nofile", "Soft": 9, "Hard": 9}]
     assert config["CapAdd"] == ["SYS_PTRACE"]
     assert config["Tmpfs"] == {"/fast": "size=1024"}
+
+
+def test_only_nvidia_gpus_are_asked_of_the_engine() -> None:
+    amd = host_config("all", gpu_vendor="amd", group_add=(44, 109), devices=("/dev/kfd",))
+    assert (amd["DeviceRequests"], amd["GroupAdd"]) == ([], ["44", "109"])
+    (request,) = host_config((0, 2))["DeviceRequests"]
+    assert request["DeviceIDs"] == ["0", "2"]

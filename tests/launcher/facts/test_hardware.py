@@ -68,9 +68,6 @@ eth0	00000000	FE00000A	0003	0	0	0	00000000	0	0	0
 eth0	0000000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
 eth0	0300000A	0100000A	0007	0	0	0	FFFFFFFF	0	0	0
 
-@@ibports
-/sys/class/infiniband/mlx5_0/ports/1 4: ACTIVE
-
 @@ibdevices
 uverbs0
 
@@ -153,7 +150,6 @@ def test_the_output_as_values() -> None:
             Route(IPv4Network("10.0.0.0/24"), "", "eth0"),
             Route(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
         ),
-        infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),),
         infiniband_devices=("uverbs0",),
         resolved="127.0.1.1",
         tools=frozenset({"bash", "perl"}),

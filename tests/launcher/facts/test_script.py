@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from launcher.facts.gather import gather_one
 from launcher.facts.network import Address
-from launcher.facts.script import SCRIPT, parse
+from launcher.facts.rdma import Gid, RdmaPort
+from launcher.facts.script import SCRIPT, Facts, Gpu, parse
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 
@@ -135,6 +136,107 @@ def test_gpus_or_the_error_of_nvidia_smi() -> None:
     assert bad.gpu_error == "Failed to initialize NVML: Driver/library version mismatch"
 
 
+def test_a_gpu_that_shares_the_memory_of_the_cpu() -> None:
+    (spark,) = parse(output(gpus="0, GPU-a, NVIDIA GB10, [N/A]\n")).gpus
+    assert (spark.index, spark.name, spark.memory_mib) == (0, "NVIDIA GB10", None)
+
+
+def answer_below(root: Path, *asked: str) -> Facts:
+    """The script's answer with `root` in place of /sys/class and /dev."""
+    below = SCRIPT.replace("/sys/class/", f"{root}/class/")
+    for name in ("kfd", "dri", "infiniband"):
+        below = below.replace(f"/dev/{name}", f"{root}/dev/{name}")
+    done = subprocess.run(["sh", "-c", below, "sh", *asked], capture_output=True, text=True)
+    assert not done.stderr
+    return parse(done.stdout)
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def test_amd_gpus_from_sysfs(tmp_path: Path) -> None:
+    nodes = "class/kfd/kfd/topology/nodes"
+    tree = {f"{nodes}/0/gpu_id": "0", f"{nodes}/0/name": "", "dev/kfd": "", "dev/dri/card0": ""}
+    for node, unique, render in ((10, 255, 129), (2, 0, 128)):
+        tree |= {
+            f"{nodes}/{node}/gpu_id": f"{4000 + node}",
+            f"{nodes}/{node}/name": "aldebaran",
+            f"{nodes}/{node}/properties": f"simd_count 416\nunique_id {unique}\n"
+            f"drm_render_minor {render}",
+        }
+    tree["class/drm/renderD129/device/mem_info_vram_total"] = str(64 * 2**30)
+    write_tree(tmp_path, tree)
+    found = answer_below(tmp_path, "gpus")
+    assert found.gpus == (
+        Gpu(0, "", "AMD aldebaran", None, "amd"),
+        Gpu(1, "GPU-00000000000000ff", "AMD aldebaran", 65536, "amd"),
+    )
+    assert found.has_amd_gpus
+    assert found.gpu_groups == ((os.getgid(),) if os.getgid() else ())
+    assert answer_below(tmp_path).gpus == ()  # not asked for
+
+
+def test_of_two_vendors_nvidia_is_used() -> None:
+    found = parse(output(gpus="0, GPU-a, NVIDIA H100, 81559", amd="1\t5\t0\traphael"))
+    assert [gpu.vendor for gpu in found.gpus] == ["nvidia"]
+    broken = parse(output(gpus="NVIDIA-SMI has failed", amd="1\t5\t0\traphael"))
+    assert broken.gpus == () and broken.gpu_error
+
+
+def test_rows_of_amd_gpus_that_make_no_sense_are_skipped() -> None:
+    rows = (
+        f"1\t{2**64}\t0\tx\n-1\t5\t0\tx\n2\t{'9' * 30}\t0\tx\n2\t5\t0\t{'x' * 99}\n3\t5\n4\t7\t0\t"
+    )
+    assert parse(output(amd=rows)).gpus == (
+        Gpu(0, "", "AMD x", None, "amd"),
+        Gpu(1, "GPU-0000000000000007", "AMD GPU", None, "amd"),
+    )
+    groups = f"44\n0\n{'9' * 30}\n-1\n109\n44"
+    assert parse(output(gpugroups=groups)).gpu_groups == (44, 109)
+
+
+def test_roce_ports_from_sysfs(tmp_path: Path) -> None:
+    tree = {"dev/infiniband/uverbs0": ""}
+    for device, state, layer in (
+        ("mlx5_0", "4: ACTIVE", "Ethernet"),
+        ("mlx5_1", "1: DOWN", "InfiniBand"),
+    ):
+        port = f"class/infiniband/{device}/ports/1"
+        tree |= {
+            f"{port}/state": state,
+            f"{port}/link_layer": layer,
+            f"{port}/rate": "2.5 Gb/sec (1X SDR)" if "DOWN" in state else "400 Gb/sec (4X NDR)",
+            f"{port}/gids/0": "fe80:0000:0000:0000:0e42:a1ff:fe00:0001",
+        }
+    port = "class/infiniband/mlx5_0/ports/1"
+    for index, version in ((2, "IB/RoCE v1"), (3, "RoCE v2")):
+        tree |= {
+            f"{port}/gids/{index}": "0000:0000:0000:0000:0000:ffff:0a00:0107",
+            f"{port}/gid_attrs/types/{index}": version,
+            f"{port}/gid_attrs/ndevs/{index}": "eth0",
+        }
+    write_tree(tmp_path, tree)
+    found = answer_below(tmp_path)
+    gids = (Gid(2, "10.0.1.7", "eth0", "IB/RoCE v1"), Gid(3, "10.0.1.7", "eth0", "RoCE v2"))
+    assert found.rdma_ports == (
+        RdmaPort("mlx5_0:1", "ACTIVE", True, 400, gids),
+        RdmaPort("mlx5_1:1", "DOWN", False, 2),
+    )
+    assert found.infiniband
+    assert found.rdma_ports[0].gid_of("10.0.1.7") == gids[1]
+
+
+def test_rows_of_rdma_ports_that_make_no_sense_are_skipped() -> None:
+    good, gid = "port\tmlx5_0\t1\t4: ACTIVE\tEthernet\t", "gid\t3\t0a00:0001\teth0\tRoCE v2"
+    bad = f"port\tmlx5 0;\t1\t4: ACTIVE\tEthernet\t\n{gid}"
+    text = f"{gid}\n{bad}\n{good}\n{gid.replace('3', '9' * 9)}\n{gid}"
+    (port,) = parse(output(rdma=text)).rdma_ports
+    assert port == RdmaPort("mlx5_0:1", "ACTIVE", True, 0, (Gid(3, "10.0.0.1", "eth0", "RoCE v2"),))
+
+
 def test_a_clock_without_nanoseconds() -> None:
     found = parse(output(clock="1795236370.%N").replace("@@end\n1.5", "@@end\n1795236371.%N"))
     assert (found.clock, found.seconds) == (1795236370.5, 1.0)
@@ -168,6 +270,8 @@ LINES = st.one_of(
     st.text("0123456789abcdefABCDEF.:|-/, \t%()=@\xb2", max_size=60),
     st.sampled_from([*ROUTES.splitlines(), *FIB.splitlines(), "|-- 999.1.1.1", "/32 host LOCAL"]),
     st.sampled_from(["path /x", "/d 1 1 1 1% /m", "eth0 ² up 9 plain", "9" * 5000, "0, 1, 2, 3"]),
+    st.sampled_from(["port\tm\t1\t4: ACTIVE\tEthernet\t9 Gb", "gid\t3\t0a00:0001\t\tRoCE v2"]),
+    st.sampled_from(["1\t255\t0\traphael", "44", "9" * 20]),
     st.sampled_from(["<nvidia_smi_log><gpu>", "<nvidia_smi_log><gpu/></nvidia_smi_log>", "@@end"]),
 )
 

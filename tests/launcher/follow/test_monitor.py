@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.base import NodeStatus
 from launcher.engines.process import LocalProcesses
+from launcher.engines.status import NodeStatus
 from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host

@@ -21,7 +21,7 @@ from local_machine import Machine
 
 from launcher.follow.metrics_poller import Gpus, Metrics, parse_gpus, parse_progress
 from launcher.follow.monitor import Line, NodeOutcome
-from launcher.follow.panel import panel_lines, view
+from launcher.follow.panel import gpu_words, panel_lines, view
 from launcher.terminal import live
 
 START = {"kind": "start", "attempt": 2, "total_steps": 400, "steps_per_epoch": 100}
@@ -42,10 +42,34 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
     assert parse_progress(lines_of(TRAIN, START), attempt=2) is None
 
 
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([b"Epoch: 3/10", b"step 120/500 loss 1.2", b"saved"], "epoch 3/10  step 120/500"),
+        ([b"Epoch 2/10, Iter 7/9", b"epoch 3 / 10"], "epoch 3/10  step 7/9"),
+        (
+            [b" 24%|##4  | 24/100 [00:01<00:03]\r 25%|##5  | 25/100 [00:01<00:03]"],
+            "progress 25/100",
+        ),
+        ([b"loss 3/10"], "[a:0] loss 3/10"),
+    ],
+)
+def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
+    outcome = NodeOutcome(0, "a")
+    outcome.tail.extend(Line("a", 0, text, 100.0 + n) for n, text in enumerate(texts))
+    last = 99.0 + len(texts)
+    assert view("r", 1, {0: outcome}, Metrics(None), 0, now=last + 9).below == words
+    silent = view("r", 1, {0: outcome}, Metrics(None), 0, now=last + 75).below
+    assert silent == f"no line for 0:01:15  {words}"
+
+
 def test_gpus_of_a_host_are_told_together() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
     assert gpus == Gpus(count=2, use=25.0, used=4096, total=163840)
     assert parse_gpus(b"NVIDIA-SMI has failed\n") is None
+    assert parse_gpus(b"1, 1, " + b"9" * 5000) is None
+    spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
+    assert spark is not None and gpu_words(spark) == "1 GPU 50 %"
     outcomes = {0: NodeOutcome(0, "a")}
     shown = view("r", 1, outcomes, Metrics(None, {0: gpus}), 0)
     assert shown.rows == (("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB"),)

@@ -7,7 +7,10 @@ import signal
 import threading
 from collections.abc import Callable
 
-from fakes import FakeCluster
+import pytest
+from fakes import FakeCluster, FakeNode
+
+from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
 
@@ -60,3 +63,59 @@ def test_attach_returns_the_exit_code_of_a_run_that_has_ended(fake_cluster: Make
     assert cluster.launch()[0] == 0
     code, _, err = cluster.ddpctl("attach")
     assert code == 0, err
+
+
+REPORT = [
+    "Traceback (most recent call last):",
+    '  File "torchrun", line 8, in <module>',
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "=======",
+    "train.py FAILED",
+    "=======",
+]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "flags", "folded"),
+    [(True, [], True), (True, ["--verbose"], False), (False, [], False)],
+)
+def test_torchruns_own_tracebacks_are_one_line_on_a_terminal_only(
+    fake_cluster: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    flags: list[str],
+    folded: bool,
+) -> None:
+    monkeypatch.setattr(Console, "on_terminal", terminal)
+    cluster = fake_cluster()
+
+    def fail(node: FakeNode) -> None:
+        for line in REPORT:
+            node.say(line)
+        node.say("ValueError: boom", 0)
+        node.end(1)
+
+    for host in cluster:
+        host.on_start = fail
+    _, out, err = cluster.launch(*flags)
+    one_line = "torchrun: 2 nodes ended with ChildFailedError; full text: ddpctl logs"
+    assert out.count("boom") == 2
+    assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
+    assert cluster.ddpctl("logs")[1].count("train.py FAILED") == 2
+
+
+@pytest.mark.parametrize("command", ["logs", "attach"])
+def test_attempts_are_told_apart_on_stderr(fake_cluster: Make, command: str) -> None:
+    cluster = fake_cluster("gpu0")
+
+    def work(node: FakeNode) -> None:
+        node.say(f"this is attempt {node.attempt}", 0)
+        node.end(1 if node.attempt == 1 else 0)
+
+    cluster.hosts["gpu0"].on_start = work
+    assert cluster.launch()[0] == 1
+    assert cluster.ddpctl(command)[2].count("attempt 1:") == 0
+    assert cluster.ddpctl("resume")[0] == 0
+    _, out, err = cluster.ddpctl(command)
+    assert out == "[gpu0:0] this is attempt 1\n[gpu0:0] this is attempt 2\n"
+    assert "ddpctl: attempt 1:\nddpctl: attempt 2:\n" in err

@@ -378,6 +378,8 @@ job:
         f"{path}:6: job.env_file: found {tmp_path}/none.env, which does not exist",
         f"{path}:7: job.max_restarts: found -1",
     ]
+    assert file_problems(path)[0].endswith("; correct the path")
+    assert "; correct the path or create it" in file_problems(path)[3]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

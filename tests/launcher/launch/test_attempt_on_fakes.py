@@ -8,6 +8,9 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.launch import attempt
+from launcher.launch.attempt import where_time_went
+
 Make = Callable[..., FakeCluster]
 ERROR = "ValueError: bad label 1000"
 
@@ -125,3 +128,18 @@ def test_an_unknown_host_to_include_or_exclude_is_one_line(
         code, _, err = cluster.ddpctl(command, cluster.hosts_file, flag, "gpu9")
         assert code == 2 and err.count("\n") == 1
         assert "has no host 'gpu9'; it has gpu0, gpu1" in err
+
+
+def test_one_line_says_where_the_time_of_a_slow_start_went(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert where_time_went([("checking 2 hosts", 1.5), ("starting 2 nodes", 0.4)]) == ""
+    assert where_time_went([("checking 2 hosts", 1.5), ("starting 2 nodes", 0.6)]) == (
+        "took 2.1 s: checking 2 hosts 1.5 s, starting 2 nodes 0.6 s"
+    )
+    monkeypatch.setattr(attempt, "QUIET_BEFORE", 0.0)
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    [line] = [line for line in cluster.launch()[2].splitlines() if ": took " in line]
+    for step in ("asking 2 hosts", "reading what the hosts have", "starting 2 nodes"):
+        assert step in line

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
 from host_facts import facts, gpus
 
 from launcher.errors import UsageError
+from launcher.facts.rdma import Gid, RdmaPort
+from launcher.facts.script import Gpu
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import Found, make_plan
 from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions
@@ -174,6 +176,59 @@ def test_what_the_job_adds_to_its_containers() -> None:
     shown = plan_text(plan)
     for line in ("tmpfs       /fast=1073741824", "device      /dev/fuse", "ulimit      nofile=9"):
         assert line in shown
+
+
+def test_amd_gpus_reach_the_container_as_devices() -> None:
+    amd = tuple(Gpu(index, "", "AMD MI300X", 1, "amd") for index in range(4))
+    host = facts(gpus=amd, gpu_groups=(44, 109))
+    text = "hosts: [{host: a, gpus: [1, 3]}, b, {host: c, gpus: 0}]"
+    plan = planned(text, found=Found((host, host, facts()), ("i",) * 3))
+    two, every, cpu = (node.container for node in plan.nodes)
+    assert two.devices == every.devices == ("/dev/kfd", "/dev/dri")
+    assert two.group_add == (44, 109)
+    assert two.env["ROCR_VISIBLE_DEVICES"] == "1,3"
+    assert every.env.keys().isdisjoint({"ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
+    assert plan.nodes[1].nproc_per_node == 4
+    assert (cpu.devices, cpu.group_add, cpu.gpu_vendor) == ((), (), "nvidia")
+    shown = plan_text(plan)
+    for line in ("gpus        1,3 (AMD)", "gpus        all (AMD)", "group-add   109"):
+        assert line in shown
+
+
+def roce(name: str, ip: str, index: int = 3, gbits: int = 400, **changes: Any) -> RdmaPort:
+    gids = (Gid(index - 1, ip, "eth0", "IB/RoCE v1"), Gid(index, ip, "eth0", "RoCE v2"))
+    port = RdmaPort(f"{name}:1", "ACTIVE", is_ethernet=True, gbits=gbits, gids=gids)
+    return replace(port, **changes)
+
+
+RAILS = (roce("mlx5_0", "10.0.0.1"), roce("mlx5_1", "10.0.1.1"))
+
+
+@pytest.mark.parametrize(
+    ("ports", "names", "expected"),
+    [
+        (RAILS, (), ("=mlx5_0:1,mlx5_1:1", "3")),
+        ((RAILS[0], roce("mlx5_1", "10.0.1.1", state="DOWN")), (), ("=mlx5_0:1", "3")),
+        ((RAILS[0], roce("mlx5_1", "", gids=())), (), ("=mlx5_0:1", "3")),  # without an address
+        (RAILS, ("NCCL_IB_HCA",), (None, None)),  # the user's own
+        (RAILS, ("NCCL_IB_GID_INDEX",), (None, None)),
+        (RAILS[1:], (), (None, None)),  # another network is in use
+        ((RAILS[0], roce("mlx5_1", "10.0.1.1", index=5)), (), (None, None)),
+        ((RAILS[0], roce("mlx5_1", "", gbits=800, gids=())), (), (None, None)),
+        ((RAILS[0], roce("mlx5_1", "", is_ethernet=False, gids=())), (), (None, None)),
+        ((roce("mlx5_0", "10.0.0.1", gids=RAILS[0].gids[:1]),), (), (None, None)),  # version 1
+    ],
+)
+def test_nccl_is_told_of_roce_where_the_address_in_use_is_on_it(
+    ports: tuple[RdmaPort, ...], names: tuple[str, ...], expected: tuple[str | None, str | None]
+) -> None:
+    host = facts(infiniband=True, rdma_ports=ports)
+    plan = planned("hosts: [a]", found=Found((host,), ("i",)), env_names=names)
+    env = plan.nodes[0].container.env
+    assert (env.get("NCCL_IB_HCA"), env.get("NCCL_IB_GID_INDEX")) == expected
+    assert ("NCCL_IB_HCA" in plan_text(plan)) == (
+        expected[0] is not None or names == ("NCCL_IB_HCA",)
+    )
 
 
 def test_threads_are_shared_by_the_processes_of_a_machine() -> None:

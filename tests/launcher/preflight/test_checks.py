@@ -20,11 +20,13 @@ from healthy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.engines.base import NodeStatus
 from launcher.engines.engine_info import ImageInfo
+from launcher.engines.status import NodeStatus
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuProcess, GpuState
+from launcher.facts.rdma import Gid, RdmaPort
+from launcher.facts.script import Gpu
 from launcher.hosts import Cluster, Host
 from launcher.preflight import run
 from launcher.preflight.findings import Finding, failure, in_order, lines, split, table, warning
@@ -68,11 +70,29 @@ def test_healthy_cpu_hosts_give_no_finding() -> None:
     assert judge(bare(0, 0), bare(1, 0)) == []
 
 
+def test_hosts_with_amd_gpus_need_nothing_of_nvidias() -> None:
+    hosts = [
+        with_facts(
+            with_engine(bare(rank, "all"), runtimes=frozenset({"runc"})),
+            gpus=(Gpu(0, f"GPU-{rank}", "AMD MI300X", None, "amd"),),
+        )
+        for rank in (0, 1)
+    ]
+    assert judge(*hosts) == []
+
+
 def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
     finding = one(judge(bare(0, 0), bare(1, "all")))
     assert (finding.severity, finding.host, finding.check) == ("warning", "gpu2", "gpus")
     assert finding.what == "no GPU found: it is a CPU node"
     assert "gpus: 0" in finding.remedy
+
+
+def rail(
+    node: int, state: str = "ACTIVE", gbits: int = 400, version: str = "RoCE v2", name: str = "0"
+) -> RdmaPort:
+    gid = Gid(3, f"10.0.0.{node + 1}", "eth0", version)
+    return RdmaPort(f"mlx5_{name}:1", state, is_ethernet=True, gbits=gbits, gids=(gid,))
 
 
 # One fault each: (how it is seeded, severity, check, words of the line, words of the remedy)
@@ -201,18 +221,18 @@ FAULTS = {
         ("warning", "memory", "only 1 MiB of memory available", "stop what uses it"),
     ),
     "no uverbs": (
-        lambda m: with_details(m, infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),)),
+        lambda m: with_facts(m, rdma_ports=(rail(0),)),
         ("warning", "network", "without /dev/infiniband/uverbs0", "ib_uverbs"),
     ),
     "InfiniBand down": (
-        lambda m: with_details(m, infiniband_ports=(("mlx5_0 port 1", "DOWN"),),
-                               infiniband_devices=("uverbs0",)),
-        ("warning", "network", "no InfiniBand port is active (mlx5_0 port 1 DOWN)", "cable"),
+        lambda m: with_facts(with_details(m, infiniband_devices=("uverbs0",)),
+                             rdma_ports=(rail(0, state="DOWN"),)),
+        ("warning", "network", "no InfiniBand port is active (mlx5_0:1 DOWN)", "cable"),
     ),
     "memlock": (
         lambda m: with_engine(
-            with_details(m, memlock="8192", infiniband_ports=(("mlx5_0 port 1", "ACTIVE"),),
-                         infiniband_devices=("uverbs0",)),
+            with_facts(with_details(m, memlock="8192", infiniband_devices=("uverbs0",)),
+                       rdma_ports=(rail(0),)),
             is_rootless=True),
         ("warning", "memory", "memlock is limited to 8192 KiB", "limits.conf"),
     ),
@@ -418,6 +438,36 @@ def test_another_mtu() -> None:
     jumbo = with_details(machine(2), interfaces=(Interface("eth0", 9000, "up", 0, False),))
     found = judge(machine(0), machine(1), jumbo)
     assert one(found).what == "MTU 9000 on eth0, while other hosts have 1500"
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ({}, ""),
+        ({"state": "DOWN"}, "RDMA ports up: 1, while other hosts have 2 (mlx5_0:1 DOWN)"),
+        ({"gbits": 100}, "RDMA ports at 100/400 Gb/s, while other hosts have 400"),
+        (
+            {"version": "IB/RoCE v1"},
+            "the address in use has a GID of IB/RoCE v1, while other hosts have RoCE v2",
+        ),
+    ],
+)
+def test_rdma_ports_that_differ(odd: dict[str, Any], what: str) -> None:
+    hosts = [
+        with_facts(
+            with_details(machine(node), infiniband_devices=("uverbs0",)),
+            rdma_ports=(
+                rail(node, **(odd if node == 2 else {})),
+                replace(rail(node, name="1"), gids=()),
+            ),
+        )
+        for node in range(3)
+    ]
+    hosts.append(machine(3))  # has none
+    found = judge(*hosts)
+    assert [(f.host, f.severity, f.what) for f in found] == (
+        [("gpu3", "warning", what)] if what else []
+    )
 
 
 def test_an_error_of_one_line_becomes_what_and_remedy() -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.diagnosis.first_failure import FirstFailure
-from launcher.report.curves import MOST_POINTS, chart_svg, thinned
+from launcher.report.curves import MOST_POINTS, chart_svg, colour_of, thinned
 from launcher.report.making import without_secrets
 from launcher.report.numbers import Chart, Curve, charts, charts_by_host
 from launcher.report.page import page
@@ -336,3 +336,10 @@ def test_a_real_browser_shows_the_page(tmp_path: Path) -> None:
     assert "<img" not in done.stdout and "<script" not in done.stdout
     assert done.stdout.count("<polyline") == 4
     assert "Refused to" not in done.stderr and "net::ERR" not in done.stderr
+
+
+def test_no_two_curves_share_a_colour() -> None:
+    curves = tuple(Curve(str(n), ((n, 1.0),)) for n in range(64))
+    svg = chart_svg(Chart("many", curves))
+    assert len(set(re.findall('stroke="([^"]*)" stroke-width', svg))) == len(curves)
+    assert all(f'fill="{colour_of(n)}"' in svg for n in range(64))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -29,11 +31,16 @@ def size(count: int, seconds: float, busbw: float) -> dict[str, object]:
 
 def pairs(slow: set[frozenset[int]], nodes: int = 3) -> list[dict[str, object]]:
     return [
-        {"kind": "pair", "source": a, "target": b, "gbs": 0.1 if {a, b} in slow else 1.0}
+        pair(a, b, [0.1] * 3 if {a, b} in slow else [1.0] * 3)
         for a in range(nodes)
         for b in range(nodes)
         if a != b
     ]
+
+
+def pair(source: int, target: int, rounds: list[float]) -> dict[str, object]:
+    gbs = statistics.median(rounds)
+    return {"kind": "pair", "source": source, "target": target, "gbs": gbs, "rounds": rounds}
 
 
 DONE = {"kind": "done", "transports": {"sockets": 4}}
@@ -73,6 +80,24 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
     )
     assert len(lines) == 2
     assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, the fastest pair 1" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("link", "other", "named"),
+    [
+        ([0.1, 0.1, 0.1], [1.0, 0.9, 1.0], True),
+        ([0.1, 0.1, 0.5], [1.0, 1.0, 1.0], False),  # not each time, though its median is slow
+        ([0.3, 0.3, 0.3], [1.0, 0.2, 1.0], False),  # the others vary as much
+    ],
+)
+def test_a_link_is_slow_only_each_time_and_beyond_the_spread_of_the_others(
+    link: list[float], other: list[float], named: bool
+) -> None:
+    measured = [
+        pair(a, b, link if (a, b) == (0, 1) else other) for a, b in permutations(range(3), 2)
+    ]
+    lines = problems(report(size(1, 1, 1.0), *measured, DONE), None, None)
+    assert bool(lines) == named, lines
 
 
 def test_a_node_behind_a_firewall_is_named_once() -> None:
@@ -121,5 +146,5 @@ def test_a_host_that_is_not_there_is_told_in_the_document_too(tmp_path: Path) ->
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"], found["sizes"]) == (4, False, [])
     [problem] = found["problems"]
-    assert problem.startswith("failure: 127.0.0.1: ssh: connection refused")
+    assert problem.startswith("127.0.0.1: ssh: connection refused")
     assert problem in done.stderr

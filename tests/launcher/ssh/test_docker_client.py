@@ -24,6 +24,7 @@ from sshd_server import Sshd
 
 from launcher.engines import docker_client
 from launcher.engines.docker_client import docker_of
+from launcher.engines.docker_exec import DockerExec
 from launcher.errors import (
     CommandFailed,
     CommandTimeout,
@@ -375,6 +376,23 @@ def test_a_command_in_a_container(start: Start) -> None:
     container = start("sleep 60")
     done = container.exec_run(["/bin/sh", "-c", "echo out; echo err >&2; exit 4"], demux=True)
     assert (done.exit_code, done.output) == (4, (b"out\n", b"err\n"))
+
+
+@cluster
+def test_a_command_reads_its_input_to_the_end_and_may_be_silent_for_long(
+    machine: Node, start: Start
+) -> None:
+    client, container = docker_of(machine), start("sleep 60")
+    client.api.timeout = 1
+    command = ["/bin/sh", "-c", "cat; sleep 2; echo err >&2; exit 4"]
+    running = DockerExec(client, container.id, command, stdin=True, tty=False)
+    payload = os.urandom(100_000)
+    running.write(payload)
+    running.close_stdin()
+    output = list(running.output())
+    assert b"".join(data for number, data in output if number == 1) == payload
+    assert b"".join(data for number, data in output if number == 2) == b"err\n"
+    assert running.wait() == 4
 
 
 @cluster

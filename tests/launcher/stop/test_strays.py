@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.base import NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.stop.strays import Seen, carriers, strays_of

@@ -1,0 +1,60 @@
+"""ddpctl exec"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from launcher.commands import options
+from launcher.errors import UsageError
+
+
+def exec_(
+    context: typer.Context,
+    run: options.Run = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run.")
+    ] = None,
+    hosts: options.LookOn = None,
+    node: Annotated[
+        int | None, typer.Option("--node", min=0, metavar="K", help="On this node (default: 0).")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, metavar="R", help="On the node of this rank.")
+    ] = None,
+    on_all: Annotated[
+        bool, typer.Option("--all", help="On every node; lines are prefixed with the host.")
+    ] = False,
+    stdin: Annotated[bool, typer.Option("-i", help="Forward stdin to the command.")] = False,
+    tty: Annotated[bool, typer.Option("-t", help="Give it this terminal; implies -i.")] = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Run a command in the container of a node of a live run.
+
+    The command has the environment of the node's container, or of its process with engine:
+    process. The exit code is the command's; with --all, the first that is not 0, by node.
+    With -t, Ctrl-C goes to the command; without it, Ctrl-C ends ddpctl only.
+
+    \b
+    ddpctl exec -- nvidia-smi
+    ddpctl exec --rank 5 -t -- bash
+    ddpctl exec 20261121 --hosts hosts.yaml --all -- df -h /dev/shm
+    """
+    from launcher.runs.exec import ExecOptions, exec_in_run
+    from launcher.runs.find import find
+
+    words = (*(command or ()), *context.args)  # what follows `--`
+    if not words:
+        raise UsageError("no command: write it after --, such as `ddpctl exec -- nvidia-smi`")
+    if (node is not None) + (rank is not None) + on_all > 1:
+        raise UsageError("--node, --rank and --all: give one of them")
+    if on_all and (stdin or tty):
+        raise UsageError("--all: several commands cannot share stdin; leave out -i and -t")
+    if tty and not sys.stdin.isatty():
+        raise UsageError("-t: stdin is not a terminal; use -i to forward it")
+    wanted = ExecOptions(words, node, rank, on_all, stdin or tty, tty)
+    console = options.console(quiet, verbose)
+    return exec_in_run(find(run, hosts, console), wanted, console)

@@ -1,0 +1,67 @@
+"""A command in a running container, over the Docker API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import docker.errors
+
+from launcher.engines.docker_client import Client, doing
+from launcher.ssh.stream import CHUNK
+
+HEADER_BYTES = 8  # of a frame: the stream's number, three zeros, the size of the data
+POLL = 0.05  # seconds between questions whether the command has ended or started
+RESIZE_TIMEOUT = 2.0  # seconds for the command to have a terminal
+CONTAINER_GONE = 137  # as if the command had been killed
+
+
+class DockerExec:
+    """Satisfies launcher.engines.base.Exec."""
+
+    def __init__(
+        self, client: Client, container: str, command: Sequence[str], *, stdin: bool, tty: bool
+    ) -> None:
+        self._client, self._tty = client, tty
+        with doing(client.name, "run the command"):
+            made = client.api.exec_create(container, list(command), stdin=stdin, tty=tty)
+            self._id: str = made["Id"]
+            self._connection = client.api.exec_connection(self._id, tty=tty)
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        reader = self._connection.reader
+        if self._tty:
+            while data := reader.read1(CHUNK):
+                yield 1, data
+            return
+        while len(header := reader.read(HEADER_BYTES)) == HEADER_BYTES:
+            stream, left = header[0], int.from_bytes(header[4:], "big")
+            while left and (data := reader.read1(min(left, CHUNK))):
+                left -= len(data)
+                yield stream, data
+
+    def write(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def close_stdin(self) -> None:
+        self._connection.close_write()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The engine refuses this until the command has started, so ask again."""
+        deadline = time.monotonic() + RESIZE_TIMEOUT
+        while time.monotonic() < deadline:
+            try:
+                self._client.api.exec_resize(self._id, height=rows, width=columns)
+                return
+            except docker.errors.APIError:
+                time.sleep(POLL)
+
+    def wait(self) -> int:
+        try:
+            with doing(self._client.name, "ask for the command's exit code"):
+                while (seen := self._client.api.exec_inspect(self._id)).get("Running"):
+                    time.sleep(POLL)
+        except docker.errors.NotFound:
+            return CONTAINER_GONE
+        code = seen.get("ExitCode")
+        return code if isinstance(code, int) else CONTAINER_GONE

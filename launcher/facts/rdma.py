@@ -1,0 +1,103 @@
+"""RDMA ports (InfiniBand and RoCE) and their IPv4 addresses, from /sys/class/infiniband."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+# A port's row, then a row for each of its GIDs that is an IPv4 address: index, address, interface, type
+SCRIPT = r"""
+rdma() {
+for p in /sys/class/infiniband/*/ports/*; do
+  state='' layer='' rate=''
+  { read -r state < "$p/state"; read -r layer < "$p/link_layer"; read -r rate < "$p/rate"; } 2>/dev/null
+  d=${p%/ports/*}
+  printf 'port\t%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "${p##*/}" "$state" "$layer" "$rate"
+  for g in "$p"/gids/*; do
+    gid='' ndev='' type=''
+    { read -r gid < "$g"; } 2>/dev/null
+    case $gid in 0000:0000:0000:0000:0000:ffff:*) ;; *) continue ;; esac
+    i=${g##*/}
+    { read -r ndev < "$p/gid_attrs/ndevs/$i"; read -r type < "$p/gid_attrs/types/$i"; } 2>/dev/null
+    printf 'gid\t%s\t%s\t%s\t%s\n' "$i" "${gid#0000:0000:0000:0000:0000:ffff:}" "$ndev" "$type"
+  done
+done
+}
+"""
+_PORT = re.compile(
+    r"port\t([\w.-]{1,64})\t([0-9]{1,3})\t(?:[0-9]: )?(\w{1,20})\t(\w{1,20})(?:\t([0-9]{1,6})\S* Gb.*)?"
+)
+_GID = re.compile(r"gid\t([0-9]{1,4})\t([0-9a-f]{4}):([0-9a-f]{4})\t(\S{0,15})\t([\w/ .]{0,20})")
+MOST_ROWS = 4096
+NAMES = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})
+
+
+@dataclass(frozen=True)
+class Gid:
+    index: int
+    ip: str
+    interface: str
+    type: str  # RoCE v2, or IB/RoCE v1
+
+    @property
+    def is_roce_v2(self) -> bool:
+        return self.type == "RoCE v2"
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """name: as NCCL_IB_HCA takes it, such as mlx5_0:1. state: ACTIVE, DOWN and the like."""
+
+    name: str
+    state: str
+    is_ethernet: bool
+    gbits: int  # per second; 0 where not reported
+    gids: tuple[Gid, ...] = ()
+
+    @property
+    def is_up(self) -> bool:
+        return self.state == "ACTIVE"
+
+    def gid_of(self, ip: str) -> Gid | None:
+        """The GID of that address, of RoCE v2 where there are both versions."""
+        found = [gid for gid in self.gids if gid.ip == ip]
+        return max(found, key=lambda gid: gid.is_roce_v2, default=None)
+
+
+def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
+    ports: list[tuple[RdmaPort, list[Gid]]] = []
+    gids: list[Gid] = []
+    for line in lines[:MOST_ROWS]:
+        if line.startswith("port\t"):
+            gids = []  # those of an unreadable port go nowhere
+            if match := _PORT.fullmatch(line):
+                name, ethernet = f"{match[1]}:{match[2]}", match[4] == "Ethernet"
+                ports.append((RdmaPort(name, match[3], ethernet, int(match[5] or 0)), gids))
+        elif match := _GID.fullmatch(line):
+            ip = str(IPv4Address(int(match[2] + match[3], 16)))
+            gids.append(Gid(int(match[1]), ip, match[4], match[5]))
+    return tuple(dataclasses.replace(port, gids=tuple(gids)) for port, gids in ports)
+
+
+def nccl_settings(ports: Sequence[RdmaPort], ip: str) -> Mapping[str, str]:
+    """What NCCL needs to know of RoCE where `ip` is the address in use: the ports and the GID.
+
+    Empty where the address is on no RoCE port, and where a setting for all ports would leave out one
+    that may be the better: InfiniBand, a faster one, or one with its RoCE v2 address at another index.
+    """
+    up = [port for port in ports if port.is_up]
+    own = next((p for p in up if p.is_ethernet and (g := p.gid_of(ip)) and g.is_roce_v2), None)
+    gid = own.gid_of(ip) if own else None
+    if own is None or gid is None:
+        return {}
+    v2 = {port.name: [g.index for g in port.gids if g.is_roce_v2] for port in up}
+    for port in up:
+        if not port.is_ethernet or (
+            gid.index not in v2[port.name] and (v2[port.name] or port.gbits > own.gbits)
+        ):
+            return {}
+    names = ",".join(port.name for port in up if gid.index in v2[port.name])
+    return {"NCCL_IB_HCA": f"={names}", "NCCL_IB_GID_INDEX": str(gid.index)}

@@ -1,0 +1,154 @@
+"""The `exec` command's work: runs a command in the container of a node, or of every node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from dataclasses import dataclass
+
+from launcher.engines.attempt import RunningAttempt, RunningNode
+from launcher.engines.base import Exec
+from launcher.engines.status import NodeStatus
+from launcher.errors import CommandFailed, DdpctlError, UsageError
+from launcher.runs.attempt import running_attempt
+from launcher.runs.record import RunFolder
+from launcher.ssh.many import each_node, try_each
+from launcher.ssh.node import Node
+from launcher.ssh.stream import CHUNK
+from launcher.terminal.console import Console
+from launcher.terminal.raw import raw_terminal
+from launcher.terminal.sanitize import Sanitizer
+
+# Of spec.json, only the two numbers that tell which ranks the node in $1 has.
+RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """
+
+
+@dataclass(frozen=True)
+class ExecOptions:
+    """What to run, and where: on one node, which is node 0 if neither is given, or on all."""
+
+    command: tuple[str, ...]
+    node: int | None = None
+    rank: int | None = None
+    on_all: bool = False
+    stdin: bool = False
+    tty: bool = False
+
+
+def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
+    """Returns the command's exit code; with on_all, the first that is not 0, by node rank."""
+    with running_attempt(folder, folder.load()) as attempt:
+        if wanted.on_all:
+            return _on_all(attempt, folder.run_id, wanted, console)
+        member = _chosen(attempt, folder.run_id, wanted)
+        node = member.node
+        running = each_node([node], lambda _: _start(member, folder.run_id, wanted))[node]
+        if wanted.stdin:
+            threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
+        if wanted.tty:
+            with raw_terminal(running.resize):
+                for _, data in running.output():
+                    sys.stdout.buffer.write(data)
+                    sys.stdout.buffer.flush()
+        else:
+            _print_output(running, console)
+        return running.wait()
+
+
+def _print_output(running: Exec, console: Console) -> None:
+    """As it is to files and pipes; terminals get no escape sequences but colours."""
+    errors = Sanitizer()
+    for number, data in running.output():
+        if number == 1:
+            console.lines(data)
+            console.flush()
+            continue
+        shown = errors.feed(data).encode(errors="replace") if sys.stderr.isatty() else data
+        sys.stderr.buffer.write(shown)
+        sys.stderr.buffer.flush()
+
+
+def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
+    """The node that the options name. Raises UsageError if the run does not have it."""
+    if wanted.rank is None:
+        number = wanted.node or 0
+        if not 0 <= number < len(attempt.members):
+            last = len(attempt.members) - 1
+            raise UsageError(f"--node {number}: {run_id} has nodes 0 to {last}")
+        return attempt.members[number]
+    members = {member.node: member for member in attempt.members}
+    found, failures = try_each(attempt.nodes, lambda node: _ranks(members[node]))
+    for node, ranks in found.items():
+        if wanted.rank in ranks:
+            return members[node]
+    for failure in failures.values():
+        raise failure
+    last = max((ranks.stop for ranks in found.values()), default=0) - 1
+    raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}")
+
+
+def _ranks(member: RunningNode) -> range:
+    """The global ranks of a node."""
+    done = member.node.script(RANKS, member.place.control_dir)
+    found = dict(re.findall(r'"(\w+)": (\d+)', done.stdout.decode(errors="replace")))
+    try:
+        first = int(found["first_rank"])
+        return range(first, first + int(found["nproc_per_node"]))
+    except KeyError:
+        raise CommandFailed(
+            f"{member.node.name}: {member.place.control_dir}/spec.json does not tell the node's "
+            "ranks; choose the node by --node"
+        ) from None
+
+
+def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
+    status = _alive(member, run_id)
+    return member.engine.exec(status, wanted.command, stdin=wanted.stdin, tty=wanted.tty)
+
+
+def _alive(member: RunningNode, run_id: str) -> NodeStatus:
+    """The node as its engine sees it. Raises UsageError if it does not run."""
+    rank = member.place.node_rank
+    seen = [status for status in member.engine.list(run_id) if status.node_rank == rank]
+    alive = [status for status in seen if status.state == "running"]
+    if not alive:
+        state = seen[0].state if seen else "gone"
+        raise UsageError(
+            f"{member.node.name}: node {rank} of {run_id} does not run ({state}); see `ddpctl ps`"
+        )
+    return alive[0]
+
+
+def _forward_stdin(running: Exec) -> None:
+    """What goes wrong here shows in the command's output or its exit code."""
+    with contextlib.suppress(OSError, DdpctlError):
+        while data := os.read(sys.stdin.fileno(), CHUNK):
+            running.write(data)
+        running.close_stdin()
+
+
+def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: Console) -> int:
+    members = {member.node: member for member in attempt.members}
+
+    def run(node: Node) -> int:
+        running = _start(members[node], run_id, wanted)
+        prefix = f"[{node.name}] ".encode()
+        partial = {1: b"", 2: b""}
+        for number, data in running.output():
+            *lines, partial[number] = (partial[number] + data).split(b"\n")
+            if lines:
+                console.lines(b"".join(prefix + line + b"\n" for line in lines))
+                console.flush()
+        for rest in filter(None, partial.values()):
+            console.lines(prefix + rest + b"\n")
+        return running.wait()
+
+    codes, failures = try_each(attempt.nodes, run)
+    console.settle()
+    for failure in failures.values():
+        console.error(str(failure))
+    ended = {**codes, **{node: failure.exit_code for node, failure in failures.items()}}
+    return next((ended[node] for node in attempt.nodes if ended[node] != 0), 0)

@@ -1,0 +1,39 @@
+"""This terminal handed to a command elsewhere: raw mode, and its size as it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+
+from launcher.errors import DdpctlError
+
+
+@contextlib.contextmanager
+def raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
+    """Every key goes to the reader of stdin, Ctrl-C too. `resize` gets rows and columns, now and
+    whenever they change; it is called in a thread of its own. stdin must be a terminal."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    changes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put is safe in a signal handler
+
+    def follow() -> None:
+        with contextlib.suppress(DdpctlError, OSError):
+            while changes.get():
+                resize(*termios.tcgetwinsize(fd))
+
+    handler = signal.signal(signal.SIGWINCH, lambda *_: changes.put(True))
+    changes.put(True)
+    threading.Thread(target=follow, daemon=True, name="resize").start()
+    tty.setraw(fd)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, handler)
+        changes.put(False)

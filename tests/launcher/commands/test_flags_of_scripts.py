@@ -1,0 +1,59 @@
+"""Words that are read differently from what a user may expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes import FakeCluster
+
+from launcher import push
+from launcher.errors import PushFailed
+
+Make = Callable[..., FakeCluster]
+
+
+@pytest.mark.parametrize(
+    ("given", "better"),
+    [
+        (["train.py", "--steps", "5"], "-- train.py --steps 5"),
+        (["-d", "-m", "trainer", "--lr=1 e"], "-d -- -m trainer '--lr=1 e'"),
+    ],
+)
+def test_a_forgotten_separator_is_one_line_with_the_right_command(
+    fake_cluster: Make, given: list[str], better: str
+) -> None:
+    code, _, err = fake_cluster().ddpctl("launch", "hosts.yaml", *given)
+    assert code == 2
+    line = f"put `--` before the command: ddpctl launch hosts.yaml {better}"
+    assert err == f"ddpctl: error: {line}\n"
+
+
+def test_our_flags_after_a_script_stay_ours(fake_cluster: Make) -> None:
+    flags = ["hosts.yaml", "train.py", "--dry-run", "--master_port", "5000"]
+    code, out, err = fake_cluster().ddpctl("launch", *flags)
+    assert (code, "5000" in out) == (0, True), err
+
+
+@pytest.mark.parametrize("flag", [["--dataset", "other"], ["--dataset=other"]])
+def test_push_takes_the_folder_of_dataset_as_launch_does(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flag: list[str]
+) -> None:
+    cluster = fake_cluster(dataset="missing")
+    (cluster.folder / "other").mkdir()
+    pushed = []
+
+    def note(nodes, cluster, *, parts, **how):  # type: ignore[no-untyped-def]
+        pushed.append((cluster.job.dataset, parts))
+        raise PushFailed("enough")
+
+    monkeypatch.setattr(push, "push", note)
+    cluster.ddpctl("push", "hosts.yaml", *flag)
+    assert pushed == [(str(cluster.folder / "other"), {"dataset"})]
+
+
+def test_a_hosts_file_after_dataset_is_no_folder(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    code, _, err = cluster.ddpctl("push", "--dataset", "nowhere.yaml")
+    assert (code, "nowhere.yaml: cannot be read" in err) == (2, True)

@@ -1,0 +1,81 @@
+"""The script is looked for and compiled before a host is contacted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import FakeCluster
+
+from launcher.errors import UsageError
+from launcher.hosts import Job
+from launcher.launch.check_command import check_command
+
+
+def job(folder: Path, *command: str) -> Job:
+    return Job(workdir=str(folder), command=command)
+
+
+def test_a_misspelt_script_is_named_with_the_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError) as caught:
+        check_command(job(tmp_path, "trian.py"))
+    assert str(caught.value) == (
+        f"trian.py, from job.command, is not in workdir {tmp_path}; did you mean train.py?"
+    )
+
+
+def test_a_script_in_a_subfolder_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").touch()
+    with pytest.raises(UsageError, match=r"did you mean src/train\.py\?"):
+        check_command(job(tmp_path, "train.py"))
+
+
+def test_a_syntax_error_is_one_line_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nfor x in range(3)\n    pass\n")
+    with pytest.raises(UsageError) as caught:
+        check_command(job(tmp_path, "train.py"))
+    assert str(caught.value).startswith(f"{tmp_path}/train.py:2: expected ':'")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["-m", "--no-python", "/opt/image/train.py"])
+def test_what_may_be_in_the_image_is_not_looked_for(tmp_path: Path, command: str) -> None:
+    check_command(job(tmp_path, command, "trainer"))
+
+
+def test_a_valid_script_with_a_warning_passes_in_silence(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "train.py").write_text("x = '\\d'\nassert (x, 'always true')\n")
+    check_command(job(tmp_path, "train.py", "--epochs", "3"))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_launch_that_cannot_work_asks_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").touch()
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"], workdir="code", command=["trian.py"])
+    code, _, err = cluster.ddpctl("launch", cluster.hosts_file, *flags)
+    assert (code, "did you mean train.py?" in err) == (2, True)
+    assert not cluster.hosts["gpu0"].asked
+
+
+def test_a_missing_workdir_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"], workdir="cod")
+    code, _, err = cluster.ddpctl("launch", cluster.hosts_file)
+    assert (code, "/cod, which does not exist; allowed: a folder" in err) == (2, True), err
+    assert not cluster.hosts["gpu0"].asked
+
+
+def test_a_script_that_is_not_sent_for_lack_of_a_workdir_is_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_command(Job(command=("train.py",))) is None  # of the image
+    (tmp_path / "train.py").touch()
+    assert "`workdir: .` sends it" in str(check_command(Job(command=("train.py",))))

@@ -1,0 +1,216 @@
+"""`exec`: which node runs the command, what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes import FakeCluster
+from local_machine import Machine
+
+Make = Callable[..., FakeCluster]
+
+
+@pytest.fixture
+def running(fake_cluster: Make) -> FakeCluster:
+    """A live run: node 0 has ranks 0 and 1, node 1 ranks 2 to 4, node 2 rank 5."""
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2", nproc_per_node=1)
+    processes = {"gpu0": 2, "gpu1": 3, "gpu2": 1}
+    text = Path(cluster.hosts_file).read_text()
+    for host, count in processes.items():
+        text = text.replace(f'"{host}"', f'{{"host": "{host}", "nproc_per_node": {count}}}', 1)
+    Path(cluster.hosts_file).write_text(text)
+    code, _, err = cluster.launch("--detach")
+    assert code == 0, err
+    return cluster
+
+
+def ran_on(cluster: FakeCluster) -> list[str]:
+    return [host.name for host in cluster if host.count("exec")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "host"),
+    [
+        ([], "gpu0"),
+        (["--node", "2"], "gpu2"),
+        (["--rank", "1"], "gpu0"),
+        (["--rank", "4"], "gpu1"),
+        (["--rank", "5"], "gpu2"),
+    ],
+)
+def test_the_command_runs_in_the_container_of_the_chosen_node(
+    running: FakeCluster, flags: list[str], host: str
+) -> None:
+    running.hosts[host].exec_output = [(1, b"out\xff\n"), (2, b"err\n"), (1, b"more")]
+    running.hosts[host].exec_code = 9
+    code, out, err = running.ddpctl("exec", *flags, "--", "ls", "-l", "a b")
+    assert (code, out, err) == (9, "out\udcff\nmore", "err\n")  # bytes as they are
+    assert ran_on(running) == [host]
+    [call] = [words for words in running.hosts[host].asked if words[0] == "exec"]
+    [node] = running.hosts[host].nodes
+    assert call == ("exec", node, "ls", "-l", "a b")
+
+
+def test_two_nodes_on_one_host_have_their_own_containers(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    hosts = Path(cluster.hosts_file)
+    hosts.write_text(hosts.read_text().replace('["gpu0"]', '["gpu0", "gpu0"]'))
+    run_id = cluster.launch("--detach")[1].strip()
+    assert cluster.ddpctl("exec", "--node", "1", "--", "ls")[0] == 0
+    assert ("exec", f"ddpctl-{run_id}-1", "ls") in cluster.hosts["gpu0"].asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--node", "3"], "has nodes 0 to 2"), (["--rank", "6"], "has ranks 0 to 5")],
+)
+def test_a_node_or_rank_that_the_run_does_not_have(
+    running: FakeCluster, flags: list[str], said: str
+) -> None:
+    code, _, err = running.ddpctl("exec", *flags, "--", "ls")
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert ran_on(running) == []
+
+
+def test_a_node_that_has_ended(running: FakeCluster) -> None:
+    running.nodes[1].end(1)
+    code, _, err = running.ddpctl("exec", "--node", "1", "--", "ls")
+    assert code == 2 and err.count("\n") == 1
+    assert "gpu1: node 1 of" in err and "does not run (exited)" in err
+    running.hosts["gpu2"].nodes.clear()
+    assert "does not run (gone)" in running.ddpctl("exec", "--node", "2", "--", "ls")[2]
+
+
+def test_a_host_that_does_not_answer_or_refuses(running: FakeCluster) -> None:
+    running.hosts["gpu0"].refuses["exec"] = "no more processes"
+    code, _, err = running.ddpctl("exec", "--", "ls")
+    assert code == 1 and "gpu0: could not run the command: no more processes" in err
+    running.hosts["gpu0"].reachable = False
+    assert running.ddpctl("exec", "--", "ls")[0] == 4
+
+
+def test_on_all_nodes_lines_are_whole_and_prefixed(running: FakeCluster) -> None:
+    for number, host in enumerate(running):
+        host.exec_output = [(1, b"he"), (2, b"warn\n"), (1, b"llo\nlast"), (1, b" line")]
+        host.exec_code = 3 + number if number else 0
+    code, out, _ = running.ddpctl("exec", "--all", "--", "ls")
+    assert code == 4  # of node 1; node 0 has 0
+    assert sorted(out.splitlines()) == sorted(
+        f"[{name}] {line}" for name in running.hosts for line in ("hello", "warn", "last line")
+    )
+
+
+def test_on_all_nodes_one_silent_host_does_not_hide_the_others(running: FakeCluster) -> None:
+    for host in running:
+        host.exec_output = [(1, b"fine\n")]
+    running.hosts["gpu1"].reachable = False
+    code, out, err = running.ddpctl("exec", "--all", "--", "ls")
+    assert code == 4 and "gpu1: no answer" in err
+    assert sorted(out.splitlines()) == ["[gpu0] fine", "[gpu2] fine"]
+
+
+def test_stdin_is_forwarded_to_its_end(
+    running: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"some\x00input")
+    os.close(writer)
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reader))
+    assert running.ddpctl("exec", "-i", "--", "cat")[0] == 0
+    [connection] = running.hosts["gpu0"].execs
+    assert connection.closed.wait(10)
+    assert connection.sent == b"some\x00input"
+
+
+def test_another_machine_finds_the_run_on_its_hosts(running: FakeCluster) -> None:
+    running.forget()
+    code, _, err = running.ddpctl("exec", "--hosts", running.hosts_file, "--rank", "2", "--", "ls")
+    assert code == 0, err
+    assert ran_on(running) == ["gpu1"]
+
+
+# --- local processes ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(tmp_path_factory.mktemp("local"))
+    machine.ddpctl(
+        "launch", "hosts.yaml", "--no-check", "-d", "--env", "SLEEP=600", "--env", "A=b c"
+    )
+    yield machine
+    machine.ddpctl("kill")
+
+
+def test_beside_a_local_process_with_its_environment_and_folder(local: Machine) -> None:
+    script = 'echo "$DDPCTL_NODE_RANK $A"; ls; echo no >&2; exit 5'
+    done = local.ddpctl("exec", "--rank", "2", "--", "sh", "-c", script, code=5)
+    assert done.stdout.splitlines() == ["1 b c", "train.py"]
+    assert done.stderr == "no\n"
+    assert "not found" in local.ddpctl("exec", "--", "no-such-command", code=127).stderr
+
+
+def test_stdin_of_a_local_command(local: Machine) -> None:
+    line = [sys.executable, "-m", "launcher", "exec", "-i", "--", "tr", "a-z", "A-Z"]
+    done = subprocess.run(
+        line, input="quiet\n", capture_output=True, text=True, env=local.env, cwd=local.folder
+    )
+    assert (done.returncode, done.stdout) == (0, "QUIET\n"), done.stderr
+
+
+def test_a_local_command_gets_this_terminal(local: Machine) -> None:
+    script = """
+        trap 'exit 42' INT
+        until stty size | grep -x '17 93'; do sleep 0.1; done
+        test -t 2 && echo ready
+        while :; do sleep 0.1; done
+    """
+    code, shown = in_terminal(local, "exec", "-t", "--", "sh", "-c", script)
+    assert "17 93" in shown
+    assert code == 42  # Ctrl-C went to the command, not to ddpctl
+
+
+def test_without_t_a_terminal_gets_no_escape_sequences_but_colours(local: Machine) -> None:
+    script = """
+        printf '\\033]0;title\\007\\033[31mred\\033[0m\\n'
+        printf '\\033[2Jcleared\\n' >&2
+        sleep 0.2; echo ready; sleep 60
+    """
+    code, shown = in_terminal(local, "exec", "--", "sh", "-c", script)
+    assert code == 130
+    assert "\x1b[31mred\x1b[0m" in shown and "cleared" in shown
+    assert "\x1b]0" not in shown and "\x1b[2J" not in shown
+
+
+def in_terminal(machine: Machine, *argv: str) -> tuple[int, str]:
+    """Runs ddpctl on a terminal of 17 rows and 93 columns; types Ctrl-C once it shows `ready`."""
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (17, 93))
+    process = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, "-m", "launcher", *argv],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env=machine.env,
+        cwd=machine.folder,
+    )
+    os.close(inside)
+    shown = b""
+    deadline = time.monotonic() + 60
+    try:
+        while b"ready" not in shown and time.monotonic() < deadline:
+            shown += os.read(terminal, 4096)
+        os.write(terminal, b"\x03")
+        code = process.wait(60)
+    finally:
+        process.kill()
+        os.close(terminal)
+    return code, shown.decode()

@@ -1,0 +1,33 @@
+"""A benchmark that lacks something says so in one line, and `make` has a target for each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = {
+    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "def main" in path.read_text()
+}
+BENCHMARKS = sorted(SCRIPTS - {"seed_recipe"})  # what benchmarks/trainer.py compares with
+
+
+def test_make_has_a_target_for_each_benchmark() -> None:
+    (targets,) = re.findall(r"(?m)^BENCHES = (.*)$", (ROOT / "Makefile").read_text())
+    assert targets.split() == [f"bench-{name}" for name in BENCHMARKS]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_what_is_missing_is_one_line_with_the_remedy(name: str, tmp_path: Path) -> None:
+    bare = ["-S"] if name == "trainer" else []  # without site-packages there is no torch
+    argv = [sys.executable, *bare, "-m", f"benchmarks.{name}"]
+    env = {"PATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line.startswith(f"benchmarks.{name}: ")
+    assert f"`make bench-{name}`" in line or "needs root" in line

@@ -36,7 +36,7 @@ LINES = [
     launch H --dry-run --include V --exclude V
     launch V --dry-run
     launch -H V --dry-run -- V
-    check -H V --include V
+    launch -H V --include V --dry-run
     logs V --rank V --node V
     logs --since V --grep V --tail V
     logs --host V --attempt V

@@ -135,9 +135,7 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     stem = choose_stem(config.model, config.stem, config.width, data.image_size)
     amp = config.amp
     if amp == "auto":
-        amp = (
-            "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "off"
-        )
+        amp = "bf16" if on_gpu and has_bf16(ranks.device) else "off"
     compiles = config.compile
     if compiles:
         problem = next(filter(None, ranks.gather(compiler_problem(ranks.device))), "")
@@ -156,6 +154,11 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether this GPU computes in bf16 rather than emulating it."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def compiler_problem(device: torch.device) -> str:

@@ -141,7 +141,7 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
         problem = next(filter(None, ranks.gather(compiler_problem(ranks.device))), "")
         compiles = not problem
         if problem and ranks.first:
-            say(f"WARNING: going on without --compile: {problem}")
+            say(f"WARNING: continuing without --compile: {problem}")
     if stem == "cifar" and config.model in LARGE and data.image_size >= 96 and ranks.first:
         say(f"note: at {data.image_size} pixels --stem imagenet does a sixteenth of the work")
     return dataclasses.replace(config, stem=stem, amp=amp, compile=compiles)
@@ -162,11 +162,11 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def compiler_problem(device: torch.device) -> str:
-    """Why torch.compile does not work here: it needs a C++ compiler. "": it does."""
+    """Why torch.compile does not work here (it needs a C++ compiler), or "" if it does."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
-        return str(error).strip().splitlines()[0][:200]
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return ""
 
 
@@ -242,10 +242,17 @@ def introduce(
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps; global batch {plan.global_batch} "
         f"= {t.ranks.world_size} ranks x {plan.global_batch // t.ranks.world_size}, in "
         f"{plan.parts_per_rank} micro-batch(es) per rank; peak lr {plan.peak_lr:.6g} = "
-        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling)"
+        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling); "
+        f"{precision(c, t.ranks.device)}"
     )
     if plan.steps_per_epoch < FEW_STEPS and plan.epochs > 1:
         say(f"note: only {plan.steps_per_epoch} steps per epoch: a smaller batch trains better")
+
+
+def precision(config: Config, device: torch.device) -> str:
+    tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    plain = "fp32, with TF32 in convolutions" if tf32 else "fp32"
+    return plain if config.amp == "off" else f"{config.amp} autocast"
 
 
 def introduce_resume(t: Training, restored: Restored) -> None:

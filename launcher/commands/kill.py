@@ -13,7 +13,7 @@ def kill(
     target: options.RunOrHosts = None,
     hosts: options.LookOn = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Stop all your live runs on these hosts.")
+        bool, typer.Option("--all", help="Stop all your runs on these hosts; remove finished ones.")
     ] = False,
     strays: Annotated[
         bool, typer.Option("--strays", help="List leftovers of dead runs; end them with -y.")

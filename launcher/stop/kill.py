@@ -14,7 +14,7 @@ from launcher.runs.find import find_id, list_nodes, names_hosts
 from launcher.runs.record import FINAL, find_run, run_folder, timestamp
 from launcher.runs.unseen import unseen
 from launcher.ssh.account import account_name
-from launcher.ssh.many import one_per_account
+from launcher.ssh.many import ask_each, one_per_account
 from launcher.ssh.node import Node, connected
 from launcher.stop.stop import Stopped, stop_run
 from launcher.terminal.console import Console
@@ -79,6 +79,8 @@ def kill(
         else:
             run_ids = [find_id(nodes, cluster, prefix)]
         killed = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
+        if everything:
+            remove_finished(nodes, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed]})
     elif not killed:
@@ -100,13 +102,34 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     """
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
-    alive = [s for s in mine if s.alive]
+    alive = [s for s in mine if s.alive or s.state == "created"]  # its launcher may be gone
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
         raise next(iter(failures.values()))
     if len(run_ids) > 1 and not everything:
         raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or give --all")
     return run_ids
+
+
+def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+    """Removes the containers of this user's finished runs; their folders stay. Says how many."""
+
+    def remove(node: Node) -> set[str]:
+        removed = set()
+        for engine in engines_on(node, cluster.job.engine):
+            for status in engine.list():
+                mine = status.owner.split("@")[0] == account_name()
+                if mine and engine.traits.in_container and status.state in ("exited", "dead"):
+                    engine.remove(status)
+                    removed.add(status.run_id)
+        return removed
+
+    removed, failures = ask_each(one_per_account(nodes), remove)
+    if run_ids := set().union(*removed.values()):
+        count = f"{len(run_ids)} finished run{'s' if len(run_ids) > 1 else ''}"
+        console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
+    for host, error in failures.items():
+        console.error(f"{host}: containers of finished runs may be left: {error}")
 
 
 def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:

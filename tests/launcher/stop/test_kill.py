@@ -72,3 +72,28 @@ def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
     assert code == 0, err
     assert cluster.nodes == []
+
+
+def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_cluster: Make) -> None:
+    cluster = fake_cluster(master_port="auto")
+    cluster.nodes_end(exit_code=0)
+    for _ in range(3):
+        assert cluster.launch()[0] == 0
+    for host in cluster:
+        host.on_start = lambda node: None
+    run_id = running(cluster)
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")
+    assert code == 0, err
+    assert cluster.nodes == []
+    assert len(err.splitlines()) == 2
+    assert run_id in err and "3 finished runs" in err
+
+
+def test_kill_all_removes_what_a_launcher_created_and_never_started(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    running(cluster)
+    for node in cluster.nodes:
+        node.state = "created"
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")
+    assert code == 0, err
+    assert cluster.nodes == []

@@ -19,6 +19,14 @@ def home_folder() -> Path:
         raise UsageError("your home folder is unknown: set HOME") from None
 
 
+def expanded(path: str) -> Path:
+    """A path whose `~` or `~NAME` is replaced, or left where that home folder is unknown."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def current_folder() -> Path:
     try:
         return Path.cwd()

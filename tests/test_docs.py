@@ -40,6 +40,15 @@ def test_explained_messages_exist() -> None:
     assert [message for message in messages if message not in said] == []
 
 
+def test_the_tests_that_the_security_page_names_exist() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = set(re.findall(r"`(tests/[^`]+)`", page))
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+    rows = re.findall(r"(?m)^\| (?!They cannot|It cannot|---)(.+) \| (.+) \|$", page)
+    assert len(rows) > 20 and all(test.startswith("`tests/") for _, test in rows)
+
+
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)

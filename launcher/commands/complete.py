@@ -35,9 +35,11 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
 
 def hosts_files(incomplete: str) -> list[str]:
     """Hosts files, and folders that may hold one."""
+    from launcher.state import expanded
+
     folder, _, name = incomplete.rpartition("/")
     shown = f"{folder}/" if "/" in incomplete else ""
-    root = Path(shown).expanduser() if shown else Path()
+    root = expanded(shown)
     try:
         entries = sorted(root.iterdir())
     except OSError:
@@ -59,6 +61,7 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The hosts of the hosts file on the command line, else those of ~/.ssh/config."""
     from launcher.hosts.starter import ssh_aliases
+    from launcher.state import expanded
 
     # an argument before an option without a value may still be among the unparsed ones
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]
@@ -66,7 +69,7 @@ def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
     if files:
         names = list(dict.fromkeys(_hosts_of(files[0])))
     else:
-        names = [*ssh_aliases(Path("~/.ssh/config").expanduser()), "local"]
+        names = [*ssh_aliases(expanded("~/.ssh/config")), "local"]
     return [name for name in names if name.startswith(incomplete)]
 
 

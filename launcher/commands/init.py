@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -61,7 +62,7 @@ def init(
     from launcher.errors import UsageError
     from launcher.hosts import starter
 
-    if file.exists() and not force:
+    if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists; give --force or another name")
     ask = _prompt if options.can_ask() else None
     hosts = _hosts(host, hostfile, ssh_config, ask)
@@ -94,9 +95,9 @@ def _hosts(
     from launcher.errors import UsageError
     from launcher.hosts import load
     from launcher.hosts.starter import hosts_in, ssh_aliases
-    from launcher.state import home_folder
+    from launcher.state import expanded
 
-    config = home_folder() / ".ssh" / "config"
+    config = expanded("~/.ssh/config")
     found: list[tuple[str, int | None]] = [(name, None) for name in named or []]
     if hostfile is not None:
         found += hosts_in(load(hostfile, job_files=False))

@@ -15,7 +15,7 @@ from launcher.engines.base import Exec
 from launcher.engines.docker_client import Client, asking, docker_of, doing
 from launcher.engines.docker_exec import DockerExec
 from launcher.engines.engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
-from launcher.engines.labels import inspected, read_status, status_at
+from launcher.engines.labels import inspected, mapping, read_status, status_at
 from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, DockerUnavailable
 from launcher.plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
@@ -99,7 +99,7 @@ class Docker:
                 raise
 
     def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
-        return tuple(self._api.containers(all=True, filters={"label": [label]}))
+        return _containers(self._api.containers(all=True, filters={"label": [label]}))
 
     def _statuses(self, ids: Iterable[str]) -> Iterator[NodeStatus]:
         for container in ids:
@@ -108,17 +108,19 @@ class Docker:
                     yield status
 
     def _inspect(self, container: str) -> NodeStatus | None:
-        answer = self._api.inspect_container(container)
-        labels = (answer.get("Config") or {}).get("Labels")
-        return read_status(self.host, answer["Name"].lstrip("/"), labels, inspected(answer))
+        answer = mapping(self._api.inspect_container(container))
+        labels = mapping(mapping(answer.get("Config")).get("Labels"))
+        name = answer.get("Name")
+        handle = name.lstrip("/") if isinstance(name, str) else container
+        return read_status(self.host, handle, labels, inspected(answer))
 
     # What checks ask
 
     def engine_info(self, image: str) -> EngineInfo:
         with asking(self.host):
             about = self._client.about
-            rows = self._api.containers(filters={"label": [RUN_LABEL]})
-        labels = {row["Id"]: (row.get("Labels") or {}).get(RUN_LABEL, "") for row in rows}
+            rows = _containers(self._api.containers(filters={"label": [RUN_LABEL]}))
+        labels = {row["Id"]: mapping(row.get("Labels")).get(RUN_LABEL, "") for row in rows}
         runs = {container: run_id for container, run_id in labels.items() if is_run_id(run_id)}
         return parse_engine(about, self.image_info(image), tuple(self.list()), runs)
 
@@ -218,6 +220,15 @@ def _gpu_request(container: Container) -> list[DeviceRequest]:
     return [DeviceRequest(driver="", device_ids=ids, capabilities=[["gpu"]])]
 
 
+def _containers(rows: object) -> tuple[dict[str, Any], ...]:
+    """The rows of an Engine's list that are containers; anything else is skipped."""
+    listed = rows if isinstance(rows, list) else []
+    return tuple(row for row in listed if isinstance(mapping(row).get("Id"), str))
+
+
 def _mounts_below(row: Mapping[str, Any], folder: str) -> bool:
-    sources = [str(mount.get("Source", "")) for mount in row.get("Mounts") or ()]
+    mounts = row.get("Mounts")
+    sources = [
+        str(mapping(m).get("Source", "")) for m in (mounts if isinstance(mounts, list) else [])
+    ]
     return any(source.startswith(f"{folder}/") for source in sources)

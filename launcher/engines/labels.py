@@ -79,19 +79,24 @@ def status_at(place: Place, host: str, handle: str, seen: Seen) -> NodeStatus:
 
 def inspected(answer: Mapping[str, Any]) -> Seen:
     """What the Engine API's answer to `inspect` says of a container, whatever its types are."""
-    state = answer.get("State") or {}
+    state = mapping(answer.get("State"))
     status = state.get("Status")
     ended = status in ("exited", "dead")
     code = state.get("ExitCode")
     return {
-        "state": status if status in STATES else "unknown",
+        "state": status if isinstance(status, str) and status in STATES else "unknown",
         "exit_code": code if ended and isinstance(code, int) else None,
         "oom_killed": state.get("OOMKilled") is True,
         "started": _unix(state.get("StartedAt")),
         "ended": _unix(state.get("FinishedAt")) if ended else None,
         "error": plain(state.get("Error")),
-        "image": plain((answer.get("Config") or {}).get("Image")),
+        "image": plain(mapping(answer.get("Config")).get("Image")),
     }
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """A JSON object of a host; empty for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def plain(text: object) -> str:

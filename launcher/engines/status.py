@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GONE = ("exited", "dead", "created")  # states in which nothing of the node runs
+GONE = ("exited", "cancelled", "dead", "created")  # states in which nothing of the node runs
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class NodeStatus:
     owner: str
     host: str
     handle: str  # container name, or control folder; identifies the node to stop and remove
-    state: str  # created running paused restarting removing exited dead unknown
+    state: str  # created running paused restarting removing exited cancelled dead unknown
     exit_code: int | None  # None while it runs, and when it cannot be known
     oom_killed: bool = False
     started: float | None = None  # unix seconds, the host's clock

@@ -90,8 +90,8 @@ def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
     found = []
     for line in lines:
         name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
-        if mtu.isdecimal():
-            mbits = int(speed) if speed.isdecimal() and int(speed) < 2**31 - 1 else 0
+        if re.fullmatch("[0-9]{1,9}", mtu):
+            mbits = int(speed) if re.fullmatch("[0-9]{1,9}", speed) else 0
             found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
     return tuple(found)
 

@@ -194,7 +194,7 @@ def parse(text: str) -> Facts:
         home=first("home"),
         hostname=hostname,
         kernel=" ".join([system, *release]),
-        cores=int(cores) if cores.isdecimal() else 1,
+        cores=int(cores) if re.fullmatch("[0-9]{1,7}", cores) else 1,
         clock=(started + ended) / 2,
         ssh_server_ip=ssh[2] if len(ssh) == 4 else None,
         ssh_client_ip=ssh[0] if len(ssh) == 4 else None,

@@ -6,8 +6,8 @@ Polled seldom and on separate threads, so that a slow host delays nothing else.
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -165,7 +165,9 @@ def parse_gpus(text: bytes) -> Gpus | None:
 
 def _number(value: object) -> float | None:
     """A number that a script wrote, if it is finite."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
 
 
 def _whole(value: object) -> int | None:

@@ -186,11 +186,12 @@ class Session:
     def _detach(self) -> int:
         self._settle()
         if self._monitor.store:
-            try:
+            with contextlib.suppress(OSError):  # the disk is full, which was reported
                 self._monitor.store.close()
+            try:
                 self.start_recorder(self.folder)
-            except OSError as error:
-                self.console.error(f"not recorded: {error.filename}: {error.strerror}")
+            except DdpctlError as error:
+                self.console.error(str(error))
         self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
         return EXIT_INTERRUPTED
 

@@ -66,7 +66,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
     with all_connected(clusters_asked) as clusters:
         for cluster, nodes in clusters:
             finish_pending(nodes, cluster, console)
-        statuses, failures = list_runs(clusters)
+        statuses, failures = list_runs(clusters, everything=selection.everything)
         shown = selection.of(statuses)
         if as_json:
             console.json(document(shown, failures))
@@ -95,7 +95,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             while True:
                 for cluster, nodes in clusters:
                     finish_pending(nodes, cluster, console)
-                statuses, failures = list_runs(clusters)
+                statuses, failures = list_runs(clusters, everything=selection.everything)
                 lines = [selection.text(selection.of(statuses), clusters)]
                 lines += [f"no answer from {error}" for error in failures.values()]
                 before, text = text, "\n".join(lines)

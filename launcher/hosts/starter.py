@@ -12,6 +12,7 @@ import yaml
 
 from launcher.hosts import Cluster, parse
 from launcher.hosts.json_schema import FILE
+from launcher.state import expanded
 
 DEFAULT_IMAGE = "ddpctl-trainer:latest"
 DEFAULT_COMMAND = ("-m", "trainer")
@@ -119,7 +120,7 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
 
 def included(patterns: Sequence[str], folder: Path) -> Iterator[Path]:
     for pattern in patterns:
-        with contextlib.suppress(RuntimeError):  # ~NAME of a user that does not exist
-            path = Path(pattern).expanduser()
+        with contextlib.suppress(OSError, ValueError):  # what is no pattern includes nothing
+            path = expanded(pattern)
             root = Path("/") if path.is_absolute() else folder
             yield from sorted(root.glob(str(path).lstrip("/")))

@@ -82,7 +82,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         uids = [f.uid for f in facts]
         claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
-        with failing_start_recorded(folder, record):
+        with failing_start_recorded(folder, record, console):
             if wanted.earlier:
                 compare(wanted.earlier, plan, console)
                 open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
@@ -92,7 +92,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         with interrupts.held():
             attempt = attempt_of(plan, nodes)
             with (
-                failing_start_recorded(folder, record),
+                failing_start_recorded(folder, record, console),
                 console.step(f"starting {plan.nnodes} nodes"),
             ):
                 start(attempt, plan, uids, environment, dataclasses.asdict(record))
@@ -229,12 +229,14 @@ def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
 
 
 @contextlib.contextmanager
-def failing_start_recorded(folder: RunFolder, record: RunRecord) -> Iterator[None]:
+def failing_start_recorded(
+    folder: RunFolder, record: RunRecord, console: Console
+) -> Iterator[None]:
     try:
         yield
     except BaseException:
         record.attempt.state, record.attempt.ended = "FAILED", timestamp()
-        folder.save(record)
+        folder.try_save(record, console)
         raise
 
 

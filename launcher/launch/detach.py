@@ -7,6 +7,7 @@ import selectors
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import launcher
 from launcher.errors import CommandFailed
@@ -31,27 +32,34 @@ def start_recorder(folder: RunFolder) -> None:
 
     Raises CommandFailed if it does not start.
     """
-    exit_hook.hand_over(folder)
     log = folder.path / "recorder.log"
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), str(folder.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=out,
-            cwd="/",
-            start_new_session=True,
-        )
-    assert process.stdout is not None
-    with process.stdout as answer, selectors.DefaultSelector() as selector:
-        selector.register(answer, selectors.EVENT_READ)
-        if selector.select(START_TIMEOUT) and answer.readline() == READY:
-            return
-    process.kill()
-    why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    try:
+        exit_hook.hand_over(folder)
+        with log.open("ab") as out:
+            process = _start(folder, out)
+        assert process.stdout is not None
+        with process.stdout as answer, selectors.DefaultSelector() as selector:
+            selector.register(answer, selectors.EVENT_READ)
+            if selector.select(START_TIMEOUT) and answer.readline() == READY:
+                return
+        process.kill()
+        why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    except OSError as error:
+        why = f"{error.filename or log}: {error.strerror}"
     raise CommandFailed(
         f"{folder.run_id}: the run goes on, but its recorder did not start: {why}; "
         f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
+    )
+
+
+def _start(folder: RunFolder, stderr: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), str(folder.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        cwd="/",
+        start_new_session=True,
     )
 
 

@@ -59,12 +59,20 @@ def at_the_end(folder: RunFolder, console: Console, kept: str = KEPT) -> Iterato
         raise
     finally:
         path = folder.path / kept
-        if path.exists() and (record := folder.load()).state not in LIVE:
+        record = folder.load_if_readable(console) if path.exists() else None
+        if record is None and path.exists():
+            console.say(f"warning: the --on-exit command did not run; it is in {path}")
+        if record and record.state not in LIVE:
             taken = path.with_name(f"{kept}.{os.getpid()}")
-            with contextlib.suppress(FileNotFoundError):  # another process took it
+            try:
                 path.rename(taken)
                 command = taken.read_text()
                 taken.unlink()
+            except FileNotFoundError:
+                pass  # another process took it
+            except (OSError, ValueError) as error:
+                console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
+            else:
                 call(command, folder, record, ending.code, console)
 
 

@@ -144,8 +144,13 @@ class RunFolder:
             if isinstance(document, dict) and document.get("version") != VERSION:
                 raise ValueError(f"version {document.get('version')} is not {VERSION}")
             record = parsed(RunRecord, document)
+            if record.run_id != self.run_id:
+                raise ValueError(f"run_id is not {self.run_id}")
             if not record.attempts:
                 raise ValueError("attempts is empty")
+            for attempt in record.attempts:
+                if [node.node_rank for node in attempt.nodes] != list(range(len(attempt.nodes))):
+                    raise ValueError("nodes are not in the order of their ranks")
         except (OSError, ValueError, RecursionError) as error:
             raise UnreadableRecord(
                 f"{self.record_file}: cannot be read ({error}); the hosts still know the run: "

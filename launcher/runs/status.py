@@ -11,6 +11,7 @@ from typing import Any
 from launcher.engines.status import NodeStatus
 from launcher.errors import DdpctlError, HostsFileError
 from launcher.hosts import Cluster, load
+from launcher.runs.ended import ended_nodes
 from launcher.runs.find import list_nodes
 from launcher.runs.record import FINAL, run_folders
 from launcher.runs.unseen import unseen
@@ -50,17 +51,29 @@ def all_connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
         yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
 
 
-def list_runs(clusters: Connected) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """All nodes of all runs, each once, the newest run first; an error for each silent host."""
+def list_runs(
+    clusters: Connected, *, everything: bool
+) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+    """All nodes of all runs, each once, the newest run first; an error for each silent host.
+
+    everything: also those that have left no more than a folder, such as killed ones.
+    """
     found: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
     for cluster, nodes in clusters:
         statuses, failed = list_nodes(nodes, cluster)
         found |= {(status.host, status.handle): status for status in statuses}
         failures |= failed
+        if everything:
+            known = {(status.run_id, status.node_rank, status.attempt) for status in statuses}
+            for status in ended_nodes(nodes):
+                if (status.run_id, status.node_rank, status.attempt) not in known:
+                    found.setdefault((status.host, status.handle), status)
     newest: dict[str, float] = {}
     for status in found.values():
-        newest[status.run_id] = max(newest.get(status.run_id, 0.0), status.started or 0.0)
+        newest[status.run_id] = max(
+            newest.get(status.run_id, 0.0), status.started or status.ended or 0.0
+        )
     ordered = sorted(found.values(), key=lambda s: (-newest[s.run_id], s.run_id, s.node_rank))
     return ordered, failures
 
@@ -102,6 +115,8 @@ def run_state(nodes: Sequence[NodeStatus]) -> str:
         return "RUNNING"
     if all(node.state == "created" for node in nodes):
         return "PENDING"
+    if any(node.state == "cancelled" for node in nodes):
+        return "CANCELLED"
     codes = [node.exit_code for node in nodes]
     if any(code not in (0, None) for code in codes):
         return "FAILED"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from launcher.engines.attempt import RunningAttempt
 from launcher.errors import DdpctlError, StateError
 from launcher.logs.journal import Reader
-from launcher.logs.store import LogStore, offset_in
+from launcher.logs.store import LogStore, NodeLog, offset_in
 from launcher.plan.plan import Place
 from launcher.runs.record import RunFolder
 from launcher.ssh.many import ask_each
@@ -42,7 +42,14 @@ def sync_logs(attempt: RunningAttempt, store: LogStore) -> dict[str, DdpctlError
 
 
 def _copy(node: Node, place: Place, store: LogStore) -> None:
-    log = store.node(place.node_rank)
+    try:
+        _copy_to(store.node(place.node_rank), node, place)
+    except OSError as error:
+        name = error.filename or store.folder
+        raise StateError(f"{name}: cannot be written: {error.strerror or error}") from None
+
+
+def _copy_to(log: NodeLog, node: Node, place: Place) -> None:
     reader = Reader()
     consumed = offset_in({place.node_rank: log.mark}, place)
     stream = node.open(["tail", "-c", f"+{consumed + 1}", place.journal], stdin=False)
@@ -51,9 +58,6 @@ def _copy(node: Node, place: Place, store: LogStore) -> None:
             consumed += len(data)
             if records := reader.feed(data):
                 offset = consumed - reader.pending
-                try:
-                    log.record(records, host=node.name, attempt=place.attempt, offset=offset)
-                except OSError as error:
-                    raise StateError(f"{log.path}: cannot be written: {error.strerror}") from None
+                log.record(records, host=node.name, attempt=place.attempt, offset=offset)
     finally:
         stream.close()

@@ -7,11 +7,11 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from launcher.hosts import Host
 from launcher.ssh.account import account_name
+from launcher.state import expanded
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
 Options = Mapping[str, tuple[str, ...]]
@@ -129,7 +129,7 @@ def _expand(path: str, tokens: Mapping[str, str], home: str) -> str:
     path = _expand_tokens(path, tokens)
     if path == "~" or path.startswith("~/"):
         return home + path[1:]
-    return str(Path(path).expanduser()) if path.startswith("~") else path
+    return str(expanded(path))
 
 
 def _agent(value: str, tokens: Mapping[str, str], home: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,12 +97,17 @@ def _stop_all(engine: Engine, statuses: Sequence[NodeStatus], timeout: float) ->
         list(pool.map(lambda status: engine.stop(status, timeout), statuses))
 
 
+def pids_in(text: bytes) -> tuple[int, ...]:
+    """Process ids, one per line; other lines are skipped."""
+    return tuple(int(word) for word in text.split() if re.fullmatch(rb"[1-9][0-9]{0,8}", word))
+
+
 def _remaining_processes(node: Node, run_id: str) -> tuple[int, ...]:
     """Pids that carry the run id, after ORPHAN_TIMEOUT at the latest."""
     deadline = time.monotonic() + ORPHAN_TIMEOUT
     while True:
         done = node.script(PROCESSES, run_id)
-        pids = tuple(int(word) for word in done.stdout.split() if word.isdigit())
+        pids = pids_in(done.stdout)
         if not pids or time.monotonic() > deadline:
             return pids
         time.sleep(POLL)

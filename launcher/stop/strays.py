@@ -36,7 +36,7 @@ for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null |
   printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
 done
 """
-CARRIER = re.compile(r"(\d+) (\S+) (.*)")
+CARRIER = re.compile(r"([1-9][0-9]{0,8}) (\S+) (.*)")
 
 # GPU memory in MiB by pid, where there are GPUs
 GPU_MEMORY = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
@@ -102,9 +102,8 @@ def look(node: Node, cluster: Cluster) -> Seen:
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
         for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
-            pid, _, mib = row.partition(",")
-            if pid.strip().isdecimal() and mib.strip().isdecimal():
-                memory[int(pid)] = int(mib)
+            if match := re.fullmatch(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*", row):
+                memory[int(match[1])] = int(match[2])
     return Seen(tuple(statuses), carriers(node), memory)
 
 

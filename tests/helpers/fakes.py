@@ -120,6 +120,7 @@ class FakeHost:
         self.nodes: dict[str, FakeNode] = {}  # by container name
         self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
         self.refuses: dict[str, str] = {}  # engine call -> the error it answers
+        self.lies: dict[str, Any] = {}  # engine call -> what it answers instead
         self.ignores_stop = False
         self.on_start: Callable[[FakeNode], object] = lambda node: None
         self.on_stop: Callable[[FakeNode], object] = FakeNode.stop
@@ -205,6 +206,8 @@ class FakeDocker:
 
     def containers(self, *, filters: Mapping[str, Any], all: bool = False) -> list[dict[str, Any]]:
         self.host.ask("containers")
+        if "containers" in self.host.lies:
+            return self.host.lies["containers"]  # type: ignore[no-any-return]
         key, _, value = filters["label"][0].partition("=")
         return [
             {"Id": name, "Labels": node.arguments["labels"], "Mounts": []}
@@ -214,7 +217,7 @@ class FakeDocker:
 
     def inspect_container(self, name: str) -> dict[str, Any]:
         self.host.ask("inspect_container", name)
-        return self._node(name).inspected
+        return self.host.lies.get("inspect_container", self._node(name).inspected)
 
     def stop(self, name: str, timeout: int) -> None:
         self.host.ask("stop", name)

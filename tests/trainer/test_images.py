@@ -17,7 +17,7 @@ from test_gradients import ALONE
 from trainer_ranks import CONTEXT
 
 from trainer.config import Config
-from trainer.data import cifar, load_dataset
+from trainer.data import cifar, fetch, load_dataset
 from trainer.data.synthetic import synthetic
 from trainer.errors import DataError
 from trainer.model import choose_stem
@@ -173,6 +173,15 @@ def fetch_slowly(folder: Path, archive: Path, together: Any) -> None:
     fetch._download = download
     together.wait(60)
     assert (fetch.fetch("cifar10", folder) / "data_batch_1").is_file()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/abs/../../evil"])
+def test_an_archive_puts_nothing_outside_its_folder(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "evil.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match="is not a file of the set"):
+        fetch._unpack(tmp_path / "evil.tar", tmp_path / "to", cifar.TEN)
+    assert not list(tmp_path.rglob("evil"))
 
 
 def test_ranks_that_download_at_once_take_turns(tmp_path: Path) -> None:

@@ -41,10 +41,12 @@ def parse_trees(text: str) -> HostTrees:
     drafts = [
         Draft(row[1], int(row[2]))
         for row in rows
-        if row[:1] == ["resume"] and len(row) == 3 and row[2].isdigit() and _is_base(row[1])
+        if row[:1] == ["resume"] and len(row) == 3 and _is_size(row[2]) and _is_base(row[1])
     ]
     earlier = [row[1] for row in rows if row[:1] == ["earlier"] and len(row) == 2]
-    free = [int(row[1]) for row in rows if row[:1] == ["free"] and row[-1].isdigit()]
+    free = [
+        int(row[1]) for row in rows if row[:1] == ["free"] and _is_size(row[-1]) and row[2:] == []
+    ]
     return HostTrees(
         present=["present"] in rows,
         earlier=tuple(digest for digest in earlier if DIGEST.fullmatch(digest)),
@@ -59,13 +61,17 @@ def parse_unused(text: str) -> list[Unused]:
     return [
         Unused(folder, int(size) * 1024)
         for folder, _, size in rows
-        if FOLDER.fullmatch(folder) and size.isdigit()
+        if FOLDER.fullmatch(folder) and _is_size(size)
     ]
 
 
 def is_inside(path: bytes) -> bool:
     """Whether a path stays in its tree: relative, without empty, `.` or `..` parts."""
     return b"\0" not in path and not {b"", b".", b".."} & set(path.split(b"/"))
+
+
+def _is_size(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,18}", text) is not None
 
 
 def _is_base(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.engines.choose import engine_traits
 from launcher.engines.mounts import mounted_by_runs
-from launcher.errors import DdpctlError
+from launcher.errors import DdpctlError, PushFailed
 from launcher.facts.shared_homes import find_shared_homes
 from launcher.hosts import Cluster
 from launcher.push.files.listing import Unused, parse_unused
@@ -92,8 +92,13 @@ def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool
     nothing is removed from such a host, nor from one that shares its ~/.ddpctl.
     """
     job = cluster.job
-    trees = [scan(job.dataset, ignore=False)] if job.dataset else []
-    trees += [scan(job.workdir, ignore=True)] if job.workdir else []
+    try:
+        trees = [scan(job.dataset, ignore=False)] if job.dataset else []
+        trees += [scan(job.workdir, ignore=True)] if job.workdir else []
+    except OSError as error:
+        raise PushFailed(
+            f"this machine: cannot read the job's folders: {error}; nothing was deleted"
+        ) from None
     machines = one_per_account(nodes)
     homes = find_shared_homes(machines)
     used, failures = try_each(machines, lambda node: _in_use(node, cluster))

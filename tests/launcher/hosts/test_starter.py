@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.commands.complete import hosts_files
+from launcher.commands.init import init
 from launcher.hosts import load, parse
 from launcher.hosts.starter import Answers, compose, scalar, ssh_aliases
 
@@ -31,6 +33,19 @@ def run(folder: Path, *argv: str, code: int = 0) -> str:
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def test_an_account_without_a_home_folder_can_name_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    path = tmp_path / "hosts.yaml"
+    assert init(path, host=["a"]) == 0
+    assert [host.name for host in load(path).hosts] == ["a"]
+    (tmp_path / "config").write_text("Include ~nobody-here/x /\nHost b\n")
+    assert ssh_aliases(tmp_path / "config") == ["b"]
+    assert hosts_files("~nobody-here/") == []
 
 
 @given(st.lists(WORDS, min_size=1, max_size=5))

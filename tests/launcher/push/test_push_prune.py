@@ -11,6 +11,7 @@ import pytest
 from push_machines import Machine, Machines, push_to
 
 from launcher import push
+from launcher.errors import PushFailed
 from launcher.hosts import Cluster, Job
 from launcher.push.files import prune as pruning
 from launcher.push.files.listing import parse_trees, parse_unused
@@ -50,6 +51,20 @@ def test_what_this_hosts_file_or_a_process_uses_is_kept(machines: Machines, tmp_
     assert [tree.folder for _, tree in done.trees] == [f"datasets/{second}"]
     assert {path.name for path in machine.trees("datasets")} == {first, current}
     assert not (home / "manifests" / second).exists()
+
+
+def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: str, *, ignore: bool) -> None:
+        raise OSError(5, "Input/output error", folder)
+
+    (machine,) = machines(1)
+    versions(machine, tmp_path / "data", 2)
+    monkeypatch.setattr(pruning, "scan", broken)
+    with pytest.raises(PushFailed, match=r"Input/output error.*nothing was deleted"):
+        prune(machine, tmp_path / "data", lambda text: True)
+    assert len(machine.trees("datasets")) == 2
 
 
 def test_nothing_is_removed_without_confirmation(machines: Machines, tmp_path: Path) -> None:

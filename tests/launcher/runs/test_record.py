@@ -100,6 +100,7 @@ DAMAGED = {
     "pending_stop of null": {"pending_stop": None},
     "a number for a string": {"name": 7},
     "newer": {"version": 99},
+    "another run's": {"run_id": "../../elsewhere"},
 }
 
 
@@ -155,3 +156,12 @@ def test_a_record_that_cannot_be_written_is_said_once(
 
 def test_times_are_utc_with_milliseconds() -> None:
     assert timestamp(0.1234) == "1970-01-01T00:00:00.123Z"
+
+
+def test_a_record_whose_nodes_are_not_in_the_order_of_their_ranks_is_damaged() -> None:
+    folder = remember("r1")
+    document = json.loads(folder.record_file.read_text())
+    document["attempts"][0]["nodes"][0]["node_rank"] = 7
+    folder.record_file.write_text(json.dumps(document))
+    with pytest.raises(UnreadableRecord, match="order of their ranks"):
+        folder.load()

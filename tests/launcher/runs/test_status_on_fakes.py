@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 from fakes import FakeCluster
 
 Make = Callable[..., FakeCluster]
@@ -44,3 +45,48 @@ def test_no_run_is_said_without_a_table(fake_cluster: Make) -> None:
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert (code, out) == (0, "")
     assert "no " in err
+
+
+def all_runs(cluster: FakeCluster) -> list[tuple[str, str, int, str]]:
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--all", "--json")
+    assert code == 0, err
+    return [(r["run_id"], r["state"], r["nnodes"], r["name"]) for r in json.loads(out)["runs"]]
+
+
+def test_a_killed_run_stays_visible_from_any_machine_until_clean(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach", "--name", "big")[1].strip()
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+    cluster.forget()
+    assert all_runs(cluster) == [(run_id, "CANCELLED", 2, "big")]
+    assert cluster.ddpctl("ps", cluster.hosts_file)[1] == ""  # as other runs that have ended
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
+    assert code == 0, err
+    assert all_runs(cluster) == []
+
+
+def test_a_run_that_had_succeeded_before_it_was_killed_is_not_cancelled(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    run_id = cluster.record["run_id"]
+    assert all_runs(cluster)[0][:2] == (run_id, "SUCCEEDED")
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+    assert cluster.nodes == []
+    assert all_runs(cluster)[0][:2] == (run_id, "SUCCEEDED")
+
+
+LIES = [None, 7, [], [None], [{"Id": 7}], {"x": 1}, [{"Id": "a", "Labels": 5, "Mounts": [5]}]]
+
+
+@pytest.mark.parametrize("answer", [*LIES, {"Name": 5, "State": "0", "Config": {"Labels": [1]}}])
+@pytest.mark.parametrize("call", ["containers", "inspect_container"])
+def test_a_host_that_answers_nonsense_hides_no_other_host(
+    fake_cluster: Make, call: str, answer: object
+) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach")[1].strip()
+    cluster.hosts["gpu1"].lies[call] = answer
+    for command in (["ps"], ["ps", "--all"], ["clean"]):
+        code, out, err = cluster.ddpctl(*command, cluster.hosts_file)
+        assert code == 0 and run_id in out + err, err

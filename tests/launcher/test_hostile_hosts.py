@@ -1,0 +1,291 @@
+"""Whatever a host, a record or an archive says: a typed value or a refusal, never an exception, a path
+outside its folder, or an escape on the terminal.
+
+EXAMPLES counts what each property tries; docs/security.md states the sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import launcher
+from launcher.engines.engine_info import parse_engine, parse_image
+from launcher.engines.labels import inspected, read_status
+from launcher.errors import UsageError
+from launcher.facts.hardware import details
+from launcher.facts.nvidia import parse_nvidia
+from launcher.facts.script import parse
+from launcher.follow.metrics_poller import parse_gpus, parse_progress
+from launcher.logs.events import parsed_event
+from launcher.logs.journal import Reader
+from launcher.plan.plan import place_in
+from launcher.push.files import manifest
+from launcher.push.files.listing import is_inside, parse_trees, parse_unused
+from launcher.report.numbers import charts
+from launcher.run_id import is_run_id
+from launcher.runs.adopt import parse_report
+from launcher.runs.ended import parse_ended
+from launcher.runs.fetch import FOLDERS, parse_row
+from launcher.runs.record import RunFolder, UnreadableRecord
+from launcher.stop import clean, strays
+from launcher.stop.stop import pids_in
+from launcher.terminal.sanitize import Sanitizer, plain
+
+EXAMPLES = {
+    "labels": 1500,
+    "records": 800,
+    "reports of runs": 1000,
+    "journal events": 1500,
+    "facts": 1000,
+    "nvidia-smi": 600,
+    "engines": 1000,
+    "file lists": 1200,
+    "trees": 1000,
+    "processes": 500,
+    "terminal": 800,
+    "command lines": 250,  # in test_hostile_command_lines.py
+}
+ESCAPE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["..", "/etc", "\x1b]0;x\x07", "9" * 5000, "r1", "exited", "2026-11-22T10:00:00Z"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)  # fmt: skip
+WORD = st.sampled_from(
+    ["r1", "..", "/etc/passwd", "../../x", "0", "-1", "²", "١", "9" * 5000, "1e3", "\x1b[2J", "a b", ""]
+)  # fmt: skip
+TEXT = st.text(max_size=12) | WORD
+
+
+def some(key: str) -> Any:
+    return settings(max_examples=EXAMPLES[key])
+
+
+def fields(*names: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(names, JSON | TEXT))
+
+
+def test_the_properties_try_ten_thousand_inputs_and_the_documentation_says_so() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert sum(EXAMPLES.values()) >= 10_000
+    assert f"{sum(EXAMPLES.values()):,} inputs" in page
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["run-id", "attempt", "node-rank", "nnodes", "owner", "name", "master-port"])
+        .map("io.ddpctl.{}".format),
+        TEXT | JSON,
+    ),
+    fields("State", "Config") | st.fixed_dictionaries(
+        {"State": fields("Status", "ExitCode", "OOMKilled", "StartedAt", "FinishedAt", "Error"),
+         "Config": fields("Image")}
+    ),
+    TEXT,
+)  # fmt: skip
+@some("labels")
+def test_labels(labels: dict[str, Any], answer: dict[str, Any], handle: str) -> None:
+    status = read_status("gpu1", handle, labels, inspected(answer))
+    if status:
+        assert is_run_id(status.run_id) and 0 <= status.node_rank < status.nnodes
+        assert not ESCAPE.search(f"{status.owner}{status.name}{status.error}{status.image}")
+
+
+RECORD = json.loads(
+    """{"version": 1, "run_id": "r1", "name": "", "owner": "a@b", "engine": "docker", "hosts": ["a"],
+    "image": "i", "image_digest": null, "dataset_digest": null, "workdir_digest": null,
+    "command": ["t.py"], "stop_timeout": 60, "attempts": [{"attempt": 1, "state": "RUNNING",
+    "created": "", "nodes": [{"node_rank": 0, "host": "a", "run_dir": "/h/.ddpctl/runs/r1"}],
+    "world_size": 1, "master_addr": "a", "master_port": 1, "first_failure": null}]}"""
+)
+
+
+@st.composite
+def changed(draw: st.DrawFn, document: Any) -> Any:
+    """`document` with something in it, or all of it, replaced."""
+    if document and isinstance(document, (dict, list)) and draw(st.integers(0, 4)):
+        keys = sorted(document) if isinstance(document, dict) else range(len(document))
+        key = draw(st.sampled_from(list(keys)))
+        copy = document.copy()
+        copy[key] = draw(changed(document[key]))
+        return copy
+    return draw(JSON)
+
+
+@given(changed(RECORD) | JSON, st.none() | st.integers(0, 300))
+@some("records")
+def test_records(document: Any, cut: int | None) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RunFolder(Path(scratch) / "r1")
+        folder.path.mkdir()
+        text = json.dumps(document)[:cut]
+        folder.record_file.write_text(text)
+        try:
+            record = folder.load()
+        except UnreadableRecord as error:
+            assert "\n" not in str(error) and not ESCAPE.search(str(error))
+            return
+        assert record.run_id == "r1"
+        assert [n.node_rank for n in record.attempt.nodes] == [*range(len(record.attempt.nodes))]
+        assert not ESCAPE.search(record.name + record.owner + record.state)
+
+
+@given(
+    st.lists(WORD | st.sampled_from(["0/attempt-1", "1/attempt-2", "r1 0 1 1 5"]), max_size=6),
+    changed(RECORD) | JSON,
+    TEXT | st.sampled_from(['1.5\t!\t{"kind": "end", "state": "failed", "exit_code": 1}']),
+)
+@some("reports of runs")
+def test_reports_of_runs(words: list[str], document: Any, record: str) -> None:
+    text = json.dumps(document)
+    report = parse_report("\n".join([*words, "", text]).encode(errors="replace"))
+    assert all(0 <= rank < 10_000 for rank in report.attempts)
+    for status in parse_ended("\n".join([*words, text, record]), "gpu1"):
+        assert is_run_id(status.run_id) and not status.alive
+        assert ".." not in PurePosixPath(status.handle).parts
+
+
+@given(
+    changed({"kind": "rank_exit", "rank": 0, "local_rank": 0, "exit_code": 1}) | JSON, st.binary()
+)
+@some("journal events")
+def test_journal_events(document: Any, noise: bytes) -> None:
+    text = json.dumps(document).encode()
+    parsed_event(text)
+    parsed_event(noise)
+    reader = Reader()
+    data = b"1.5\t!\t" + text + b"\n" + noise + b"\n"
+    assert sum(record.size for record in reader.feed(data)) + reader.pending == len(data)
+    parse_progress(text + b"\n" + noise, 1)
+    charts(text + b"\n" + noise)
+
+
+SECTIONS = ("user", "home", "system", "ssh", "boot", "cores", "net", "clock", "gpus", "listening", "disk",
+            "memory", "interfaces", "ibports", "holder", "driver", "gpuowners", "tools")  # fmt: skip
+ROW = st.lists(TEXT | st.integers().map(str), max_size=6).map(" ".join)
+
+
+@given(st.dictionaries(st.sampled_from(SECTIONS), ROW), st.booleans())
+@some("facts")
+def test_facts_and_hardware(sections: dict[str, str], whole: bool) -> None:
+    known = {"user": "uid=7(ann) gid=8(staff)", **sections} if whole else sections
+    text = "".join(f"\n@@{name}\n{row}\n" for name, row in known.items()) + "\n@@end\n1.5\n"
+    try:
+        facts = parse(text)
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        assert (facts.user + facts.home + facts.kernel + facts.hostname).isprintable()
+    details({name: row.split("\n") for name, row in sections.items()})
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["gpu", "pid", "uuid", "product_name", "ecc_mode", "x"]), TEXT)
+    ),
+    TEXT,
+    st.lists(ROW, max_size=3),
+)
+@some("nvidia-smi")
+def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) -> None:
+    inner = "".join(f"<{tag}>{text}</{tag}>" for tag, text in tags)
+    for body in (inner, f"<gpu>{inner}</gpu>", f"{inner}{noise}"):
+        parse_nvidia(f"<nvidia_smi_log>{body}</nvidia_smi_log>", owners)
+    parse_gpus("\n".join([noise, ", ".join(text for _, text in tags)]).encode(errors="replace"))
+
+
+@given(
+    fields(
+        "ServerVersion", "Driver", "CgroupDriver", "DockerRootDir", "Runtimes", "SecurityOptions"
+    ),
+    fields("Id", "Config", "RootFS", "Architecture", "RepoDigests"),
+)
+@some("engines")
+def test_answers_of_an_engine(about: dict[str, Any], image: dict[str, Any]) -> None:
+    parse_image(image)
+    parse_engine(about, None, (), {})
+
+
+PATHS = st.lists(
+    st.sampled_from(["checkpoints", "output", "..", ".", "", "a", ".git", "\n", "~", "\x1b[2J"])
+).map("/".join)
+
+
+@given(st.one_of(PATHS.map(str.encode), st.binary(max_size=30)), st.binary(max_size=64))
+@some("file lists")
+def test_file_lists(path: bytes, digest: bytes) -> None:
+    node: Any = SimpleNamespace(name="gpu1")
+    for row in (b"0" * 64 + b"  " + path, digest + b"  " + path):
+        found = parse_row(row, node, place_in("/h", "r1", 0, 1))
+        if found:
+            target = Path("/to") / found.path
+            assert target.is_relative_to("/to") and ".." not in target.parts
+            assert found.path.parts[0] in FOLDERS
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["resume", "earlier", "free", "present", "datasets/" + "a" * 64, "/etc"]),
+            WORD, WORD
+        ).map(" ".join)
+    ),
+    st.lists(st.tuples(st.sampled_from([b"f", b"d", b"l", b"q"]), WORD, PATHS), max_size=4),
+)  # fmt: skip
+@some("trees")
+def test_trees_and_manifests(rows: list[str], entries: list[tuple[bytes, str, str]]) -> None:
+    parse_trees("\n".join(rows))
+    for unused in parse_unused("\n".join(rows)):
+        assert re.fullmatch(r"(datasets|workdirs)/[0-9a-z.-]+", unused.folder)
+    text = b"".join(
+        b"%b %b %b\0%b\0" % (kind, size.encode(), b"a", path.encode())
+        for kind, size, path in entries
+    )
+    found = manifest.parse(text, hashlib.sha256(text).hexdigest())
+    assert found is None or all(is_inside(entry.path) for entry in found.entries)
+
+
+@given(st.lists(st.tuples(WORD, WORD, TEXT).map(" ".join)))
+@some("processes")
+def test_lists_of_processes_and_folders(rows: list[str]) -> None:
+    text = "\n".join(rows).encode(errors="replace")
+    node: Any = SimpleNamespace(
+        name="gpu1", script=lambda *_, **__: SimpleNamespace(stdout=text, code=0)
+    )
+    assert all(is_run_id(run_id) for _, run_id, _ in strays.carriers(node))
+    assert all(pid > 0 for pid in pids_in(text))
+    for row in rows:
+        clean.PART.fullmatch(row)
+
+
+@given(st.lists(st.binary() | TEXT.map(lambda text: text.encode(errors="replace"))), st.text())
+@some("terminal")
+def test_terminal(pieces: list[bytes], message: str) -> None:
+    sanitizer = Sanitizer()
+    shown = "".join(sanitizer.feed(piece) for piece in pieces)
+    assert not ESCAPE.search(re.sub(r"\x1b\[[0-9;:]*m", "", shown))
+    assert not ESCAPE.search(plain(message))
+    assert not ESCAPE.search(str(UsageError(message)))
+
+
+def test_nothing_that_a_host_sends_is_unpacked_here() -> None:
+    """Files come one by one, each by a path that was checked."""
+    source = Path(launcher.__file__).parent
+    callers = [p for p in source.rglob("*.py") if re.search(r"\.extract(all)?\(", p.read_text())]
+    assert callers == []

@@ -97,7 +97,7 @@ def on_gpu() -> int:
         print("no GPU here: nothing to measure")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        data = write_cifar10(fashion_mnist(), Path(scratch)).parent
+        data = write_cifar10(real_images(), Path(scratch)).parent
         common = ["--data", str(data), "--model", "resnet18", "--global-batch", "512"]
         counts = [str(n) for n in (1, 2, 4, 8) if n <= count]
         tables = {
@@ -117,11 +117,15 @@ def on_gpu() -> int:
     return 0
 
 
-def subset(images: int, folder: Path) -> Path:
+def real_images() -> Arrays:
     try:
-        arrays = fashion_mnist()
+        return fashion_mnist()
     except DataError as error:
         sys.exit(f"benchmarks.trainer: {error}")
+
+
+def subset(images: int, folder: Path) -> Path:
+    arrays = real_images()
     few = Arrays(
         arrays.train_x[:images],
         arrays.train_y[:images],

@@ -44,159 +44,122 @@ def flag(
 
 @dataclass(frozen=True)
 class Config:
+    # fmt: off
     # network
-    model: str = flag(
-        *("network", "resnet18", "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function"),
-        *("--arch", "--net"),
-    )
-    stem: str = flag(
-        *("network", "auto", "first layers: cifar (3x3), imagenet (7x7), or by image size"),
-        choices=("auto", "cifar", "imagenet"),
-    )
+    model: str = flag("network", "resnet18",
+                      "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function", "--arch",
+                      "--net")
+    stem: str = flag("network", "auto",
+                     "first layers: cifar (3x3), imagenet (7x7), or by image size",
+                     choices=("auto", "cifar", "imagenet"))
     width: int | None = flag("network", None, "channels of the first stage", kind=int)
-    num_classes: int | None = flag(
-        "network", None, "classes (default: as many as the data has)", kind=int
-    )
+    num_classes: int | None = flag("network", None, "classes (default: as many as the data has)",
+                                   kind=int)
     weights: str = flag("network", "", "file of weights to start from (.pth), for fine-tuning")
-    bn: str = flag(
-        *("network", "local", "batch-norm statistics: per rank, over all ranks (GPU), or fixed"),
-        choices=("local", "sync", "frozen"),
-    )
+    bn: str = flag("network", "local",
+                   "batch-norm statistics: per rank, over all ranks (GPU), or fixed",
+                   choices=("local", "sync", "frozen"))
     channels_last: bool = flag("network", True, "NHWC memory layout")
     compile: bool = flag("network", False, "torch.compile inside DDP", "--torchcompile")
 
     # data
-    data: str = flag(
-        *("data", "", "folder, synthetic, download, or package.module:function"),
-        *("--data-path", "--data-dir", "--data-url"),
-    )
+    data: str = flag("data", "", "folder, synthetic, download, or package.module:function",
+                     "--data-path", "--data-dir", "--data-url")
     synthetic_train: int = flag("data", 5000, "synthetic training images", "--dataset-size")
     synthetic_test: int = flag("data", 1000, "synthetic test images")
     synthetic_size: int = flag("data", 32, "width of a synthetic image in pixels")
-    val_split: float = flag(
-        "data", 0.0, "share of the training images held out to choose the best epoch (0 to 0.5)"
-    )
+    val_split: float = flag("data", 0.0,
+                            "share of the training images held out to choose the best epoch (0 to 0.5)")
     augment: bool = flag("data", True, "random crops and flips of the training images")
     image_size: int = flag("data", 224, "width in pixels of images from an ImageFolder tree")
-    workers: int = flag(
-        "data", 4, "threads per rank that decode an ImageFolder tree", "-j", "--num-workers"
-    )
+    workers: int = flag("data", 4, "threads per rank that decode an ImageFolder tree", "-j",
+                        "--num-workers")
 
     # batch
-    batch_size: int | None = flag(
-        *("batch", None, "images per rank and optimizer step (default 128)"),
-        *("-b", "--batch-per-rank"),
-        kind=int,
-    )
-    global_batch: int | None = flag(
-        *("batch", None, "images per optimizer step over all ranks", "--global-batch-size"),
-        kind=int,
-    )
-    grad_accum_steps: int = flag(
-        "batch", 1, "micro-batches per rank and optimizer step", "--grad-accu-steps"
-    )
-    canonical_shards: int = flag(
-        "batch", 0, "bitwise equal weights at every world size that divides this (0: off)"
-    )
+    batch_size: int | None = flag("batch", None, "images per rank and optimizer step (default 128)",
+                                  "-b", "--batch-per-rank", kind=int)
+    global_batch: int | None = flag("batch", None, "images per optimizer step over all ranks",
+                                    "--global-batch-size", kind=int)
+    grad_accum_steps: int = flag("batch", 1, "micro-batches per rank and optimizer step",
+                                 "--grad-accu-steps")
+    canonical_shards: int = flag("batch", 0,
+                                 "bitwise equal weights at every world size that divides this (0: off)")
     drop_last: bool = flag("batch", False, "drop the last, smaller batch of an epoch")
-    amp: str = flag(
-        *("batch", "auto", "mixed precision; auto: bf16 on GPUs that have it, else off"),
-        choices=("auto", "off", "bf16", "fp16"),
-        bare="bf16",
-    )
+    amp: str = flag("batch", "auto", "mixed precision; auto: bf16 on GPUs that have it, else off",
+                    choices=("auto", "off", "bf16", "fp16"), bare="bf16")
 
     # optimizer
-    loss: str = flag(
-        "optimizer", "cross-entropy", "cross-entropy, or package.module:function", "--criterion"
-    )
+    loss: str = flag("optimizer", "cross-entropy", "cross-entropy, or package.module:function",
+                     "--criterion")
     opt: str = flag("optimizer", "sgd", "optimizer", choices=("sgd", "adam", "adamw"))
     lr: float = flag("optimizer", 0.1, "peak learning rate", "--learning-rate")
-    lr_scaling: str = flag(
-        *("optimizer", "none", "how --lr grows with global batch / --lr-base-size"),
-        choices=("none", "linear", "sqrt"),
-    )
+    lr_scaling: str = flag("optimizer", "none", "how --lr grows with global batch / --lr-base-size",
+                           choices=("none", "linear", "sqrt"))
     lr_base_size: int = flag("optimizer", 256, "global batch that --lr is meant for")
     momentum: float = flag("optimizer", 0.9, "momentum of SGD")
     nesterov: bool = flag("optimizer", True, "Nesterov momentum")
     weight_decay: float = flag("optimizer", 5e-4, "weight decay", "--wd")
-    norm_weight_decay: float | None = flag(
-        "optimizer", None, "weight decay of batch norms and biases (default: the same)", kind=float
-    )
+    norm_weight_decay: float | None = flag("optimizer", None,
+        "weight decay of batch norms and biases (default: the same)", kind=float)
     label_smoothing: float = flag("optimizer", 0.0, "label smoothing (0 to 1)", "--smoothing")
-    clip_grad_norm: float = flag(
-        "optimizer", 0.0, "largest gradient norm (0: no limit)", "--clip-grad"
-    )
-    ema: float = flag(
-        *("optimizer", 0.0, "decay of averaged weights, which are then evaluated (0: off)"),
-        "--ema-decay",
-    )
+    clip_grad_norm: float = flag("optimizer", 0.0, "largest gradient norm (0: no limit)",
+                                 "--clip-grad")
+    ema: float = flag("optimizer", 0.0,
+                      "decay of averaged weights, which are then evaluated (0: off)", "--ema-decay")
 
     # schedule
     epochs: int = flag("schedule", 10, "passes over the training images", "--num-epochs")
     max_steps: int = flag("schedule", 0, "stop after this many steps (0: by epochs)")
-    schedule: str = flag(
-        *("schedule", "cosine", "shape of the learning rate", "--lr-scheduler", "--sched"),
-        choices=("cosine", "multistep", "triangular", "constant"),
-    )
-    warmup_epochs: float = flag(
-        "schedule", 1.0, "epochs of linear warm-up", "--lr-warmup-epochs", "--warm"
-    )
-    milestones: str = flag(
-        "schedule", "60,120,160", "epochs at which multistep decays", "--lr-milestones"
-    )
+    schedule: str = flag("schedule", "cosine", "shape of the learning rate", "--lr-scheduler",
+                         "--sched", choices=("cosine", "multistep", "triangular", "constant"))
+    warmup_epochs: float = flag("schedule", 1.0, "epochs of linear warm-up", "--lr-warmup-epochs",
+                                "--warm")
+    milestones: str = flag("schedule", "60,120,160", "epochs at which multistep decays",
+                           "--lr-milestones")
     gamma: float = flag("schedule", 0.2, "factor of each multistep decay", "--lr-gamma")
     min_lr: float = flag("schedule", 0.0, "learning rate at the end of cosine", "--lr-min")
 
     # run
     preset: str = flag("run", "", "a named set of defaults, which flags override")
     seed: int = flag("run", 0, "seed of weights, order and augmentation", "--random-seed")
-    deterministic: bool = flag(
-        "run", False, "deterministic algorithms only", "--use-deterministic-algorithms"
-    )
+    deterministic: bool = flag("run", False, "deterministic algorithms only",
+                               "--use-deterministic-algorithms")
     device: str = flag("run", "auto", "where to train", choices=("auto", "cpu", "cuda"))
     spawn: int = flag("run", 0, "start this many ranks on this machine, without torchrun")
     threads: int = flag("run", 0, "CPU threads per rank (0: torch's choice)")
     timeout: float = flag("run", 120.0, "seconds after which a silent rank counts as lost")
     check_every: int = flag("run", 1000, "steps between checks that replicas are equal (0: off)")
-    poll_every: int = flag(
-        "run", 0, "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)"
-    )
+    poll_every: int = flag("run", 0,
+                           "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)")
 
     # checkpoints
-    resume: str = flag(
-        *("checkpoints", "", "auto, none, or a checkpoint folder (default: auto under ddpctl)"),
-        bare="auto",
-    )
-    resume_override: bool = flag(
-        "checkpoints", False, "accept a checkpoint of other data, batch or seed"
-    )
-    checkpoint_dir: str = flag(
-        "checkpoints", "", "where ckpt/step-* go (default: the output folder)", "--model-dir"
-    )
-    save_every: str = flag(
-        "checkpoints", "60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)"
-    )
-    keep: int = flag(
-        "checkpoints", 3, "newest checkpoints to keep, at least 2", "--checkpoint-hist"
-    )
-    copies: int = flag(
-        "checkpoints", 2, "nodes that keep each checkpoint where disks are not shared: 1 or 2"
-    )
-    export_every: int = flag(
-        *("checkpoints", 1, "epochs between epoch_N.pth files; the newest is kept (0: none)"),
-        "--save-epoch",
-    )
+    resume: str = flag("checkpoints", "",
+                       "auto, none, or a checkpoint folder (default: auto under ddpctl)",
+                       bare="auto")
+    resume_override: bool = flag("checkpoints", False,
+                                 "accept a checkpoint of other data, batch or seed")
+    checkpoint_dir: str = flag("checkpoints", "",
+                               "where ckpt/step-* go (default: the output folder)", "--model-dir")
+    save_every: str = flag("checkpoints", "60s",
+                           "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)")
+    keep: int = flag("checkpoints", 3, "newest checkpoints to keep, at least 2",
+                     "--checkpoint-hist")
+    copies: int = flag("checkpoints", 2,
+                       "nodes that keep each checkpoint where disks are not shared: 1 or 2")
+    export_every: int = flag("checkpoints", 1,
+                             "epochs between epoch_N.pth files; the newest is kept (0: none)",
+                             "--save-epoch")
 
     # output
     out: str = flag("output", "", "output folder (default ./output)", "--output-dir", "--output")
     eval_every: int = flag("output", 1, "epochs between evaluations", "--val-interval")
     eval_batch_size: int = flag("output", 500, "images per rank and evaluation step")
     test_only: bool = flag("output", False, "evaluate the checkpoint and stop")
-    print_every: int = flag(
-        "output", 50, "steps between lines of progress", "--print-freq", "--print-interval"
-    )
+    print_every: int = flag("output", 50, "steps between lines of progress", "--print-freq",
+                            "--print-interval")
     tensorboard: bool = flag("output", False, "also write TensorBoard event files")
     plot: bool = flag("output", False, "draw curves.png at the end")
+    # fmt: on
 
     def problems(self) -> Iterator[str]:
         """What is wrong, one line each, without a look at the machine or the data."""

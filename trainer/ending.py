@@ -148,16 +148,16 @@ class Watch:
         if not self.ending.acquire(blocking=False):
             threading.Event().wait()  # the watching thread is ending this process
         mine = explain(self.ranks, self.t, error) or error
-        store, told = self.ranks.store, mine
+        store, shared = self.ranks.store, mine
         if store is not None:
             try:
-                told = self._report(store, mine)
+                shared = self._report(store, mine)
             except (RuntimeError, ConnectionError):  # the store went down with the rank holding it
                 pass
-        write_failure(self.t, self.config, self.ranks, told)
+        write_failure(self.t, self.config, self.ranks, shared)
         if store is not None:
-            self._part(store, reporter=told is mine)
-        return told
+            self._part(store, reporter=shared is mine)
+        return shared
 
     def _report(self, store: Store, mine: Exception) -> Exception:
         if isinstance(mine, PeerLost):  # what ended that peer may be in the store already
@@ -184,9 +184,9 @@ class Watch:
         with contextlib.suppress(RuntimeError, ConnectionError):
             if reporter:
                 others = self.ranks.world_size - 1
-                wait_until(lambda: store.add("told", 0) >= others, LEAVE_GRACE)
+                wait_until(lambda: store.add("informed", 0) >= others, LEAVE_GRACE)
             else:
-                store.add("told", 1)
+                store.add("informed", 1)
                 time.sleep(LINGER)
 
     def _run(self) -> None:

@@ -135,15 +135,13 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     stem = choose_stem(config.model, config.stem, config.width, data.image_size)
     amp = config.amp
     if amp == "auto":
-        amp = (
-            "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "off"
-        )
+        amp = "bf16" if on_gpu and has_bf16(ranks.device) else "off"
     compiles = config.compile
     if compiles:
         problem = next(filter(None, ranks.gather(compiler_problem(ranks.device))), "")
         compiles = not problem
         if problem and ranks.first:
-            say(f"WARNING: going on without --compile: {problem}")
+            say(f"WARNING: continuing without --compile: {problem}")
     if stem == "cifar" and config.model in LARGE and data.image_size >= 96 and ranks.first:
         say(f"note: at {data.image_size} pixels --stem imagenet does a sixteenth of the work")
     return dataclasses.replace(config, stem=stem, amp=amp, compile=compiles)
@@ -158,12 +156,17 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether this GPU computes in bf16 rather than emulating it."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def compiler_problem(device: torch.device) -> str:
-    """Why torch.compile does not work here: it needs a C++ compiler. "": it does."""
+    """Why torch.compile does not work here (it needs a C++ compiler), or "" if it does."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
-        return str(error).strip().splitlines()[0][:200]
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return ""
 
 
@@ -239,10 +242,17 @@ def introduce(
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps; global batch {plan.global_batch} "
         f"= {t.ranks.world_size} ranks x {plan.global_batch // t.ranks.world_size}, in "
         f"{plan.parts_per_rank} micro-batch(es) per rank; peak lr {plan.peak_lr:.6g} = "
-        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling)"
+        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling); "
+        f"{precision(c, t.ranks.device)}"
     )
     if plan.steps_per_epoch < FEW_STEPS and plan.epochs > 1:
         say(f"note: only {plan.steps_per_epoch} steps per epoch: a smaller batch trains better")
+
+
+def precision(config: Config, device: torch.device) -> str:
+    tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    plain = "fp32, with TF32 in convolutions" if tf32 else "fp32"
+    return plain if config.amp == "off" else f"{config.amp} autocast"
 
 
 def introduce_resume(t: Training, restored: Restored) -> None:

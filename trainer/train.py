@@ -50,10 +50,10 @@ def main(config: Config, env: Mapping[str, str]) -> int:
         stop.ignore()
         leave(ranks)
     except Exception as error:
-        told = watch.fail(error)
-        if told is error:
+        shared = watch.fail(error)
+        if shared is error:
             raise
-        raise told from error
+        raise shared from error
     watch.done()
     return code
 

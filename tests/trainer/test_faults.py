@@ -275,6 +275,27 @@ def test_a_corrupt_file_on_one_rank_ends_all_ranks_at_once(tmp_path: Path) -> No
     assert job.metrics("end")[-1]["reason"] == job.status["reason"]
 
 
+def fail_on_rank_1_while_rank_0_is_busy() -> None:
+    from trainer import train
+    from trainer.errors import DataError
+
+    def step(t, order):
+        if t.ranks.rank == 1:
+            raise DataError("/data/bad.jpg: not a readable image")
+        time.sleep(100)
+
+    train.train_step = step
+
+
+def test_a_failure_also_ends_ranks_that_wait_for_nothing(tmp_path: Path) -> None:
+    """Nor does a rank notice by itself that waits in NCCL."""
+    job = Job(tmp_path / "run", count=2, first=fail_on_rank_1_while_rank_0_is_busy)
+    assert job.codes(timeout=40) == [3, 3]
+    (line,) = errors(job)
+    assert line.startswith("error: rank 1 on ") and line.endswith("not a readable image")
+    assert job.status["reason"] in line
+
+
 def tree_flags(tree: Path) -> tuple[str, ...]:
     return ("--data", str(tree), "--image-size", "16", "--global-batch", "12", "--workers", "1")
 

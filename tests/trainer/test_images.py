@@ -72,7 +72,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(small_cifar: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: (folder / "data_batch_2").unlink(), "data_batch_2 is not there"),
+        (lambda folder: (folder / "data_batch_2").unlink(), "data_batch_2 is missing"),
         (lambda folder: (folder / "test_batch").write_bytes(b"\x80junk"), "test_batch: damaged"),
         (lambda folder: _relabel(folder / "data_batch_1", 10), "labels from 0 to 10"),
         (lambda folder: _shorten(folder / "data_batch_1"), "10 images of 3072 bytes expected"),

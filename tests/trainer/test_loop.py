@@ -147,7 +147,7 @@ def no_compiler() -> None:
 def test_without_a_compiler_training_goes_on_after_a_warning(tmp_path: Path) -> None:
     flags = ("--preset", "fast", "--max-steps", "2", "--model", "resnet8", "--amp", "off")
     job = Job(tmp_path / "run", *flags, count=2, first=no_compiler).done()
-    warning = "WARNING: going on without --compile: No working C++ compiler found\n"
+    warning = "WARNING: continuing without --compile: No working C++ compiler found\n"
     assert job.log().count(warning) == 1
     assert job.metrics("start")[0]["config"]["compile"] is False
 

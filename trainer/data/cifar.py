@@ -1,10 +1,10 @@
-"""CIFAR-10 and CIFAR-100 in their own folder layouts, read without executing what is read.
+"""CIFAR-10 and CIFAR-100 in their own folder layouts, read without running code from the files.
 
     PATH/cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}
     PATH/cifar-100-python/{train,test,meta}
 
-The batches are pickles, and a pickle is a program. `Reader` gives it nothing but what builds
-numpy arrays of numbers.
+The batches are pickles, and a pickle is a program. `Reader` lets it build numpy arrays of numbers
+and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def find(path: Path) -> Path | None:
 
 
 def load(folder: Path) -> Arrays:
-    """Raises DataError: a file is missing, damaged, or has not the images that it should have."""
+    """Raises DataError if a file is missing, damaged or has other contents than it should."""
     if folder.name == HUNDRED:
         train = [_batch(folder / "train", 5 * BATCH, b"fine_labels", 100)]
         test = _batch(folder / "test", BATCH, b"fine_labels", 100)
@@ -84,25 +84,25 @@ def _batch(path: Path, count: int, labels_key: bytes, classes: int) -> tuple[Any
 
 
 def read(path: Path) -> dict[bytes, Any]:
-    """One pickle of bytes keys. Raises DataError for anything else."""
+    """A pickled table with bytes keys. Raises DataError for anything else."""
     try:
         with path.open("rb") as file:
             found = Reader(file, encoding="bytes").load()
     except FileNotFoundError:
         raise DataError(
-            f"{path} is not there: fetch the set with `python -m trainer data fetch --to DIR`"
+            f"{path} is missing: fetch the set with `python -m trainer data fetch --to DIR`"
         ) from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    except Exception as error:  # a damaged pickle fails in any way it likes
+    except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{path}: damaged ({type(error).__name__}): fetch it again") from None
     if not isinstance(found, dict):
-        raise DataError(f"{path}: not a batch of CIFAR, which is a table: fetch it again")
+        raise DataError(f"{path}: not a CIFAR batch: fetch it again")
     return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
 class Reader(pickle.Unpickler):
-    """Refuses every global but the four that an array of numbers is made of."""
+    """Refuses all globals but the four that arrays of numbers need."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core", "numpy.core")
@@ -112,20 +112,18 @@ class Reader(pickle.Unpickler):
             return _reconstruct
         if (module, name) == ("_codecs", "encode"):
             return _encode
-        raise DataError(
-            f"asks for {module}.{name}, which no CIFAR file needs: refused, the file is not safe"
-        )
+        raise DataError(f"asks for {module}.{name}, which no CIFAR file needs: refused as unsafe")
 
 
 def _reconstruct(subtype: type, shape: tuple[int, ...], kind: Any) -> Any:
-    """An empty array, to be filled by the pickle's own state."""
+    """An empty array, which the pickle's state then fills."""
     if subtype is not np.ndarray or kind not in (b"b", "b"):
         raise DataError("builds something other than an array")
     return np.ndarray.__new__(np.ndarray, (0,), dtype=np.uint8)
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 writes bytes into old pickles; other codecs could unpack bombs."""
+    """How Python 3 puts bytes into old pickles. Other codecs could unpack a bomb."""
     if encoding not in ("latin1", b"latin1"):
         raise DataError(f"asks for the codec {encoding!r}")
     return text.encode("latin1")

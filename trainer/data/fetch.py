@@ -1,4 +1,4 @@
-"""Downloading CIFAR: once a machine, checked, published whole. Nobody else in here uses the net."""
+"""Downloads CIFAR once per machine and checks it. Nothing else in the trainer uses the network."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TIMEOUT = 30  # seconds without a byte
 
 
 def fetch(name: str, to: Path) -> Path:
-    """The set's folder under `to`, downloaded if it is not there. Ranks of one machine take turns.
+    """The set's folder under `to`, downloaded if missing. The ranks of one machine take turns.
 
-    Raises DataError: no network, or not the file that was published.
+    Raises DataError if there is no network or the file is not the published one.
     """
     source = SOURCES[name]
     to.mkdir(parents=True, exist_ok=True)
@@ -63,8 +63,8 @@ def _download(source: Source, archive: Path) -> None:
         part.unlink(missing_ok=True)
         reason = getattr(error, "reason", error)
         raise DataError(
-            f"{source.url}: cannot be fetched ({reason}): download it where there is a network, "
-            "unpack it, and give the folder with --data"
+            f"{source.url}: cannot be fetched ({reason}): download it elsewhere, unpack it, "
+            "and pass its folder as --data"
         ) from None
     found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
     if found != source.md5:

@@ -1,7 +1,7 @@
-"""Which sample is used when: pure functions of (seed, epoch, n), the same on every rank.
+"""The order of samples: pure functions of (seed, epoch, n), the same on every rank.
 
-Nothing is padded and nothing is dropped here: an epoch is a permutation of all samples, and a rank
-takes the part of each batch that `schedule.part_bounds` gives it.
+An epoch is a permutation of all samples, without padding or dropping; a rank takes the part of each
+batch that `optim.part_bounds` assigns to it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def mixed_seed(text: str) -> int:
 
 
 def held_out(n: int, part: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(train, validation) sample numbers, sorted. Does not depend on the run's seed, so that runs
-    with different seeds are compared on the same images."""
+    """(train, validation) sample numbers, sorted. Independent of the run's seed, so that runs with
+    different seeds are compared on the same images."""
     order = epoch_order(0, -1, n)
     count = int(n * part)
     return order[count:].sort().values, order[:count].sort().values

@@ -1,7 +1,7 @@
-"""Images that can be learned, made from a seed: the same on every rank, nothing to download.
+"""Learnable images made from a seed: the same on every rank, nothing to download.
 
 Each class has a smooth prototype; a sample is its class's prototype plus noise. A network that
-learns reaches > 95 %; one whose gradients are cut stays at chance.
+learns exceeds 95 %; one without gradients stays at chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Arrays:
 
 
 def synthetic(train: int, test: int, classes: int, size: int) -> Arrays:
-    """`train` + `test` images of `size` x `size` pixels, classes as equal in number as can be."""
+    """`train` + `test` images of `size` x `size` pixels, in classes of nearly equal size."""
     generator = torch.Generator()
     generator.manual_seed(mixed_seed(f"synthetic/{classes}/{size}"))
     coarse = torch.randn(classes, 3, 4, 4, generator=generator)
@@ -43,7 +43,7 @@ def _draw(
     y = torch.arange(count) % len(prototypes)
     y = y[torch.randperm(count, generator=generator)]
     x = torch.empty(count, *prototypes.shape[2:], 3, dtype=torch.uint8)
-    for start in range(0, count, 1000):  # bounds the memory that floats take
+    for start in range(0, count, 1000):  # bounds the memory for floats
         labels = y[start : start + 1000]
         noise = torch.randn(len(labels), *prototypes.shape[1:], generator=generator)
         pixels = (prototypes[labels] + noise) * 40 + 128

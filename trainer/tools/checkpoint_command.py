@@ -1,6 +1,6 @@
-"""trainer ckpt ls|verify|export: look at checkpoints without a training.
+"""`trainer ckpt ls|verify|export`: inspect checkpoints without training.
 
-    python -m trainer ckpt ls DIR              one line a checkpoint, newest last
+    python -m trainer ckpt ls DIR              one line per checkpoint, newest last
     python -m trainer ckpt verify DIR          hash everything; exit 4 if any is damaged
     python -m trainer ckpt export DIR OUT.pth  the network's plain state_dict
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(path: Path) -> list[Path]:
-    """Checkpoint folders at `path`, oldest first. Raises CheckpointError when there are none."""
+    """Checkpoint folders at `path`, oldest first. Raises CheckpointError if there are none."""
     from trainer import checkpoint
 
     if checkpoint.NAME.fullmatch(path.name):
@@ -89,7 +89,7 @@ def verify(found: list[Path]) -> int:
     for path in found:
         try:
             saved = checkpoint.verify(path)
-            print(f"{path}  whole  {saved.identity[:16]}")
+            print(f"{path}  intact  {saved.identity[:16]}")
         except CheckpointError as error:
             damaged += 1
             print(f"{error}  DAMAGED")
@@ -97,13 +97,13 @@ def verify(found: list[Path]) -> int:
 
 
 def export(found: list[Path], target: Path) -> int:
-    """From the newest whole checkpoint among `found`."""
+    """From the newest intact checkpoint among `found`."""
     import torch
 
     from trainer import checkpoint
 
     if target.suffix not in (".pth", ".pt"):
-        raise UsageError(f"{target}: a name that ends in .pth is wanted")
+        raise UsageError(f"{target}: the name must end in .pth")
     for path in reversed(found):
         try:
             checkpoint.verify(path)
@@ -119,4 +119,4 @@ def export(found: list[Path], target: Path) -> int:
             raise CheckpointError(f"cannot write {target}: {error}") from error
         print(f"{target}: {meta['config']['model']} of step {meta['step']} from {path}")
         return 0
-    raise CheckpointError("none of these checkpoints is whole")
+    raise CheckpointError("all of these checkpoints are damaged")

@@ -1,4 +1,4 @@
-"""`trainer data fetch|verify|make`: getting images, apart from training.
+"""`trainer data fetch|verify|make`: gets images, separately from training.
 
 python -m trainer data fetch --to DIR [--name cifar100]
 python -m trainer data make --from fashion-mnist --to DIR

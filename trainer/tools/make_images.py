@@ -1,4 +1,4 @@
-"""Writing images as cifar-10-batches-py: real ones from Fashion-MNIST's files, or synthetic ones."""
+"""Writes images in CIFAR-10's layout: Fashion-MNIST, or synthetic ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fas
 
 
 def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
-    """60,000 + 10,000 real 28x28 grey images: a border of 2 makes 32x32, the grey is R, G and B."""
+    """60,000 + 10,000 grey 28x28 images, padded to 32x32, with the grey as R, G and B."""
     if not folder.is_dir():
         raise DataError(
-            f"{folder} is not there: `apt-get install dataset-fashion-mnist`, or --folder DIR"
+            f"{folder} is missing: `apt-get install dataset-fashion-mnist`, or --folder DIR"
         )
     return Arrays(
         train_x=_idx_images(folder / "train-images-idx3-ubyte.gz"),
@@ -54,9 +54,9 @@ def _unzipped(path: Path) -> bytes:
 
 
 def write_cifar10(arrays: Arrays, to: Path) -> Path:
-    """`to`/cifar-10-batches-py, published by rename: five training batches, a test batch, meta."""
+    """Write five training batches, a test batch and meta to `to`/cifar-10-batches-py, atomically."""
     if len(arrays.train_y) % 5:
-        raise DataError(f"{len(arrays.train_y)} images do not make five equal batches")
+        raise DataError(f"{len(arrays.train_y)} images do not divide into five equal batches")
     count = min(len(arrays.train_y) // 5, len(arrays.test_y))
     scratch, folder = to / f".{TEN}.part", to / TEN
     shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`trainer plot OUTPUT`: loss, accuracy and throughput of a run, from its metrics.jsonl to a PNG."""
+"""`trainer plot OUTPUT`: draws loss, accuracy and throughput from a run's metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; one that is half written is the last, and left out."""
+    """The lines of a metrics.jsonl, without an incomplete last one."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -45,7 +45,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def draw(found: list[dict[str, Any]], target: Path) -> None:
-    """Three panels over steps. Raises DataError when there is nothing to draw yet."""
+    """Three panels over steps. Raises DataError if there is nothing to draw yet."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -84,7 +84,7 @@ def _passing_signals_to(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    code, failed_at, told = 0, 0.0, False
+    code, failed_at, terminated = 0, 0.0, False
     while any(process.poll() is None for process in ranks):
         time.sleep(0.05)
         if not code:
@@ -94,9 +94,9 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
         waited = time.monotonic() - failed_at
         if waited > KILL_AFTER:
             _signal(ranks, signal.SIGKILL)
-        elif waited > OWN_END and not told:
+        elif waited > OWN_END and not terminated:
             _signal(ranks, signal.SIGTERM)
-            told = True
+            terminated = True
     code = code or next((process.returncode for process in ranks if process.returncode), 0)
     return code if code >= 0 else 128 - code
 

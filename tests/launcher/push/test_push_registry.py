@@ -70,7 +70,8 @@ def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> N
 
 
 @pytest.mark.parametrize(
-    "data", [b"rubbish", gzip.compress(b"another layer", mtime=0), b'{"rootfs": {"diff_ids": []}}', b"{}"]
+    "data",
+    [b"rubbish", gzip.compress(b"another layer", mtime=0), b'{"rootfs": {"diff_ids": []}}', b"{}"],
 )
 def test_what_does_not_belong_to_the_image_is_refused(registry: Registry, data: bytes) -> None:
     assert upload(registry, data) == 400

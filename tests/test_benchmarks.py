@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {
     path.stem for path in (ROOT / "benchmarks").glob("*.py") if "def main" in path.read_text()

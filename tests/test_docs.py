@@ -49,6 +49,7 @@ def test_the_tests_that_the_security_page_names_exist() -> None:
     assert len(rows) > 20 and all(test.startswith("`tests/") for _, test in rows)
 
 
+@pytest.mark.real
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)

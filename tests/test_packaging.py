@@ -14,6 +14,8 @@ import pytest
 
 from launcher import __version__
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).parents[1]
 ABSENT = ("torch", "nvidia", "numpy", "triton", "ddpctl", "_editable_impl", "__editable__")
 

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from tour import BEGIN, END, PAGE, STEPS, tour
 
+pytestmark = pytest.mark.real
+
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 

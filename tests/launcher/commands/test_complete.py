@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 MAIN = "import sys; sys.argv[0] = 'ddpctl'; from launcher.cli import main; main()"
 
 

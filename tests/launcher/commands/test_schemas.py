@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docs" / "schema"
 COMMANDS = {  # schema: what prints such a document, after a run that failed; its exit code

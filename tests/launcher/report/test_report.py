@@ -315,6 +315,7 @@ def browser() -> str:
     return found
 
 
+@pytest.mark.real
 def test_a_real_browser_shows_the_page(tmp_path: Path) -> None:
     env = local_run(tmp_path)
     assert report(env, tmp_path, "-o", "out.html").returncode == 0

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 SCRIPT = """
 import os, pathlib, time
 rank, here = os.environ["RANK"], pathlib.Path(os.environ["DDPCTL_OUTPUT_DIR"])

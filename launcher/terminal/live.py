@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from shutil import get_terminal_size
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -47,7 +47,7 @@ class Live:
         """Call it before anything else is written. The cursor returns to where the drawing began."""
         with self._lock:
             if self._shown:
-                columns = shutil.get_terminal_size().columns
+                columns = get_terminal_size().columns
                 rows = sum(_rows(line, columns) for line in self._shown)
                 self._write("\r" + "\x1b[1A" * rows + "\x1b[J")
                 self._shown = []
@@ -60,7 +60,7 @@ class Live:
         with self._lock:
             if self._closed:
                 return
-            columns, rows = shutil.get_terminal_size()
+            columns, rows = get_terminal_size()
             lines = [
                 coloured(line) for line in self._render(columns, max(3, int(rows * self._share)))
             ]

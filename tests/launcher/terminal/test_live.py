@@ -44,7 +44,8 @@ def test_nothing_is_left_when_the_window_is_resized(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = Window(80)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((window.columns, 24)))
+    size = "launcher.terminal.live.get_terminal_size"
+    monkeypatch.setattr(size, lambda: os.terminal_size((window.columns, 24)))
     monkeypatch.setattr(sys, "stderr", window)
     window.write("a line of a rank\n")
     live = Live(lambda columns, _: ["\x1b[2m" + "─" * (columns - 1), "\x1b[1mrun 1", "", "é" * 30])

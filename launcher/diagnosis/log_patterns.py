@@ -15,6 +15,7 @@ NOISE = re.compile(
     r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from"
     r"|terminate called|Fatal Python error|$)"
 )
+FRAME = re.compile(r"^(\[rank\d+\]: ?)?frame #\d+: ")  # of a C++ stack, longer than an excerpt
 # What a rank writes when another one has gone: it did not fail first.
 EFFECT = re.compile(
     r"connection closed by peer|connection reset by peer|broken ?pipe|connection refused"
@@ -39,7 +40,11 @@ def known_kind(lines: Sequence[str]) -> FailureKind | None:
 
 
 def _telling(lines: Sequence[str]) -> Sequence[str]:
-    return exception_lines(lines) or lines[-EXCERPT_LINES:]
+    return exception_lines(lines) or _last_lines(lines)
+
+
+def _last_lines(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not FRAME.match(line)][-EXCERPT_LINES:]
 
 
 def exception_line(lines: Sequence[str]) -> str:
@@ -65,7 +70,7 @@ def excerpt(lines: Sequence[str]) -> list[str]:
     if len(block) > EXCERPT_LINES:  # the message is at the end, the way into it at the beginning
         half = EXCERPT_LINES // 2
         block = [*block[:half], f"... {len(block) - EXCERPT_LINES} lines ...", *block[-half:]]
-    return block or [RANK_PREFIX.sub("", line) for line in lines[-EXCERPT_LINES:]]
+    return block or [RANK_PREFIX.sub("", line) for line in _last_lines(lines)]
 
 
 def _last_traceback(lines: Sequence[str]) -> list[str]:

@@ -191,6 +191,14 @@ def test_a_host_out_of_sight_explains_broken_connections_and_nothing_else() -> N
     assert first(node(0, broken), unseen, node(2, raised)).rank == 4
 
 
+def test_a_long_c_stack_does_not_hide_that_the_connection_broke() -> None:
+    unseen = NodeEvidence(1, "gpu2", events=[START], unseen="no route to host")
+    frames = [f"frame #{n}: <unknown function> + 0x{n:x} (0x7f in libtorch.so)" for n in range(30)]
+    lines = ["[W1122 socket.cpp:464] recvValue failed: failed to recv, got 0 bytes", *frames]
+    failure = first(node(0, rank_exit(1.0, 0, 1, lines)), unseen)
+    assert (failure.kind, failure.host) == ("host-lost", "gpu2")
+
+
 def test_two_nodes_that_lost_each_other_were_cut_off() -> None:
     failure = first(node(0, stopping(9.0, "peer-lost", 1)), node(1, stopping(9.1, "peer-lost", 0)))
     assert failure.kind == "network-cut"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -254,7 +255,8 @@ def test_a_stalled_run_leaves_a_provisional_status(tmp_path: Path) -> None:
     watch.last_beat -= 11
     watch._note_stall()
     status = json.loads((tmp_path / "status.json").read_text())
-    assert status["state"] == "failed" and "no progress for 11 s at step 0" in status["reason"]
+    assert status["state"] == "failed"
+    assert re.search(r"no progress for \d+ s at step 0", status["reason"])
     watch.beat()
     watch._note_stall()
     assert not (tmp_path / "status.json").exists()

@@ -29,7 +29,7 @@ test:
 
 unit:
 	@scripts/venv test
-	$(PYTEST) -n 2 -m "not cluster and not real" $(ARGS)
+	$(PYTEST) -n 2 -m "not cluster and not real and not slow" tests/launcher tests/test_*.py $(ARGS)
 
 fast:
 	@scripts/venv test

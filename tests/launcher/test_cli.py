@@ -15,6 +15,8 @@ import typer
 from launcher import cli
 from launcher.errors import UsageError
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).parents[2]
 ORDER = [
     "check",

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile_hosts import ESCAPE, EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., FakeCluster]
 CODES = {0, 1, 2, 3, 4, 5, 6, 7, 130}  # and not 70, an internal error
 

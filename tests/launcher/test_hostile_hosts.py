@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,8 @@ from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.stop import clean, strays
 from launcher.stop.stop import pids_in
 from launcher.terminal.sanitize import Sanitizer, plain
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = {
     "labels": 1500,

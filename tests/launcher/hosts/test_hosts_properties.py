@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from launcher.hosts import Cluster, Host, HostList, Job, dump, load, parse
 from launcher.hosts.job_values import SET_BY_DDPCTL
 from launcher.hosts.json_schema import json_schema
 from launcher.hosts.schema import HOST, JOB, SECTIONS
+
+pytestmark = pytest.mark.slow
 
 SCHEMA = jsonschema.Draft7Validator(json_schema())
 KEYS = [*HOST, *JOB, *SECTIONS]

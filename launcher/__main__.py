@@ -1,6 +1,6 @@
 """The console script `ddpctl`, and `python -m launcher`."""
 
-from launcher.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -18,8 +18,8 @@ from typing import Annotated
 import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
-from launcher import __version__
-from launcher.commands import (
+from . import __version__
+from .commands import (
     attach,
     check,
     clean,
@@ -36,10 +36,10 @@ from launcher.commands import (
     sanity,
     stacks,
 )
-from launcher.commands.options import WithCommandLine, WithFolders
-from launcher.errors import DdpctlError
-from launcher.state import make_folder, state_home, write_atomically
-from launcher.terminal.console import Console
+from .commands.options import WithCommandLine, WithFolders
+from .errors import DdpctlError
+from .state import make_folder, state_home, write_atomically
+from .terminal.console import Console
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "check": check.check,

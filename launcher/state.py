@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from launcher.errors import StateError, UsageError
+from .errors import StateError, UsageError
 
 PROBE_SIZE = 1 << 20  # bytes
 

@@ -46,13 +46,15 @@ def tracked(folder: str) -> set[str]:
     return {name for name in done.stdout.splitlines() if (ROOT / name).exists()}
 
 
-def test_the_wheel_holds_every_file_of_launcher_and_trainer_and_no_other(built: Path) -> None:
+def test_the_wheel_holds_every_file_of_launcher_and_trainer_under_the_one_name_ddpctl(
+    built: Path,
+) -> None:
     (wheel,) = built.glob("*.whl")
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
-    assert tracked("launcher") | tracked("trainer") <= names
-    assert {name.split("/")[0] for name in names} == {"launcher", "trainer"}
+    ours = {name.replace("launcher/", "ddpctl/", 1) for name in tracked("launcher")}
+    assert ours | {f"ddpctl/{name}" for name in tracked("trainer")} == names
     assert not [name for name in names if "__pycache__" in name]
-    assert "launcher/py.typed" in names and "launcher/supervisor/peers.py" in names
+    assert "ddpctl/py.typed" in names and "ddpctl/supervisor/peers.py" in names
 
 
 def test_the_version_stands_in_one_place(built: Path) -> None:
@@ -96,7 +98,7 @@ def test_the_installed_command_works_without_torch(
         )
 
     assert run(str(scripts / "python"), "-c", "import torch").returncode == 1
-    where = run(str(scripts / "python"), "-c", "import launcher; print(launcher.__file__)")
+    where = run(str(scripts / "python"), "-c", "import ddpctl; print(ddpctl.__file__)")
     assert str(scripts.parent) in where.stdout  # the wheel's, not this tree's
     ddpctl = str(scripts / "ddpctl")
     assert run(ddpctl, "--version").stdout == f"ddpctl {__version__}\n"
@@ -110,7 +112,7 @@ def test_the_supervisor_is_packed_from_the_installed_files(
 ) -> None:
     scripts, env = installed
     code = (
-        "import io, zipfile; from launcher.launch.supervisor_bundle import supervisor_file as made;"
+        "import io, zipfile; from ddpctl.start.supervisor_bundle import supervisor_file as made;"
         "print(*zipfile.ZipFile(io.BytesIO(made())).namelist())"
     )
     done = subprocess.run(

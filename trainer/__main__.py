@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 
-from trainer.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     try:

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from trainer.errors import CheckpointError
+from .errors import CheckpointError
 
 FILES = ("state.pt", "meta.json")
 NAME = re.compile(r"step-(\d{8,})")

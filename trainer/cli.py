@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.config import GROUPS, PRESETS, Config, check
-from trainer.errors import TrainerError, UsageError
-from trainer.tools.older_flags import (
+from .config import GROUPS, PRESETS, Config, check
+from .errors import TrainerError, UsageError
+from .tools.older_flags import (
     add_older_spellings,
     both_spellings,
     strict_bool,
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         for name, value in other["env"].items():
             os.environ.setdefault(name, value)
         if "RANK" not in os.environ and (config.spawn or "NNODES" in other["env"]):
-            from trainer.tools.spawn import spawn
+            from .tools.spawn import spawn
 
             return spawn(config, argv, other["env"])
         if config.spawn and "TRAINER_SPAWNED" not in os.environ:
@@ -83,20 +83,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _command(name: str, argv: Sequence[str]) -> int:
     if name == "ckpt":
-        from trainer.tools.checkpoint_command import main as command
+        from .tools.checkpoint_command import main as command
     elif name == "data":
-        from trainer.tools.data_command import main as command
+        from .tools.data_command import main as command
     elif name == "bench":
-        from trainer.tools.bench import main as command
+        from .tools.bench import main as command
     else:
-        from trainer.tools.plot import main as command
+        from .tools.plot import main as command
     return command(argv)
 
 
 def _train(config: Config) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from trainer.train import main as train
+    from .train import main as train
 
     @record
     def recorded() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import UsageError
+from .errors import UsageError
 
 NEEDS_GPU = "--bn sync needs GPUs: use --bn local or frozen on a CPU"
 GROUPS = ("network", "data", "batch", "optimizer", "schedule", "run", "checkpoints", "output")

@@ -31,7 +31,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.errors import KINDS, ReplicaMismatch, TrainerError, UsageError
+from .errors import KINDS, ReplicaMismatch, TrainerError, UsageError
 
 JOIN_TIMEOUT = 900  # seconds that the first rank waits for the last one to load its images
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from trainer.cli import print_error
-from trainer.config import Config
-from trainer.distributed import Ranks, Store, as_fact
-from trainer.errors import KILLED, KINDS, PREEMPTED, OutOfMemory, PeerLost, TrainerError
-from trainer.logs import clock, say, write_status
-from trainer.tools.plot import draw, records
+from .cli import print_error
+from .config import Config
+from .distributed import Ranks, Store, as_fact
+from .errors import KILLED, KINDS, PREEMPTED, OutOfMemory, PeerLost, TrainerError
+from .logs import clock, say, write_status
+from .tools.plot import draw, records
 
 if TYPE_CHECKING:
-    from trainer.state import Training
+    from .state import Training
 
 ECHO = 2.0  # seconds
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import snapshot, synchronise, write_weights
-from trainer.distributed import averaged_statistics
-from trainer.ending import Stopped
-from trainer.logs import eval_line, say
-from trainer.state import Training
+from .checkpoint import snapshot, synchronise, write_weights
+from .distributed import averaged_statistics
+from .ending import Stopped
+from .logs import eval_line, say
+from .state import Training
 
 STOP_EVERY = 50  # blocks on a GPU between questions whether to stop, each of which waits for it
 

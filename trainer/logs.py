@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import replace_file, set_aside
-from trainer.config import Config
-from trainer.distributed import Ranks
-from trainer.optim import Plan
+from .checkpoint import replace_file, set_aside
+from .config import Config
+from .distributed import Ranks
+from .optim import Plan
 
 VERSION = 1
 TENSORBOARD_TAGS = {

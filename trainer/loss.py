@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from trainer.config import Config, is_function_name, named_function
-from trainer.errors import UsageError
+from .config import Config, is_function_name, named_function
+from .errors import UsageError
 
 # (logits (B, C), labels (B,)) -> the loss of each sample, (B,)
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainer.config import is_function_name, named_function
-from trainer.errors import CheckpointError, UsageError
+from .config import is_function_name, named_function
+from .errors import CheckpointError, UsageError
 
 SMALL = {"resnet8": 1, "resnet20": 3}  # blocks in each of three stages
 LARGE = {  # blocks in each of four stages, bottlenecks or not

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trainer.config import Config
-from trainer.distributed import statistics
-from trainer.errors import UsageError
+from .config import Config
+from .distributed import statistics
+from .errors import UsageError
 
 FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer import checkpoint
-from trainer.checkpoint import Saved
-from trainer.config import Config
-from trainer.distributed import Ranks
-from trainer.errors import CheckpointError
-from trainer.logs import mentions_checkpoints
+from . import checkpoint
+from .checkpoint import Saved
+from .config import Config
+from .distributed import Ranks
+from .errors import CheckpointError
+from .logs import mentions_checkpoints
 
 NOTED = (  # settings that may change on resume, with a warning: the results do change
     *("lr", "lr_scaling", "lr_base_size", "schedule", "warmup_epochs", "milestones", "gamma"),

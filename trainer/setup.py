@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import NEEDS_GPU, Config
-from trainer.data import Images, load_dataset
-from trainer.distributed import (
+from .config import NEEDS_GPU, Config
+from .data import Images, load_dataset
+from .distributed import (
     Ranks,
     backend,
     check_replicas,
@@ -25,14 +25,14 @@ from trainer.distributed import (
     join,
     pick_device,
 )
-from trainer.ending import LINGER, StopRequest, write_failure
-from trainer.errors import DataError, TrainerError, UsageError
-from trainer.logs import Metrics, Progress, say
-from trainer.loss import make_losses
-from trainer.model import LARGE, build_model, choose_stem, load_weights
-from trainer.optim import FEW_STEPS, Ema, Plan, make_optimizer, make_plan
-from trainer.restore import Disks, Restored, check_fits, find_disks, restore
-from trainer.state import Training, classes, from_checkpoint, identity, versions
+from .ending import LINGER, StopRequest, write_failure
+from .errors import DataError, TrainerError, UsageError
+from .logs import Metrics, Progress, say
+from .loss import make_losses
+from .model import LARGE, build_model, choose_stem, load_weights
+from .optim import FEW_STEPS, Ema, Plan, make_optimizer, make_plan
+from .restore import Disks, Restored, check_fits, find_disks, restore
+from .state import Training, classes, from_checkpoint, identity, versions
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainer import checkpoint
-from trainer.checkpoint import Writer, Written
-from trainer.config import Config
-from trainer.data import Images
-from trainer.distributed import (
+from . import checkpoint
+from .checkpoint import Writer, Written
+from .config import Config
+from .data import Images
+from .distributed import (
     Ranks,
     averaged_statistics,
     check_replicas,
@@ -26,14 +26,14 @@ from trainer.distributed import (
     statistics,
     unflatten,
 )
-from trainer.errors import CheckpointError
-from trainer.logs import Metrics, Progress, say
-from trainer.loss import Loss
-from trainer.optim import Ema, Plan
-from trainer.restore import Disks
+from .errors import CheckpointError
+from .logs import Metrics, Progress, say
+from .loss import Loss
+from .optim import Ema, Plan
+from .restore import Disks
 
 if TYPE_CHECKING:
-    from trainer.ending import StopRequest
+    from .ending import StopRequest
 
 PLACES = ("out", "checkpoint_dir", "data", "resume")  # not part of what was trained
 

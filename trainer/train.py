@@ -17,17 +17,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import Config
-from trainer.data.order import epoch_order, mixed_seed
-from trainer.distributed import check_replicas, fixed_statistics, kept, leave, set_training
-from trainer.ending import Stopped, StopRequest, Watch, finish, preempted
-from trainer.errors import Diverged
-from trainer.evaluate import export, record_evaluation, selecting_split
-from trainer.logs import say, train_line
-from trainer.optim import lr_at, part_bounds
-from trainer.setup import begin, meet
-from trainer.state import Training, finish_writing, save
-from trainer.tools import canonical_shards
+from .config import Config
+from .data.order import epoch_order, mixed_seed
+from .distributed import check_replicas, fixed_statistics, kept, leave, set_training
+from .ending import Stopped, StopRequest, Watch, finish, preempted
+from .errors import Diverged
+from .evaluate import export, record_evaluation, selecting_split
+from .logs import say, train_line
+from .optim import lr_at, part_bounds
+from .setup import begin, meet
+from .state import Training, finish_writing, save
+from .tools import canonical_shards
 
 
 def main(config: Config, env: Mapping[str, str]) -> int:

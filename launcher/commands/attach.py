@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.commands import options
+from . import options
 
 
 def attach(
@@ -22,9 +22,9 @@ def attach(
     ddpctl attach
     ddpctl attach 20261121-1530 --hosts hosts.yaml
     """
-    from launcher.launch import attach as attaching
-    from launcher.launch import exit_hook
-    from launcher.runs.find import find
+    from ..runs.find import find
+    from ..start import attach as attaching
+    from ..start import exit_hook
 
     console = options.console(quiet, verbose, plain, fold)
     folder = find(run, hosts, console)

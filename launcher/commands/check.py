@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 if TYPE_CHECKING:
-    from launcher.preflight.run import Survey
-    from launcher.terminal.console import Console
+    from ..preflight.run import Survey
+    from ..terminal.console import Console
 
 COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
 
@@ -37,9 +37,9 @@ def check(
     ddpctl check hosts.yaml
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
-    from launcher.hosts import load, select
-    from launcher.preflight.run import survey_hosts
-    from launcher.ssh.node import connected
+    from ..hosts import load, select
+    from ..preflight.run import survey_hosts
+    from ..ssh.node import connected
 
     cluster = select(load(options.hosts_of(hosts, host_list)), include, exclude)
     console = options.console(quiet, verbose)
@@ -88,7 +88,7 @@ def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
 
 def show(survey: Survey, console: Console) -> None:
     """The table, the address that was chosen for each host, and a line for each finding."""
-    from launcher.preflight import findings
+    from ..preflight import findings
 
     names = [machine.name for machine in survey.machines]
     rows = findings.table(names, survey.findings, [machine.name for machine in survey.unseen])

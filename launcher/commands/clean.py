@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 
 def clean(
@@ -28,7 +28,7 @@ def clean(
     ddpctl clean hosts.yaml
     ddpctl clean hosts.yaml --kill -y
     """
-    from launcher.stop import clean as clean_hosts
+    from ..stop import clean as clean_hosts
 
     console = options.console(quiet, verbose)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import typer
 
-from launcher.errors import UsageError
-from launcher.state import state_home
+from ..errors import UsageError
+from ..state import state_home
 
 HOSTS_FILES = (".yaml", ".yml")
 
@@ -35,7 +35,7 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
 
 def hosts_files(incomplete: str) -> list[str]:
     """Hosts files, and folders that may hold one."""
-    from launcher.state import expanded
+    from ..state import expanded
 
     folder, _, name = incomplete.rpartition("/")
     shown = f"{folder}/" if "/" in incomplete else ""
@@ -60,8 +60,8 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The hosts of the hosts file on the command line, else those of ~/.ssh/config."""
-    from launcher.hosts.starter import ssh_aliases
-    from launcher.state import expanded
+    from ..hosts.starter import ssh_aliases
+    from ..state import expanded
 
     # an argument before an option without a value may still be among the unparsed ones
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]
@@ -74,8 +74,8 @@ def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _hosts_of(path: Path) -> Iterator[str]:
-    from launcher.errors import DdpctlError
-    from launcher.hosts import load
+    from ..errors import DdpctlError
+    from ..hosts import load
 
     try:
         for host in load(path, job_files=False).hosts:

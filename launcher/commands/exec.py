@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
-from launcher.errors import UsageError
+from ..errors import UsageError
+from . import options
 
 
 def exec_(
@@ -43,8 +43,8 @@ def exec_(
     ddpctl exec --rank 5 -t -- bash
     ddpctl exec 20261121 --hosts hosts.yaml --all -- df -h /dev/shm
     """
-    from launcher.runs.exec import ExecOptions, exec_in_run
-    from launcher.runs.find import find
+    from ..runs.exec import ExecOptions, exec_in_run
+    from ..runs.find import find
 
     words = (*(command or ()), *context.args)  # what follows `--`
     if not words:

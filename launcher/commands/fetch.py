@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 
 def fetch(
@@ -30,8 +30,8 @@ def fetch(
     ddpctl fetch
     ddpctl fetch 20261121 --to results/
     """
-    from launcher.runs import fetch as fetch_run
-    from launcher.runs.find import find
+    from ..runs import fetch as fetch_run
+    from ..runs.find import find
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)

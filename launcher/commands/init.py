@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import complete, options
+from . import complete, options
 
 Ask = Callable[[str, str], str]  # question, default -> answer
 
@@ -59,8 +59,8 @@ def init(
     ddpctl init lab.yaml --ssh-config 'gpu*'
     ddpctl init --hostfile hostfile
     """
-    from launcher.errors import UsageError
-    from launcher.hosts import starter
+    from ..errors import UsageError
+    from ..hosts import starter
 
     if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists; give --force or another name")
@@ -92,10 +92,10 @@ def _hosts(
 ) -> tuple[tuple[str, int | None], ...]:
     import fnmatch
 
-    from launcher.errors import UsageError
-    from launcher.hosts import load
-    from launcher.hosts.starter import hosts_in, ssh_aliases
-    from launcher.state import expanded
+    from ..errors import UsageError
+    from ..hosts import load
+    from ..hosts.starter import hosts_in, ssh_aliases
+    from ..state import expanded
 
     config = expanded("~/.ssh/config")
     found: list[tuple[str, int | None]] = [(name, None) for name in named or []]
@@ -119,7 +119,7 @@ def _hosts(
 def _split(command: str) -> tuple[str, ...]:
     import shlex
 
-    from launcher.errors import UsageError
+    from ..errors import UsageError
 
     try:
         words = tuple(shlex.split(command))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 
 def kill(
@@ -31,8 +31,8 @@ def kill(
     ddpctl kill hosts.yaml --all -y
     ddpctl kill hosts.yaml --strays
     """
-    from launcher.stop import kill as kill_runs
-    from launcher.stop.strays import kill_strays
+    from ..stop import kill as kill_runs
+    from ..stop.strays import kill_strays
 
     console = options.console(quiet, verbose)
     if strays:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 
 def launch(
@@ -78,11 +78,11 @@ def launch(
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
-    from launcher.hosts import load, override_job, select
-    from launcher.launch import launch as launching
-    from launcher.plan import render
-    from launcher.plan.options import LaunchOptions
-    from launcher.runs.record import checked_name
+    from ..hosts import load, override_job, select
+    from ..plan import render
+    from ..plan.options import LaunchOptions
+    from ..runs.record import checked_name
+    from ..start import launch as launching
 
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
@@ -126,7 +126,7 @@ def parse_env(words: list[str]) -> dict[str, str] | None:
     """--env K=V, or --env K for this machine's value of K, as in `docker run`."""
     import os
 
-    from launcher.errors import UsageError
+    from ..errors import UsageError
 
     env = {}
     for word in words:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import complete, options
+from . import complete, options
 
 
 def logs(
@@ -51,8 +51,8 @@ def logs(
     ddpctl logs 20261121 --rank 0-3,8 --tail 100
     ddpctl logs --fold --grep loss
     """
-    from launcher.follow.show_logs import LogFlags, pattern, show_logs, since_time
-    from launcher.runs.find import find
+    from ..follow.show_logs import LogFlags, pattern, show_logs, since_time
+    from ..runs.find import find
 
     flags = LogFlags(node, rank, tuple(host or ()), attempt, tail, since_time(since), pattern(grep))
     console = options.console(quiet, verbose, fold=fold)

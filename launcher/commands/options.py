@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from launcher.commands import complete
-from launcher.errors import UsageError
-from launcher.terminal.console import Console
+from ..errors import UsageError
+from ..terminal.console import Console
+from . import complete
 
 
 class WithCommandLine(TyperCommand):
@@ -128,7 +128,7 @@ Image = Annotated[str | None, typer.Option("--image", help="Override job.image."
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
     made = Console(quiet=quiet, verbose=verbose, plain=plain)
     if fold:
-        from launcher.logs.fold import Fold
+        from ..logs.fold import Fold
 
         made.fold = Fold()
     return made
@@ -139,7 +139,7 @@ def hosts_of(hosts: str | None, host_list: str | None) -> str:
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
     if host_list:
-        from launcher.hosts import HostList
+        from ..hosts import HostList
 
         return HostList(host_list)
     if not hosts and not Path(DEFAULT_HOSTS).is_file():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 INTERRUPTED = 130
 
@@ -40,8 +40,8 @@ def ps(
     ddpctl ps hosts.yaml --all --json
     ddpctl ps hosts.yaml --nodes --watch
     """
-    from launcher.errors import UsageError
-    from launcher.follow.show_runs import Selection, show_runs, watch_runs
+    from ..errors import UsageError
+    from ..follow.show_runs import Selection, show_runs, watch_runs
 
     console = options.console(quiet, verbose)
     given = options.hosts_of(hosts, host_list) if hosts or host_list else None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.commands import options
-from launcher.errors import UsageError
+from ..errors import UsageError
+from . import options
 
 if TYPE_CHECKING:
-    from launcher.terminal.console import Console
+    from ..terminal.console import Console
 
 
 def push(
@@ -52,9 +52,9 @@ def push(
     ddpctl push hosts.yaml --dataset /data/imagenet
     ddpctl push hosts.yaml --prune
     """
-    from launcher import push as pushing
-    from launcher.hosts import load, override_job, select
-    from launcher.ssh.node import connected
+    from .. import push as pushing
+    from ..hosts import load, override_job, select
+    from ..ssh.node import connected
 
     console = options.console(quiet, verbose)
     folders = {"dataset": dataset_folder, "workdir": workdir_folder}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 
 def report(
@@ -31,8 +31,8 @@ def report(
     ddpctl report
     ddpctl report 20261121 -o overnight.html
     """
-    from launcher.report.making import make
-    from launcher.runs.find import find
+    from ..report.making import make
+    from ..runs.find import find
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)

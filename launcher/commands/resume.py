@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import complete, options
+from . import complete, options
 
 
 def resume(
@@ -36,7 +36,7 @@ def resume(
     ddpctl resume
     ddpctl resume 20261121-1530 --hosts fewer.yaml
     """
-    from launcher.launch import resume as resuming
+    from ..start import resume as resuming
 
     console = options.console(quiet, verbose, plain, fold)
     return resuming.resume(target, hosts, console, detach=detach, on_exit=on_exit, force=force)

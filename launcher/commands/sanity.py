@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import complete, options
+from . import complete, options
 
 
 def sanity(
@@ -53,8 +53,8 @@ def sanity(
     ddpctl sanity hosts.yaml --pairwise
     ddpctl sanity hosts.yaml --host gpu1 --containers 2
     """
-    from launcher.hosts import load, override_job, select
-    from launcher.sanity import check
+    from ..hosts import load, override_job, select
+    from ..sanity import check
 
     console = options.console(quiet, verbose)
     unused = ["dataset", "workdir"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import options
+from . import options
 
 
 def stacks(
@@ -27,8 +27,8 @@ def stacks(
     ddpctl stacks
     ddpctl stacks 20261121 --hosts hosts.yaml
     """
-    from launcher.runs import stacks as show_stacks
-    from launcher.runs.find import find
+    from ..runs import stacks as show_stacks
+    from ..runs.find import find
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.logs.events import clean
-from launcher.supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
+from ..logs.events import clean
+from ..supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
+from .failure_kinds import FailureKind
 
 FULL = 65536  # bytes free, or less: nothing more can be written
 

@@ -11,12 +11,12 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.diagnosis import log_patterns
-from launcher.diagnosis.evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
-from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.diagnosis.rank_exit import how_it_ended, oom_message, rank_exit
-from launcher.diagnosis.stop_reason import stop_reason
-from launcher.supervisor.events import RankExit, Stopping
+from ..supervisor.events import RankExit, Stopping
+from . import log_patterns
+from .evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
+from .failure_kinds import FailureKind
+from .rank_exit import how_it_ended, oom_message, rank_exit
+from .stop_reason import stop_reason
 
 LATEST = 253402300799.0  # the end of the year 9999
 

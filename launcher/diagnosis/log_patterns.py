@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from launcher.diagnosis.failure_kinds import FailureKind, pattern_in
+from .failure_kinds import FailureKind, pattern_in
 
 EXCERPT_LINES = 20
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.diagnosis import log_patterns
-from launcher.diagnosis.evidence import Candidate, NodeEvidence, Weight
-from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.supervisor.events import RankExit, ResourceUsage
+from ..supervisor.events import RankExit, ResourceUsage
+from . import log_patterns
+from .evidence import Candidate, NodeEvidence, Weight
+from .failure_kinds import FailureKind
 
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from launcher.hosts.fold import ranges
-from launcher.supervisor.events import Frame, Stack
+from ..hosts.fold import ranges
+from ..supervisor.events import Frame, Stack
 
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.diagnosis.evidence import Candidate, Evidence, NodeEvidence, Weight
-from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.diagnosis.stack_groups import grouped, located, stragglers
-from launcher.supervisor.events import RankStacks, Reason
+from ..supervisor.events import RankStacks, Reason
+from .evidence import Candidate, Evidence, NodeEvidence, Weight
+from .failure_kinds import FailureKind
+from .stack_groups import grouped, located, stragglers
 
 # The supervisor's reason -> kind and weight. Others (a failed rank, torchrun, `kill`) have their own
 # events.

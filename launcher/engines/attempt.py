@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.base import Engine
-from launcher.plan.plan import Place
-from launcher.ssh.node import Node
+from ..plan.plan import Place
+from ..ssh.node import Node
+from .base import Engine
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from launcher.engines.engine_info import EngineInfo, ImageInfo
-from launcher.engines.status import NodeStatus
-from launcher.plan.plan import Container, EngineTraits, NodePlan, Place
-from launcher.ssh.node import Node
+from ..plan.plan import Container, EngineTraits, NodePlan, Place
+from ..ssh.node import Node
+from .engine_info import EngineInfo, ImageInfo
+from .status import NodeStatus
 
 
 class Exec(Protocol):

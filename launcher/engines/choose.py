@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-from launcher.engines.base import ContainerEngine, Engine
-from launcher.engines.docker import Docker
-from launcher.engines.process import LocalProcesses
-from launcher.errors import UsageError
-from launcher.plan.plan import EngineTraits
-from launcher.ssh.node import Node
+from ..errors import UsageError
+from ..plan.plan import EngineTraits
+from ..ssh.node import Node
+from .base import ContainerEngine, Engine
+from .docker import Docker
+from .process import LocalProcesses
 
 ENGINES: dict[str, type[Engine]] = {
     "docker": Docker,

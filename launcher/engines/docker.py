@@ -11,16 +11,16 @@ import requests.exceptions
 from docker.types import DeviceRequest, LogConfig, Ulimit
 from docker.types import Mount as BindMount
 
-from launcher.engines.base import Exec
-from launcher.engines.docker_client import Client, asking, docker_of, doing
-from launcher.engines.docker_exec import DockerExec
-from launcher.engines.engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
-from launcher.engines.labels import inspected, mapping, read_status, status_at
-from launcher.engines.status import NodeStatus
-from launcher.errors import CommandTimeout, DockerUnavailable
-from launcher.plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
-from launcher.run_id import is_run_id
-from launcher.ssh.node import Node
+from ..errors import CommandTimeout, DockerUnavailable
+from ..plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
+from ..run_id import is_run_id
+from ..ssh.node import Node
+from .base import Exec
+from .docker_client import Client, asking, docker_of, doing
+from .docker_exec import DockerExec
+from .engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
+from .labels import inspected, mapping, read_status, status_at
+from .status import NodeStatus
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"

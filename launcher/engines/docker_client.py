@@ -20,9 +20,9 @@ import urllib3.connection
 import urllib3.connectionpool
 from urllib3.exceptions import HTTPError
 
-from launcher.errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
-from launcher.ssh.node import Node
-from launcher.ssh.stream import CHUNK, Stream
+from ..errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
+from ..ssh.node import Node
+from ..ssh.stream import CHUNK, Stream
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
 LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import docker.errors
 
-from launcher.engines.docker_client import Client, doing
-from launcher.ssh.stream import CHUNK
+from ..ssh.stream import CHUNK
+from .docker_client import Client, doing
 
 HEADER_BYTES = 8  # of a frame: the stream's number, three zeros, the size of the data
 POLL = 0.05  # seconds between questions whether the command has ended or started

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.engines.status import NodeStatus
+from .status import NodeStatus
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Sequence
 import docker.errors
 import requests.exceptions
 
-from launcher.engines.docker import Docker
-from launcher.engines.docker_client import SEARCH, docker_of, unavailable
-from launcher.engines.engine_info import ImageInfo
-from launcher.errors import CommandFailed, DdpctlError
-from launcher.ssh.node import Node
+from ..errors import CommandFailed, DdpctlError
+from ..ssh.node import Node
+from .docker import Docker
+from .docker_client import SEARCH, docker_of, unavailable
+from .engine_info import ImageInfo
 
 TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
 LIST_TIMEOUT = 120.0  # seconds

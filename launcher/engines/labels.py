@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
-from launcher.engines.status import NodeStatus
-from launcher.plan.plan import LABEL, Place
-from launcher.run_id import is_run_id
+from ..plan.plan import LABEL, Place
+from ..run_id import is_run_id
+from .status import NodeStatus
 
 LIMIT = 1_000_000  # of attempts and of nodes
 TEXT_LIMIT = 300  # characters of a text that a host reports

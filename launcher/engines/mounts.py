@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.engines.docker import RUN_LABEL
-from launcher.engines.docker_client import NOT_FOUND, docker_of
-from launcher.ssh.node import Node
+from ..ssh.node import Node
+from .docker import RUN_LABEL
+from .docker_client import NOT_FOUND, docker_of
 
 
 def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:

@@ -18,18 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.engines.base import Exec
-from launcher.engines.labels import Seen, read_status, status_at
-from launcher.engines.process_exec import LocalExec
-from launcher.engines.status import NodeStatus
-from launcher.errors import CommandFailed
-from launcher.logs.journal import Reader
-from launcher.plan.plan import LABEL, EngineTraits, NodePlan, Place
-from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
-from launcher.run_id import is_run_id
-from launcher.ssh.node import Node
-from launcher.state import home_folder
-from launcher.supervisor.events import End
+from ..errors import CommandFailed
+from ..logs.journal import Reader
+from ..plan.plan import LABEL, EngineTraits, NodePlan, Place
+from ..plan.supervisor_spec import BUNDLE, ISOLATED
+from ..run_id import is_run_id
+from ..ssh.node import Node
+from ..state import home_folder
+from ..supervisor.events import End
+from .base import Exec
+from .labels import Seen, read_status, status_at
+from .process_exec import LocalExec
+from .status import NodeStatus
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to go after SIGKILL

@@ -11,7 +11,7 @@ import termios
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from launcher.ssh.stream import CHUNK
+from ..ssh.stream import CHUNK
 
 RUN = ("sh", "-c", 'exec "$@"', "sh")  # reports a missing command as a shell does, with 127
 

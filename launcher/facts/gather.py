@@ -6,11 +6,11 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from launcher.errors import CommandFailed
-from launcher.facts import script
-from launcher.facts.script import Facts
-from launcher.ssh.many import each_node
-from launcher.ssh.node import Node
+from ..errors import CommandFailed
+from ..ssh.many import each_node
+from ..ssh.node import Node
+from . import script
+from .script import Facts
 
 
 def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:

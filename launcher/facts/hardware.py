@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.facts import network
-from launcher.facts.network import Interface, Route
-from launcher.facts.nvidia import Nvidia, parse_nvidia
+from . import network
+from .network import Interface, Route
+from .nvidia import Nvidia, parse_nvidia
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.facts import amd, network, rdma
-from launcher.facts.hardware import Details, details
-from launcher.facts.network import Address
-from launcher.facts.rdma import RdmaPort
+from . import amd, network, rdma
+from .hardware import Details, details
+from .network import Address
+from .rdma import RdmaPort
 
 SCRIPT = r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from launcher.ssh.many import try_each
-from launcher.ssh.node import Node
+from ..ssh.many import try_each
+from ..ssh.node import Node
 
 T = TypeVar("T", bound=Hashable)
 

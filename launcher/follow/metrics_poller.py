@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.errors import DdpctlError
-from launcher.ssh.many import one_per_account
+from ..engines.attempt import RunningAttempt, RunningNode
+from ..errors import DdpctlError
+from ..ssh.many import one_per_account
 
 PROGRESS_INTERVAL = 3.0  # seconds
 GPU_INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core

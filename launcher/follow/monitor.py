@@ -14,9 +14,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from launcher.engines.attempt import RunningAttempt
-from launcher.engines.status import NodeStatus
-from launcher.follow.node_watcher import (
+from ..engines.attempt import RunningAttempt
+from ..engines.status import NodeStatus
+from ..logs.events import Unreadable
+from ..logs.journal import Record
+from ..logs.store import LogStore, Mark, offset_in
+from ..supervisor.events import End, Event
+from .node_watcher import (
     PROBE_TIMEOUT,
     Batch,
     Contact,
@@ -24,10 +28,6 @@ from launcher.follow.node_watcher import (
     Item,
     NodeWatcher,
 )
-from launcher.logs.events import Unreadable
-from launcher.logs.journal import Record
-from launcher.logs.store import LogStore, Mark, offset_in
-from launcher.supervisor.events import End, Event
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.engines.attempt import RunningNode
-from launcher.engines.status import NodeStatus
-from launcher.errors import DdpctlError, HostUnreachable
-from launcher.logs.journal import Reader, Record
-from launcher.ssh.node import Node
-from launcher.ssh.stream import READ_SIZE, Stream
-from launcher.supervisor.events import End
+from ..engines.attempt import RunningNode
+from ..engines.status import NodeStatus
+from ..errors import DdpctlError, HostUnreachable
+from ..logs.journal import Reader, Record
+from ..ssh.node import Node
+from ..ssh.stream import READ_SIZE, Stream
+from ..supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe

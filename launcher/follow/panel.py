@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.follow.metrics_poller import Gpus, Metrics, Progress
-from launcher.follow.monitor import NodeOutcome
-from launcher.supervisor.events import Stopping
+from ..supervisor.events import Stopping
+from .metrics_poller import Gpus, Metrics, Progress
+from .monitor import NodeOutcome
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further

@@ -11,22 +11,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.diagnosis.evidence import Evidence, NodeEvidence
-from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
-from launcher.engines.attempt import RunningAttempt
-from launcher.errors import DdpctlError
-from launcher.follow.metrics_poller import MetricsPoller
-from launcher.follow.monitor import Lines, Monitor, NodeOutcome
-from launcher.follow.panel import panel_lines, view
-from launcher.follow.signals import Interrupts
-from launcher.logs.store import Mark
-from launcher.logs.torchrun_traceback import TorchrunTracebacks
-from launcher.runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from launcher.runs.sync_logs import log_store
-from launcher.stop.stop import stop_run
-from launcher.terminal.console import Console
-from launcher.terminal.live import Live, wanted
+from ..diagnosis.evidence import Evidence, NodeEvidence
+from ..diagnosis.failure_kinds import FailureKind
+from ..diagnosis.first_failure import FirstFailure, first_failure, headline
+from ..engines.attempt import RunningAttempt
+from ..errors import DdpctlError
+from ..logs.store import Mark
+from ..logs.torchrun_traceback import TorchrunTracebacks
+from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
+from ..runs.sync_logs import log_store
+from ..stop.stop import stop_run
+from ..terminal.console import Console
+from ..terminal.live import Live, wanted
+from .metrics_poller import MetricsPoller
+from .monitor import Lines, Monitor, NodeOutcome
+from .panel import panel_lines, view
+from .signals import Interrupts
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6

@@ -8,17 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.attempt import RunningAttempt
-from launcher.errors import UsageError
-from launcher.follow.monitor import Lines, Monitor
-from launcher.follow.signals import Interrupts
-from launcher.logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
-from launcher.logs.store import LogStore, Mark, known_marks
-from launcher.runs.attempt import newest_attempt
-from launcher.runs.record import RunFolder, RunRecord
-from launcher.runs.sync_logs import log_store, sync_logs
-from launcher.runs.unseen import report_unseen
-from launcher.terminal.console import Console
+from ..engines.attempt import RunningAttempt
+from ..errors import UsageError
+from ..logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
+from ..logs.store import LogStore, Mark, known_marks
+from ..runs.attempt import newest_attempt
+from ..runs.record import RunFolder, RunRecord
+from ..runs.sync_logs import log_store, sync_logs
+from ..runs.unseen import report_unseen
+from ..terminal.console import Console
+from .monitor import Lines, Monitor
+from .signals import Interrupts
 
 UNKNOWN_COUNT = 100_000  # nodes or ranks of a run without a readable record
 

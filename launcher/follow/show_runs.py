@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.engines.status import NodeStatus
-from launcher.hosts.fold import names
-from launcher.runs.record import timestamp
-from launcher.runs.status import (
+from ..engines.status import NodeStatus
+from ..hosts.fold import names
+from ..runs.record import timestamp
+from ..runs.status import (
     Connected,
     all_connected,
     by_run,
@@ -19,10 +19,10 @@ from launcher.runs.status import (
     list_runs,
     run_state,
 )
-from launcher.runs.unseen import report_unseen
-from launcher.stop.unconfirmed import finish_pending
-from launcher.terminal import live
-from launcher.terminal.console import Console, table
+from ..runs.unseen import report_unseen
+from ..stop.unconfirmed import finish_pending
+from ..terminal import live
+from ..terminal.console import Console, table
 
 RUN_HEAD = ["RUN", "ATTEMPT", "STATE", "NODES", "HOSTS", "OWNER", "SINCE"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.state import current_folder, home_folder
-
+from ..state import current_folder, home_folder
 from .files import Place, missing, text_of
 from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
 from .model import Cluster, Host, Job

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.errors import HostsFileError
+from ..errors import HostsFileError
 
 SHOWN = 60  # how many characters of a wrong value a message repeats
 LONGEST_PATH = 4096

@@ -9,8 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from launcher.errors import UsageError
-
+from ..errors import UsageError
 from .model import Cluster, Host
 
 Chosen = Mapping[

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from launcher.hosts import Cluster, parse
-from launcher.hosts.json_schema import FILE
-from launcher.state import expanded
+from ..state import expanded
+from . import Cluster, parse
+from .json_schema import FILE
 
 DEFAULT_IMAGE = "ddpctl-trainer:latest"
 DEFAULT_COMMAND = ("-m", "trainer")

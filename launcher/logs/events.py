@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from launcher.supervisor.events import (
+from ..supervisor.events import (
     Clock,
     End,
     Event,

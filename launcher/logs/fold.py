@@ -9,8 +9,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-from launcher.hosts.fold import names, ranges
-from launcher.logs.query import PREFIX
+from ..hosts.fold import names, ranges
+from .query import PREFIX
 
 LIMIT = 4096  # groups that may wait for more ranks; bounds memory
 WAIT = 0.5  # seconds that a group waits for more ranks of a live run

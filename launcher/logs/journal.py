@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from launcher.logs.events import LARGEST, parsed_event
-from launcher.supervisor.events import Event
+from ..supervisor.events import Event
+from .events import LARGEST, parsed_event
 
 LONGEST_LINE = 32 << 20  # bytes of a line that are kept; supervisors cut lines before that
 RANK_DIGITS = 7

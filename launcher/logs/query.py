@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.logs.store import Mark, known_marks, read_index
+from .store import Mark, known_marks, read_index
 
 PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 

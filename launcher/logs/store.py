@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.logs.journal import Record, by_time
-from launcher.plan.plan import Place
-from launcher.state import make_folder
+from ..plan.plan import Place
+from ..state import make_folder
+from .journal import Record, by_time
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.logs.query import PREFIX
+from .query import PREFIX
 
 MOST_LINES = 200  # of one traceback; bounds memory
 ERROR = b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError"

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.facts import rdma
-from launcher.facts.script import Facts
-from launcher.hosts import Cluster, Host, Job
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import (
+from ..facts import rdma
+from ..facts.script import Facts
+from ..hosts import Cluster, Host, Job
+from .options import LaunchOptions
+from .plan import (
     ASKED,
     CONTROL_DIR,
     HOME,
@@ -28,8 +28,8 @@ from launcher.plan.plan import (
     Plan,
     place_of,
 )
-from launcher.plan.supervisor_spec import SUPERVISOR
-from launcher.plan.topology import first_ranks, free_port, node_addresses, nproc_per_node
+from .supervisor_spec import SUPERVISOR
+from .topology import first_ranks, free_port, node_addresses, nproc_per_node
 
 INFINIBAND = "/dev/infiniband"
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.errors import UsageError
+from ..errors import UsageError
 
 OUR_TRAINER = ("-m", "trainer")
 TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute, except while it evaluates

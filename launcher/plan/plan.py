@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.hosts import Host
-from launcher.plan.options import LaunchOptions
+from ..hosts import Host
+from .options import LaunchOptions
 
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host

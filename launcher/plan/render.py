@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.plan.plan import ASKED, Container, NodePlan, Plan
+from .plan import ASKED, Container, NodePlan, Plan
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.plan.plan import CONTROL_DIR, NodePlan, Plan
+from .plan import CONTROL_DIR, NodePlan, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
 ISOLATED = ("-I", "-S")  # python3 flags: PYTHONPATH and site packages are for the ranks only

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from launcher.errors import UsageError
-from launcher.facts.script import Facts
-from launcher.hosts import Cluster, Host
+from ..errors import UsageError
+from ..facts.script import Facts
+from ..hosts import Cluster, Host
 
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.preflight.findings import Finding, failure, split, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine
+from .findings import Finding, failure, split, warning
+from .inventory import Inventory
+from .machine import Machine
 
 OLDEST_DOCKER = (19, 3)  # the first that can be asked for GPUs through its API
 SLOW_STORAGE = ("vfs", "devicemapper")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.hosts import Host
-from launcher.hosts.fold import ranges
-from launcher.plan.topology import gpu_ids
-from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine, odd_one_out
+from ..hosts import Host
+from ..hosts.fold import ranges
+from ..plan.topology import gpu_ids
+from .findings import Finding, failure, warning
+from .inventory import Inventory
+from .machine import Machine, odd_one_out
 
 BUSY_MIB = 500  # a GPU with more memory in use is somebody's
 

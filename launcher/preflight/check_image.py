@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine, common
+from .findings import Finding, failure, warning
+from .inventory import Inventory
+from .machine import Machine, common
 
 # `uname -m` and images name the same processors differently.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from launcher.hosts.fold import names
-from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine, common, odd_one_out
-from launcher.preflight.reach_routes import Answer, answers_at, candidates
+from ..hosts.fold import names
+from .findings import Finding, failure, warning
+from .inventory import Inventory
+from .machine import Machine, common, odd_one_out
+from .reach_routes import Answer, answers_at, candidates
 
 SLOW = 1.0  # seconds until a peer answers; the first packet is sent again after one
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.engines.status import NodeStatus
-from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine
-from launcher.terminal.sanitize import plain
+from ..engines.status import NodeStatus
+from ..terminal.sanitize import plain
+from .findings import Finding, failure, warning
+from .inventory import Inventory
+from .machine import Machine
 
 LONGEST_COMMAND = 80  # characters; a command line may hold anything, passwords too
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from launcher.facts.hardware import Disk
-from launcher.hosts import Job
-from launcher.preflight.findings import Finding, failure, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine
+from ..facts.hardware import Disk
+from ..hosts import Job
+from .findings import Finding, failure, warning
+from .inventory import Inventory
+from .machine import Machine
 
 GIB = 2**20  # in KiB
 LEAST_FREE = 1 * GIB  # with less, a run cannot keep its logs and checkpoints

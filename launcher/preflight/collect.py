@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher.engines.choose import container_engine
-from launcher.engines.engine_info import EngineInfo, ImageInfo
-from launcher.errors import CommandTimeout, DdpctlError, DockerUnavailable
-from launcher.facts.gather import gather_one
-from launcher.hosts import Host, Job
-from launcher.preflight.machine import Machine, Unseen
-from launcher.ssh.node import Node
+from ..engines.choose import container_engine
+from ..engines.engine_info import EngineInfo, ImageInfo
+from ..errors import CommandTimeout, DdpctlError, DockerUnavailable
+from ..facts.gather import gather_one
+from ..hosts import Host, Job
+from ..ssh.node import Node
+from .machine import Machine, Unseen
 
 USUAL_ROOT = "/var/lib/docker"  # assumed, so that asking the engine for it holds nothing up
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launcher.engines.choose import container_engine
-from launcher.errors import DdpctlError
-from launcher.hosts import Job
-from launcher.plan.build import container_user, host_access
-from launcher.plan.plan import LABEL, Container, Mount
-from launcher.preflight.findings import Finding, failure, split, warning
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine, odd_one_out
-from launcher.ssh.node import Node
+from ..engines.choose import container_engine
+from ..errors import DdpctlError
+from ..hosts import Job
+from ..plan.build import container_user, host_access
+from ..plan.plan import LABEL, Container, Mount
+from ..ssh.node import Node
+from .findings import Finding, failure, split, warning
+from .inventory import Inventory
+from .machine import Machine, odd_one_out
 
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 MARK = "ddpctl-check "

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.hosts.fold import names
-from launcher.terminal.sanitize import plain
+from ..hosts.fold import names
+from ..terminal.sanitize import plain
 
 Severity = Literal["failure", "warning"]
 LONGEST = 400  # characters of a clause

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.engines.engine_info import ImageInfo
-from launcher.hosts import Cluster
-from launcher.preflight.machine import Machine
-from launcher.preflight.reach_routes import Reach, Route
+from ..engines.engine_info import ImageInfo
+from ..hosts import Cluster
+from .machine import Machine
+from .reach_routes import Reach, Route
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from launcher.engines.engine_info import EngineInfo
-from launcher.facts.hardware import Details
-from launcher.facts.script import Facts
-from launcher.hosts import Host
-from launcher.plan.topology import gpu_ids
+from ..engines.engine_info import EngineInfo
+from ..facts.hardware import Details
+from ..facts.script import Facts
+from ..hosts import Host
+from ..plan.topology import gpu_ids
 
 T = TypeVar("T")
 

@@ -10,17 +10,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from launcher.engines.choose import container_engine
-from launcher.errors import DdpctlError
-from launcher.hosts import Cluster
-from launcher.preflight.machine import Machine
-from launcher.preflight.reach_agent import (
+from ..engines.choose import container_engine
+from ..errors import DdpctlError
+from ..hosts import Cluster
+from ..ssh.node import Node
+from ..ssh.stream import Deadline, Stream
+from .machine import Machine
+from .reach_agent import (
     SHELL,
     agent_args,
     parse_dialed,
     parse_listening,
 )
-from launcher.preflight.reach_routes import (
+from .reach_routes import (
     Answer,
     Dial,
     Reach,
@@ -31,8 +33,6 @@ from launcher.preflight.reach_routes import (
     retried,
     retries,
 )
-from launcher.ssh.node import Node
-from launcher.ssh.stream import Deadline, Stream
 
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes the longest
 ROUND_TIMEOUT = 12.0  # seconds; an agent gives up a dial after three, so a slower one is overloaded

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from launcher.preflight.reach_routes import Answer, Dial
+from .reach_routes import Answer, Dial
 
 DIAL_TIMEOUT = 3.0  # seconds; a firewall that drops packets never answers
 

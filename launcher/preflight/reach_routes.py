@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.facts.network import Address
-from launcher.hosts import Cluster
-from launcher.preflight.machine import Machine
+from ..facts.network import Address
+from ..hosts import Cluster
+from .machine import Machine
 
 NEIGHBOURS = 3  # hosts that dial each host, beside all hosts dialling node 0
 

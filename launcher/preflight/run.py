@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from launcher.errors import HostUnreachable, PreflightError
-from launcher.facts.script import Facts
-from launcher.hosts import Cluster
-from launcher.preflight import (
+from ..errors import HostUnreachable, PreflightError
+from ..facts.script import Facts
+from ..hosts import Cluster
+from ..ssh.node import Node
+from . import (
     check_docker,
     check_gpus,
     check_image,
@@ -24,14 +25,13 @@ from launcher.preflight import (
     check_resources,
     container_test,
 )
-from launcher.preflight.collect import examine, image_here
-from launcher.preflight.container_test import ContainerReport
-from launcher.preflight.findings import Finding, failure, in_order, split
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine, Unseen
-from launcher.preflight.reach import Probe
-from launcher.preflight.reach_routes import addressed
-from launcher.ssh.node import Node
+from .collect import examine, image_here
+from .container_test import ContainerReport
+from .findings import Finding, failure, in_order, split
+from .inventory import Inventory
+from .machine import Machine, Unseen
+from .reach import Probe
+from .reach_routes import addressed
 
 CHECKS = (
     *check_docker.CHECKS,

@@ -1,10 +1,10 @@
 """Send the image, dataset and code to every host; only what is missing there."""
 
-from launcher.push.files.prune import PruneResult, prune
-from launcher.push.host import Inspected
-from launcher.push.progress import progress_for
-from launcher.push.report import HostsNotReady
-from launcher.push.run import Part, PushResult, push
+from .files.prune import PruneResult, prune
+from .host import Inspected
+from .progress import progress_for
+from .report import HostsNotReady
+from .run import Part, PushResult, push
 
 __all__ = [
     "HostsNotReady",

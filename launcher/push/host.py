@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.engines.engine_info import ImageInfo
-from launcher.push.transfer.direct import failed
-from launcher.ssh.node import Node
+from ..engines.engine_info import ImageInfo
+from ..ssh.node import Node
+from .transfer.direct import failed
 
 # $1 dataset digest or "", $2 workdir digest or ""
 SCRIPT = r"""

@@ -19,9 +19,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from launcher.push.report import format_bytes
-from launcher.terminal.console import Console
-from launcher.terminal.sanitize import plain
+from ..terminal.console import Console
+from ..terminal.sanitize import plain
+from .report import format_bytes
 
 INTERVAL = 10.0  # seconds between plain lines about one host
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from launcher.errors import DdpctlError, HostUnreachable, PushFailed
+from ..errors import DdpctlError, HostUnreachable, PushFailed
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 

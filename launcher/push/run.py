@@ -7,21 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.engines import images
-from launcher.engines.choose import engine_traits
-from launcher.engines.engine_info import ImageInfo
-from launcher.errors import DdpctlError, DockerUnavailable, PushFailed
-from launcher.hosts import Cluster, Host
-from launcher.push.files.scan import Tree, scan, shown
-from launcher.push.files.tree import TreePush
-from launcher.push.host import HostState, Inspected, inspect_host
-from launcher.push.image.push_image import ImagePush, Outcome, different_images
-from launcher.push.progress import Progress
-from launcher.push.report import HostsNotReady, PushReport
-from launcher.push.tracker import Tracker
-from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.many import one_per_account, try_each
-from launcher.ssh.node import Node, connected
+from ..engines import images
+from ..engines.choose import engine_traits
+from ..engines.engine_info import ImageInfo
+from ..errors import DdpctlError, DockerUnavailable, PushFailed
+from ..hosts import Cluster, Host
+from ..ssh.many import one_per_account, try_each
+from ..ssh.node import Node, connected
+from .files.scan import Tree, scan, shown
+from .files.tree import TreePush
+from .host import HostState, Inspected, inspect_host
+from .image.push_image import ImagePush, Outcome, different_images
+from .progress import Progress
+from .report import HostsNotReady, PushReport
+from .tracker import Tracker
+from .transfer.fanout import Fanout
 
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))

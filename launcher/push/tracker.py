@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from launcher.push.progress import Progress
-from launcher.push.report import HostReport, PushReport
-from launcher.ssh.node import Node
+from ..ssh.node import Node
+from .progress import Progress
+from .report import HostReport, PushReport
 
 
 class Tracker:

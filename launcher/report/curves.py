@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from launcher.report.numbers import Chart, Point
+from .numbers import Chart, Point
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 28

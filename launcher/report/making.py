@@ -7,15 +7,15 @@ from pathlib import Path
 
 import yaml
 
-from launcher.errors import DdpctlError, StateError, UsageError
-from launcher.report.numbers import charts_by_host
-from launcher.report.page import page
-from launcher.runs.attempt import running_attempt
-from launcher.runs.record import RunFolder, RunRecord, timestamp
-from launcher.ssh.many import ask_each
-from launcher.ssh.node import Node
-from launcher.state import write_atomically
-from launcher.terminal.console import Console
+from ..errors import DdpctlError, StateError, UsageError
+from ..runs.attempt import running_attempt
+from ..runs.record import RunFolder, RunRecord, timestamp
+from ..ssh.many import ask_each
+from ..ssh.node import Node
+from ..state import write_atomically
+from ..terminal.console import Console
+from .numbers import charts_by_host
+from .page import page
 
 # $1: the output folder. Of a very long run, only the newest part is drawn.
 READ = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from launcher.diagnosis.first_failure import FirstFailure
-from launcher.engines.choose import engine_traits
-from launcher.report.curves import chart_svg
-from launcher.report.numbers import Chart
-from launcher.runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
+from ..diagnosis.first_failure import FirstFailure
+from ..engines.choose import engine_traits
+from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
+from .curves import chart_svg
+from .numbers import Chart
 
 # The policy is a second barrier: even unescaped data could load or run nothing.
 HEAD = """<!doctype html>

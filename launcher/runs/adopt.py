@@ -12,20 +12,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.errors import DdpctlError, UsageError
-from launcher.hosts import Cluster, dump
-from launcher.logs.events import parsed
-from launcher.runs.record import (
+from ..errors import DdpctlError, UsageError
+from ..hosts import Cluster, dump
+from ..logs.events import parsed
+from ..ssh.many import one_per_account, try_each
+from ..ssh.node import Node
+from ..state import make_folder, write_atomically
+from ..terminal.console import Console
+from .record import (
     AttemptRecord,
     NodeRecord,
     RunFolder,
     RunRecord,
     parse_timestamp,
 )
-from launcher.ssh.many import one_per_account, try_each
-from launcher.ssh.node import Node
-from launcher.state import make_folder, write_atomically
-from launcher.terminal.console import Console
 
 # The attempts of run $1 on this host as NODE/attempt-N, an empty line, the newest one's run.json.
 REPORT = r"""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.choose import engine_of
-from launcher.hosts import load
-from launcher.plan.plan import place_in
-from launcher.runs.adopt import ask_for_record
-from launcher.runs.record import RunFolder, RunRecord
-from launcher.ssh.node import Node, connected
-from launcher.terminal.console import Console
+from ..engines.attempt import RunningAttempt, RunningNode
+from ..engines.choose import engine_of
+from ..hosts import load
+from ..plan.plan import place_in
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
+from .adopt import ask_for_record
+from .record import RunFolder, RunRecord
 
 
 @contextmanager

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from launcher.engines.labels import read_status
-from launcher.engines.status import NodeStatus
-from launcher.logs.events import parsed
-from launcher.logs.journal import Reader
-from launcher.run_id import is_run_id
-from launcher.ssh.many import one_per_account, try_each
-from launcher.ssh.node import Node
-from launcher.supervisor.events import End
+from ..engines.labels import read_status
+from ..engines.status import NodeStatus
+from ..logs.events import parsed
+from ..logs.journal import Reader
+from ..run_id import is_run_id
+from ..ssh.many import one_per_account, try_each
+from ..ssh.node import Node
+from ..supervisor.events import End
 
 # For the newest attempt of each node, three lines: `RUN NODE ATTEMPT MARKED ENDED`, run.json, and the
 # last record of the journal. MARKED is 1 if the user has cancelled it, ENDED unix seconds.

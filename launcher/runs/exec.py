@@ -9,18 +9,18 @@ import sys
 import threading
 from dataclasses import dataclass
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.base import Exec
-from launcher.engines.status import NodeStatus
-from launcher.errors import CommandFailed, DdpctlError, UsageError
-from launcher.runs.attempt import running_attempt
-from launcher.runs.record import RunFolder
-from launcher.ssh.many import each_node, try_each
-from launcher.ssh.node import Node
-from launcher.ssh.stream import CHUNK
-from launcher.terminal.console import Console
-from launcher.terminal.raw import raw_terminal
-from launcher.terminal.sanitize import Sanitizer
+from ..engines.attempt import RunningAttempt, RunningNode
+from ..engines.base import Exec
+from ..engines.status import NodeStatus
+from ..errors import CommandFailed, DdpctlError, UsageError
+from ..ssh.many import each_node, try_each
+from ..ssh.node import Node
+from ..ssh.stream import CHUNK
+from ..terminal.console import Console
+from ..terminal.raw import raw_terminal
+from ..terminal.sanitize import Sanitizer
+from .attempt import running_attempt
+from .record import RunFolder
 
 # Of spec.json, only the two numbers that tell which ranks the node in $1 has.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """

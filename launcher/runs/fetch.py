@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from launcher.engines.attempt import RunningAttempt
-from launcher.errors import CommandFailed, DdpctlError, UsageError
-from launcher.plan.plan import Place
-from launcher.runs.attempt import newest_attempt
-from launcher.runs.record import RunFolder
-from launcher.runs.sync_logs import log_store, sync_logs
-from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.many import ask_each
-from launcher.ssh.node import Node
-from launcher.ssh.stream import READ_SIZE
-from launcher.terminal.console import Console
+from ..engines.attempt import RunningAttempt
+from ..errors import CommandFailed, DdpctlError, UsageError
+from ..plan.plan import Place
+from ..ssh.many import ask_each
+from ..ssh.node import Node
+from ..ssh.stream import READ_SIZE
+from ..terminal.console import Console
+from .attempt import newest_attempt
+from .record import RunFolder
+from .sync_logs import log_store, sync_logs
+from .unseen import report_unseen, unseen
 
 # NUL-separated: sha256, two spaces, path relative to the run's folder, of every complete file.
 LIST = r"""

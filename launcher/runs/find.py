@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.engines.choose import engines_on
-from launcher.engines.status import NodeStatus
-from launcher.errors import DdpctlError, UsageError
-from launcher.hosts import Cluster, load
-from launcher.run_id import is_run_id, is_sanity_run
-from launcher.runs.adopt import adopt
-from launcher.runs.record import RunFolder, find_run, run_folder, shortened
-from launcher.ssh.many import ask_each, one_per_account
-from launcher.ssh.node import Node, connected
-from launcher.terminal.console import Console
+from ..engines.choose import engines_on
+from ..engines.status import NodeStatus
+from ..errors import DdpctlError, UsageError
+from ..hosts import Cluster, load
+from ..run_id import is_run_id, is_sanity_run
+from ..ssh.many import ask_each, one_per_account
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
+from .adopt import adopt
+from .record import RunFolder, find_run, run_folder, shortened
 
 # The runs that this host has folders of, with or without containers.
 KEPT = r"""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from launcher.errors import UsageError
-from launcher.hosts import Cluster, dump, load
-from launcher.runs.record import RunFolder
-from launcher.state import make_folder, write_atomically
+from ..errors import UsageError
+from ..hosts import Cluster, dump, load
+from ..state import make_folder, write_atomically
+from .record import RunFolder
 
 ENV = "env.json"
 

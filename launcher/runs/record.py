@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.diagnosis.first_failure import FirstFailure
-from launcher.errors import StateError, UsageError
-from launcher.logs.events import parsed
-from launcher.plan.options import RunOptions
-from launcher.plan.plan import Plan
-from launcher.run_id import is_run_id, is_sanity_run
-from launcher.state import make_folder, state_home, write_atomically
-from launcher.terminal.console import Console
+from ..diagnosis.first_failure import FirstFailure
+from ..errors import StateError, UsageError
+from ..logs.events import parsed
+from ..plan.options import RunOptions
+from ..plan.plan import Plan
+from ..run_id import is_run_id, is_sanity_run
+from ..state import make_folder, state_home, write_atomically
+from ..terminal.console import Console
 
 VERSION = 1
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.diagnosis.stack_groups import (
+from ..diagnosis.stack_groups import (
     RankStack,
     StackGroup,
     grouped,
@@ -21,17 +21,17 @@ from launcher.diagnosis.stack_groups import (
     stragglers,
     verdict,
 )
-from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
-from launcher.hosts.fold import ranges
-from launcher.logs.events import parsed
-from launcher.plan.plan import Place
-from launcher.runs.attempt import newest_attempt
-from launcher.runs.record import RunFolder
-from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.many import ask_each
-from launcher.ssh.node import Node
-from launcher.supervisor.events import StackAnswer
-from launcher.terminal.console import Console
+from ..errors import CommandFailed, CommandTimeout, DdpctlError
+from ..hosts.fold import ranges
+from ..logs.events import parsed
+from ..plan.plan import Place
+from ..ssh.many import ask_each
+from ..ssh.node import Node
+from ..supervisor.events import StackAnswer
+from ..terminal.console import Console
+from .attempt import newest_attempt
+from .record import RunFolder
+from .unseen import report_unseen, unseen
 
 TIMEOUT = 10  # seconds for a supervisor to answer
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK

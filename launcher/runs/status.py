@@ -8,15 +8,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.engines.status import NodeStatus
-from launcher.errors import DdpctlError, HostsFileError
-from launcher.hosts import Cluster, load
-from launcher.runs.ended import ended_nodes
-from launcher.runs.find import list_nodes
-from launcher.runs.record import FINAL, run_folders
-from launcher.runs.unseen import unseen
-from launcher.ssh.node import Node, connected
-from launcher.terminal.console import Console
+from ..engines.status import NodeStatus
+from ..errors import DdpctlError, HostsFileError
+from ..hosts import Cluster, load
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
+from .ended import ended_nodes
+from .find import list_nodes
+from .record import FINAL, run_folders
+from .unseen import unseen
 
 DEFAULT_HOSTS = Path("hosts.yaml")
 Connected = Sequence[tuple[Cluster, list[Node]]]

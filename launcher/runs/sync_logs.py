@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from launcher.engines.attempt import RunningAttempt
-from launcher.errors import DdpctlError, StateError
-from launcher.logs.journal import Reader
-from launcher.logs.store import LogStore, NodeLog, offset_in
-from launcher.plan.plan import Place
-from launcher.runs.record import RunFolder
-from launcher.ssh.many import ask_each
-from launcher.ssh.node import Node
-from launcher.ssh.stream import READ_SIZE
-from launcher.terminal.console import Console
+from ..engines.attempt import RunningAttempt
+from ..errors import DdpctlError, StateError
+from ..logs.journal import Reader
+from ..logs.store import LogStore, NodeLog, offset_in
+from ..plan.plan import Place
+from ..ssh.many import ask_each
+from ..ssh.node import Node
+from ..ssh.stream import READ_SIZE
+from ..terminal.console import Console
+from .record import RunFolder
 
 
 @contextlib.contextmanager

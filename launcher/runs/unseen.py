@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.errors import DdpctlError, StateError
-from launcher.terminal.console import Console
+from ..errors import DdpctlError, StateError
+from ..terminal.console import Console
 
 
 def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None:

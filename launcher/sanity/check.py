@@ -10,17 +10,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import DdpctlError, UsageError
-from launcher.facts.gather import gather
-from launcher.hosts import Cluster, Host, override_job
-from launcher.launch.attempt import NextAttempt, run_attempt
-from launcher.plan.options import LaunchOptions
-from launcher.plan.topology import gpu_ids
-from launcher.run_id import new_run_id
-from launcher.sanity.report import MARK, Report, document, problems, text
-from launcher.ssh.node import Node
-from launcher.state import make_folder, state_home, write_atomically
-from launcher.terminal.console import Console
+from ..errors import DdpctlError, UsageError
+from ..facts.gather import gather
+from ..hosts import Cluster, Host, override_job
+from ..plan.options import LaunchOptions
+from ..plan.topology import gpu_ids
+from ..run_id import new_run_id
+from ..ssh.node import Node
+from ..start.attempt import NextAttempt, run_attempt
+from ..state import make_folder, state_home, write_atomically
+from ..terminal.console import Console
+from .report import MARK, Report, document, problems, text
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (

@@ -15,8 +15,8 @@ from pathlib import Path
 import paramiko
 import paramiko.agent
 
-from launcher.errors import HostUnreachable
-from launcher.ssh.route import Route
+from ..errors import HostUnreachable
+from .route import Route
 
 AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
 

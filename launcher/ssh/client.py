@@ -9,13 +9,13 @@ from typing import Any
 
 import paramiko
 
-from launcher.errors import CommandFailed, HostUnreachable
-from launcher.hosts import Host
-from launcher.ssh.connect import connect
-from launcher.ssh.connection import BROKEN, Connection
-from launcher.ssh.shell import command_line, framed, watched
-from launcher.ssh.stream import CHUNK, STDERR_TAIL, Deadline, Stream
-from launcher.ssh.transport import ChannelStderr
+from ..errors import CommandFailed, HostUnreachable
+from ..hosts import Host
+from .connect import connect
+from .connection import BROKEN, Connection
+from .shell import command_line, framed, watched
+from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
+from .transport import ChannelStderr
 
 UNKNOWN_CODE = 255  # the exit code if the server does not report one
 MAX_GREETING = 1 << 20  # bytes that a login shell may print before a command

@@ -11,10 +11,10 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import HostUnreachable
-from launcher.hosts import Host
-from launcher.ssh.account import account_home, home
-from launcher.ssh.route import Route, from_options, jump_parts, parse
+from ..errors import HostUnreachable
+from ..hosts import Host
+from .account import account_home, home
+from .route import Route, from_options, jump_parts, parse
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run anything
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import paramiko
 
-from launcher.errors import HostUnreachable
-from launcher.hosts import Host
-from launcher.ssh import config, proxy
-from launcher.ssh.authenticate import authenticate
-from launcher.ssh.connection import BROKEN, Connection
-from launcher.ssh.host_key import preferred_algorithms, verify
-from launcher.ssh.proxy import Dropped, Proxy
-from launcher.ssh.route import Route
-from launcher.ssh.transport import Transport
+from ..errors import HostUnreachable
+from ..hosts import Host
+from . import config, proxy
+from .authenticate import authenticate
+from .connection import BROKEN, Connection
+from .host_key import preferred_algorithms, verify
+from .proxy import Dropped, Proxy
+from .route import Route
+from .transport import Transport
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it prints tracebacks from its threads
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import paramiko
 
-from launcher.errors import HostUnreachable
-from launcher.ssh.route import Route
-from launcher.ssh.transport import Transport
+from ..errors import HostUnreachable
+from .route import Route
+from .transport import Transport
 
 ALIVE_INTERVAL = 5.0  # seconds of silence before the server is asked for a reply
 CLOSING_TIMEOUT = 1.0  # seconds: paramiko closes channels before it marks the transport inactive

@@ -7,10 +7,10 @@ import threading
 
 import paramiko
 
-from launcher.errors import HostUnreachable
-from launcher.ssh import known_hosts
-from launcher.ssh.known_hosts import Finding, Key
-from launcher.ssh.route import Route
+from ..errors import HostUnreachable
+from . import known_hosts
+from .known_hosts import Finding, Key
+from .route import Route
 
 log = logging.getLogger("ddpctl.ssh")
 _writing = threading.Lock()

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import CommandFailed
-from launcher.ssh.account import home
-from launcher.ssh.stream import CHUNK, STDERR_TAIL, Stderr, Stream
+from ..errors import CommandFailed
+from .account import home
+from .stream import CHUNK, STDERR_TAIL, Stderr, Stream
 
 STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from launcher.errors import DdpctlError, NodesFailed
-from launcher.ssh.connect import AT_ONCE
-from launcher.ssh.node import Node
+from ..errors import DdpctlError, NodesFailed
+from .connect import AT_ONCE
+from .node import Node
 
 T = TypeVar("T")
 

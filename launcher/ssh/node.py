@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol, TypeVar, cast
 
-from launcher.errors import CommandFailed, CommandTimeout, DdpctlError
-from launcher.hosts import Host
-from launcher.ssh import shell
-from launcher.ssh.client import SshMachine
-from launcher.ssh.local import LocalMachine
-from launcher.ssh.stream import CHUNK, Completed, Deadline, Stream
+from ..errors import CommandFailed, CommandTimeout, DdpctlError
+from ..hosts import Host
+from . import shell
+from .client import SshMachine
+from .local import LocalMachine
+from .stream import CHUNK, Completed, Deadline, Stream
 
 R = TypeVar("R", bound="Resource")
 START_TIMEOUT = 30.0  # seconds for a login shell to start a command

@@ -15,8 +15,8 @@ from typing import Any
 
 import paramiko
 
-from launcher.errors import HostUnreachable
-from launcher.ssh.route import Route
+from ..errors import HostUnreachable
+from .route import Route
 
 # What the `ssh` in a ProxyCommand prints when its server drops it before the login.
 _DROPPED = re.compile(

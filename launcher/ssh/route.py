@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.hosts import Host
-from launcher.ssh.account import account_name
-from launcher.state import expanded
+from ..hosts import Host
+from ..state import expanded
+from .account import account_name
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
 Options = Mapping[str, tuple[str, ...]]

@@ -14,7 +14,7 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 from paramiko.packet import Packetizer
 
-from launcher.ssh.stream import Stderr
+from .stream import Stderr
 
 _SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
 _HANDLERS: dict[int, Any] = dict(getattr(paramiko.Transport, "_channel_handler_table", {}))

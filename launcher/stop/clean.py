@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.choose import every_engine
-from launcher.engines.status import NodeStatus
-from launcher.errors import CommandFailed, DdpctlError, DockerUnavailable
-from launcher.hosts import Cluster, load
-from launcher.push.report import format_bytes
-from launcher.run_id import is_run_id
-from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.many import ask_each, one_per_account, try_each
-from launcher.ssh.node import Node, connected
-from launcher.stop.kill import kill_run
-from launcher.stop.strays import carriers
-from launcher.terminal.console import Console
+from ..engines.choose import every_engine
+from ..engines.status import NodeStatus
+from ..errors import CommandFailed, DdpctlError, DockerUnavailable
+from ..hosts import Cluster, load
+from ..push.report import format_bytes
+from ..run_id import is_run_id
+from ..runs.unseen import report_unseen, unseen
+from ..ssh.many import ask_each, one_per_account, try_each
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
+from .kill import kill_run
+from .strays import carriers
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder takes long
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.choose import engines_on
-from launcher.errors import DdpctlError, UsageError
-from launcher.hosts import Cluster, load
-from launcher.hosts.fold import names
-from launcher.runs.find import find_id, list_nodes, names_hosts
-from launcher.runs.record import FINAL, find_run, run_folder, timestamp
-from launcher.runs.unseen import unseen
-from launcher.ssh.account import account_name
-from launcher.ssh.many import ask_each, one_per_account
-from launcher.ssh.node import Node, connected
-from launcher.stop.stop import Stopped, stop_run
-from launcher.terminal.console import Console
+from ..engines.choose import engines_on
+from ..errors import DdpctlError, UsageError
+from ..hosts import Cluster, load
+from ..hosts.fold import names
+from ..runs.find import find_id, list_nodes, names_hosts
+from ..runs.record import FINAL, find_run, run_folder, timestamp
+from ..runs.unseen import unseen
+from ..ssh.account import account_name
+from ..ssh.many import ask_each, one_per_account
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
+from .stop import Stopped, stop_run
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launcher.engines.base import Engine
-from launcher.engines.status import NodeStatus
-from launcher.errors import CommandFailed, DdpctlError
-from launcher.ssh.many import ask_each
-from launcher.ssh.node import Node
+from ..engines.base import Engine
+from ..engines.status import NodeStatus
+from ..errors import CommandFailed, DdpctlError
+from ..ssh.many import ask_each
+from ..ssh.node import Node
 
 # Tells every supervisor of run $1 that the user wants it to end, so that SIGTERM is no failure.
 MARK_CANCELLED = r"""

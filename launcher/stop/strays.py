@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.choose import engines_on
-from launcher.engines.status import NodeStatus
-from launcher.errors import DdpctlError
-from launcher.hosts import Cluster, load
-from launcher.run_id import is_run_id
-from launcher.runs.unseen import report_unseen, unseen
-from launcher.ssh.account import account_name
-from launcher.ssh.many import ask_each, one_per_account, try_each
-from launcher.ssh.node import Node, connected
-from launcher.terminal.console import Console
+from ..engines.choose import engines_on
+from ..engines.status import NodeStatus
+from ..errors import DdpctlError
+from ..hosts import Cluster, load
+from ..run_id import is_run_id
+from ..runs.unseen import report_unseen, unseen
+from ..ssh.account import account_name
+from ..ssh.many import ask_each, one_per_account, try_each
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.engines.choose import engines_on
-from launcher.hosts import Cluster
-from launcher.runs.record import UnreadableRecord, run_folders, timestamp
-from launcher.ssh.node import Node
-from launcher.stop.stop import stop_run
-from launcher.terminal.console import Console
+from ..engines.choose import engines_on
+from ..hosts import Cluster
+from ..runs.record import UnreadableRecord, run_folders, timestamp
+from ..ssh.node import Node
+from ..terminal.console import Console
+from .stop import stop_run
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from launcher.terminal.sanitize import Sanitizer, plain
+from .sanitize import Sanitizer, plain
 
 if TYPE_CHECKING:
-    from launcher.logs.fold import Fold
-    from launcher.terminal.live import Live
+    from ..logs.fold import Fold
+    from .live import Live
 
 QUIET_BEFORE = 2.0  # seconds; a step that takes longer is announced
 _NO_COLOURS: Mapping[str, str] = MappingProxyType({})

@@ -19,7 +19,7 @@ from shutil import get_terminal_size
 from rich.cells import cell_len
 from rich.text import Text
 
-from launcher.terminal.sanitize import coloured
+from .sanitize import coloured
 
 EVERY = 0.5  # seconds between two drawings
 

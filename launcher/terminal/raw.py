@@ -11,7 +11,7 @@ import threading
 import tty
 from collections.abc import Callable, Iterator
 
-from launcher.errors import DdpctlError
+from ..errors import DdpctlError
 
 
 @contextlib.contextmanager

@@ -270,7 +270,7 @@ class FakeCluster:
         monkeypatch.setattr(docker_client, "_connect", self._docker)
         for module in ("attempt", "attach"):
             monkeypatch.setattr(
-                f"launcher.launch.{module}.start_recorder",
+                f"launcher.start.{module}.start_recorder",
                 lambda folder: self.recorders.append(folder.run_id),
             )
         monkeypatch.setenv("HOME", str(folder / "home"))

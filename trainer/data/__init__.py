@@ -9,13 +9,13 @@ from typing import Protocol
 
 import torch
 
-from trainer.config import Config, is_function_name
-from trainer.data import cifar, fetch
-from trainer.data.imagefolder import ImageTree, is_image_tree
-from trainer.data.map_style import load_map_style
-from trainer.data.resident import Resident, mean_std
-from trainer.data.synthetic import synthetic
-from trainer.errors import DataError
+from ..config import Config, is_function_name
+from ..errors import DataError
+from . import cifar, fetch
+from .imagefolder import ImageTree, is_image_tree
+from .map_style import load_map_style
+from .resident import Resident, mean_std
+from .synthetic import synthetic
 
 __all__ = ["Images", "Resident", "load_dataset", "mean_std"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from trainer.data.order import mixed_seed
+from .order import mixed_seed
 
 PAD = 4  # pixels on each side that a crop may shift by
 MASK = 0xFFFFFFFF

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.synthetic import Arrays
-from trainer.errors import DataError
+from ..errors import DataError
+from .synthetic import Arrays
 
 TEN, HUNDRED = "cifar-10-batches-py", "cifar-100-python"
 BATCH = 10_000  # images in a file of CIFAR-10, unless its batches.meta says otherwise

@@ -11,8 +11,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.cifar import HUNDRED, TEN
-from trainer.errors import DataError
+from ..errors import DataError
+from .cifar import HUNDRED, TEN
 
 
 @dataclass(frozen=True)

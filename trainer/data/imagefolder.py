@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.config import Config
-from trainer.data.augment import normalised
-from trainer.data.order import held_out, mixed_seed
-from trainer.errors import DataError
+from ..config import Config
+from ..errors import DataError
+from .augment import normalised
+from .order import held_out, mixed_seed
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.config import Config, named_function
-from trainer.data.order import held_out, mixed_seed
-from trainer.errors import DataError
+from ..config import Config, named_function
+from ..errors import DataError
+from .order import held_out, mixed_seed
 
 if TYPE_CHECKING:
-    from trainer.data import Images
+    from . import Images
 
 
 def load_map_style(config: Config, device: torch.device) -> Images:

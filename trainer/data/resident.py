@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import torch
 
-from trainer.config import Config
-from trainer.data.augment import PAD, normalised, pad, random_crop_flip
-from trainer.data.order import held_out
-from trainer.data.synthetic import Arrays
+from ..config import Config
+from .augment import PAD, normalised, pad, random_crop_flip
+from .order import held_out
+from .synthetic import Arrays
 
 MEAN_STD = {  # of the training images, in 0..1
     "CIFAR-10's layout": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from trainer.data.order import mixed_seed
+from .order import mixed_seed
 
 
 @dataclass(frozen=True)

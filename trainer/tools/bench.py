@@ -24,9 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import Parser, parse
-from trainer.errors import TrainerError, UsageError
-from trainer.tools.plot import records
+from ..cli import Parser, parse
+from ..errors import TrainerError, UsageError
+from .plot import records
+from .spawn import TRAINER
 
 BATCH_FLAGS = (
     *("--batch-size", "--batch_size", "-b", "--batch-per-rank", "--batch_per_rank"),
@@ -125,7 +126,7 @@ def technique_rows(ranks: int) -> list[Row]:
 def run(row: Row, common: Sequence[str]) -> Result:
     """One training, in its own folder. Raises TrainerError if it fails."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as out:
-        command = [sys.executable, "-m", "trainer", *common, *row.flags, "--out", out]
+        command = [sys.executable, "-m", TRAINER, *common, *row.flags, "--out", out]
         command += ["--save-every", "0", "--export-every", "0"]
         if row.ranks > 1:
             command += ["--spawn", str(row.ranks)]

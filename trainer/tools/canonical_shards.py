@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from trainer.distributed import count_batches, flatten, statistics, unflatten
-from trainer.state import Training
+from ..distributed import count_batches, flatten, statistics, unflatten
+from ..state import Training
 
 
 def backward(

@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.errors import CheckpointError, UsageError
+from ..errors import CheckpointError, UsageError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 def find(path: Path) -> list[Path]:
     """Checkpoint folders at `path`, oldest first. Raises CheckpointError if there are none."""
-    from trainer import checkpoint
+    from .. import checkpoint
 
     if checkpoint.NAME.fullmatch(path.name):
         return [path]
@@ -83,7 +83,7 @@ def ls(found: list[Path], as_json: bool) -> int:
 
 
 def verify(found: list[Path]) -> int:
-    from trainer import checkpoint
+    from .. import checkpoint
 
     damaged = 0
     for path in found:
@@ -100,7 +100,7 @@ def export(found: list[Path], target: Path) -> int:
     """From the newest intact checkpoint among `found`."""
     import torch
 
-    from trainer import checkpoint
+    from .. import checkpoint
 
     if target.suffix not in (".pth", ".pt"):
         raise UsageError(f"{target}: the name must end in .pth")

@@ -12,18 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.cli import Parser
+from ..cli import Parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the folder that --data can be given. Raises TrainerError."""
     given = make_parser().parse_args(list(argv))
     if given.act == "fetch":
-        from trainer.data.fetch import fetch
+        from ..data.fetch import fetch
 
         print(fetch(given.name, given.to))
     elif given.act == "make":
-        from trainer.tools.make_images import make
+        from .make_images import make
 
         print(make(given.kind, given.to, given.folder))
     else:
@@ -49,8 +49,8 @@ def make_parser() -> argparse.ArgumentParser:
 def verify(folder: Path) -> None:
     import torch
 
-    from trainer.config import Config
-    from trainer.data import load_dataset
+    from ..config import Config
+    from ..data import load_dataset
 
     data = load_dataset(Config(data=str(folder)), torch.device("cpu"))
     sizes = {split: data.size(split) for split in ("train", "test")}

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.data.cifar import TEN
-from trainer.data.synthetic import Arrays, synthetic
-from trainer.errors import DataError
+from ..data.cifar import TEN
+from ..data.synthetic import Arrays, synthetic
+from ..errors import DataError
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fashion-mnist
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.errors import UsageError
+from ..errors import UsageError
 
 
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:

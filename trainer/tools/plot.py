@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import Parser
-from trainer.errors import DataError, TrainerError
+from ..cli import Parser
+from ..errors import DataError, TrainerError
 
 
 def main(argv: Sequence[str]) -> int:

@@ -19,9 +19,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
-from trainer.config import Config
-from trainer.errors import UsageError
+from ..config import Config
+from ..errors import UsageError
 
+TRAINER = __package__.rpartition(".")[0]  # "trainer", or its name in an installed ddpctl
 OWN_END = 5.0  # seconds that the other ranks have to end by themselves, once one has failed
 KILL_AFTER = 30.0  # seconds
 
@@ -50,7 +51,7 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "trainer", *argv],
+                [sys.executable, "-m", TRAINER, *argv],
                 env=os.environ
                 | shared
                 | {"RANK": str(node_rank * count + local), "LOCAL_RANK": str(local)},

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from launcher.push.files.listing import is_inside
+from .listing import is_inside
 
 
 @dataclass(frozen=True, slots=True)

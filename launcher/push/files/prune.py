@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.engines.choose import engine_traits
-from launcher.engines.mounts import mounted_by_runs
-from launcher.errors import DdpctlError, PushFailed
-from launcher.facts.shared_homes import find_shared_homes
-from launcher.hosts import Cluster
-from launcher.push.files.listing import Unused, parse_unused
-from launcher.push.files.scan import scan
-from launcher.push.report import HostsNotReady, PushReport, format_bytes
-from launcher.push.transfer.direct import failed
-from launcher.ssh.many import one_per_account, try_each
-from launcher.ssh.node import Node
+from ...engines.choose import engine_traits
+from ...engines.mounts import mounted_by_runs
+from ...errors import DdpctlError, PushFailed
+from ...facts.shared_homes import find_shared_homes
+from ...hosts import Cluster
+from ...ssh.many import one_per_account, try_each
+from ...ssh.node import Node
+from ..report import HostsNotReady, PushReport, format_bytes
+from ..transfer.direct import failed
+from .listing import Unused, parse_unused
+from .scan import scan
 
 TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
 MIN_AGE = 5  # seconds; after a push it takes a while until a container mounts the tree

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import PushFailed
-from launcher.push.files import manifest
-from launcher.push.files.ignore import Ignore, read_rules
-from launcher.push.files.manifest import Entry, Manifest
-from launcher.state import cache_home, home_folder, state_home, write_cache
+from ...errors import PushFailed
+from ...state import cache_home, home_folder, state_home, write_cache
+from . import manifest
+from .ignore import Ignore, read_rules
+from .manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once

@@ -10,9 +10,9 @@ import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.errors import PushFailed
-from launcher.push.files.manifest import Entry
-from launcher.push.files.scan import Tree, shown
+from ...errors import PushFailed
+from .manifest import Entry
+from .scan import Tree, shown
 
 CHUNK = 256 * 1024  # bytes
 END = bytes(2 * tarfile.BLOCKSIZE)

@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.errors import DdpctlError, HostUnreachable, PushFailed
-from launcher.facts.shared_homes import find_shared_homes
-from launcher.push.files import manifest, tar
-from launcher.push.files.listing import Draft, parse_trees
-from launcher.push.files.manifest import Delta, Entry, Manifest
-from launcher.push.files.scan import Tree
-from launcher.push.report import format_bytes
-from launcher.push.tracker import Tracker
-from launcher.push.transfer.direct import Payload, failed
-from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.many import try_each
-from launcher.ssh.node import Node
-from launcher.state import cache_home, write_cache
+from ...errors import DdpctlError, HostUnreachable, PushFailed
+from ...facts.shared_homes import find_shared_homes
+from ...ssh.many import try_each
+from ...ssh.node import Node
+from ...state import cache_home, write_cache
+from ..report import format_bytes
+from ..tracker import Tracker
+from ..transfer.direct import Payload, failed
+from ..transfer.fanout import Fanout
+from . import manifest, tar
+from .listing import Draft, parse_trees
+from .manifest import Delta, Entry, Manifest
+from .scan import Tree
 
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
 MANIFEST = "manifest.z"

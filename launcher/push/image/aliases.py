@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launcher.engines.engine_info import ImageInfo
-from launcher.state import cache_home, write_cache
+from ...engines.engine_info import ImageInfo
+from ...state import cache_home, write_cache
 
 
 def same(one: ImageInfo, other: ImageInfo) -> bool:

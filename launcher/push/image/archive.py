@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.engines.engine_info import ImageInfo
-from launcher.push.files import tar
+from ...engines.engine_info import ImageInfo
+from ..files import tar
 
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 CONFIG = "application/vnd.docker.container.image.v1+json"

@@ -10,12 +10,12 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from launcher.engines import images
-from launcher.engines.engine_info import ImageInfo
-from launcher.errors import DdpctlError, PushFailed
-from launcher.push.image.archive import Archive, Blob, partial_archive, whole_archive
-from launcher.push.image.registry import Registry
-from launcher.ssh.node import Node
+from ...engines import images
+from ...engines.engine_info import ImageInfo
+from ...errors import DdpctlError, PushFailed
+from ...ssh.node import Node
+from .archive import Archive, Blob, partial_archive, whole_archive
+from .registry import Registry
 
 TAG = "push"  # of the image in the registry on loopback
 PUSH_TIMEOUT = 3600.0  # seconds

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
-from launcher.engines import images
-from launcher.engines.engine_info import ImageInfo
-from launcher.errors import CommandFailed, DdpctlError, PushFailed
-from launcher.push.image.aliases import remember, same
-from launcher.push.image.archive import partial_ids, with_tag
-from launcher.push.image.layers import Layers, NoLayers, remove_stale_tags
-from launcher.push.tracker import Tracker
-from launcher.push.transfer.direct import Payload
-from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.many import try_each
-from launcher.ssh.node import Node
+from ...engines import images
+from ...engines.engine_info import ImageInfo
+from ...errors import CommandFailed, DdpctlError, PushFailed
+from ...ssh.many import try_each
+from ...ssh.node import Node
+from ..tracker import Tracker
+from ..transfer.direct import Payload
+from ..transfer.fanout import Fanout
+from .aliases import remember, same
+from .archive import partial_ids, with_tag
+from .layers import Layers, NoLayers, remove_stale_tags
 
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
-from launcher.engines.engine_info import ImageInfo
-from launcher.push.image.archive import Blob, digest_of
-from launcher.state import cache_home, make_folder, write_cache
+from ...engines.engine_info import ImageInfo
+from ...state import cache_home, make_folder, write_cache
+from .archive import Blob, digest_of
 
 BLOCK = 1 << 20  # bytes
 MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registries allow

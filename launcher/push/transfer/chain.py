@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launcher.errors import DdpctlError, HostUnreachable, PushFailed
-from launcher.push.tracker import Tracker
-from launcher.push.transfer.direct import END_TIMEOUT, Payload, failed
-from launcher.push.transfer.relay_client import Event, Relay, TransferDamaged, feed
-from launcher.push.transfer.tls import one_time_pair
-from launcher.ssh.many import try_each
-from launcher.ssh.node import Node
+from ...errors import DdpctlError, HostUnreachable, PushFailed
+from ...ssh.many import try_each
+from ...ssh.node import Node
+from ..tracker import Tracker
+from .direct import END_TIMEOUT, Payload, failed
+from .relay_client import Event, Relay, TransferDamaged, feed
+from .tls import one_time_pair
 
 WINDOW = 3.0  # seconds over which a rate is measured
 MIN_WINDOW = 2.0  # seconds; a shorter measurement does not count

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import DdpctlError, PushFailed
-from launcher.push.tracker import Tracker
-from launcher.ssh.many import try_each
-from launcher.ssh.node import Node
-from launcher.ssh.stream import Stream
+from ...errors import DdpctlError, PushFailed
+from ...ssh.many import try_each
+from ...ssh.node import Node
+from ...ssh.stream import Stream
+from ..tracker import Tracker
 
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it has received
 

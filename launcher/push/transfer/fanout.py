@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from launcher.errors import DdpctlError
-from launcher.push.host import HostState
-from launcher.push.tracker import Tracker
-from launcher.push.transfer.chain import Chain, Transfer
-from launcher.push.transfer.direct import Payload, send_directly
-from launcher.push.transfer.relay_client import TransferDamaged
-from launcher.ssh.node import Node
+from ...errors import DdpctlError
+from ...ssh.node import Node
+from ..host import HostState
+from ..tracker import Tracker
+from .chain import Chain, Transfer
+from .direct import Payload, send_directly
+from .relay_client import TransferDamaged
 
 MIN_SAVING = 16 << 20  # bytes; to save the uplink less is not worth a second to start agents
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import DdpctlError, PushFailed
-from launcher.push.transfer.direct import Payload, failed
-from launcher.ssh.node import Node
-from launcher.ssh.stream import Stream
+from ...errors import DdpctlError, PushFailed
+from ...ssh.node import Node
+from ...ssh.stream import Stream
+from .direct import Payload, failed
 
 SOURCE = Path(__file__).with_name("relay_agent.py").read_bytes()
 BOOT = (

@@ -5,9 +5,9 @@ Their values may be secrets. Plans and records have only their names.
 
 from __future__ import annotations
 
-from launcher.errors import UsageError
-from launcher.hosts import Job, read_env_file
-from launcher.runs.record import RunRecord
+from ..errors import UsageError
+from ..hosts import Job, read_env_file
+from ..runs.record import RunRecord
 
 
 def user_environment(job: Job) -> dict[str, str]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster, FakeNode
 
-from launcher.launch import attempt
-from launcher.launch.attempt import where_time_went
+from launcher.start import attempt
+from launcher.start.attempt import where_time_went
 
 Make = Callable[..., FakeCluster]
 ERROR = "ValueError: bad label 1000"

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.choose import engine_of
-from launcher.errors import PreflightError
-from launcher.launch.run_folders import prepare
-from launcher.plan.plan import Plan
-from launcher.plan.supervisor_spec import supervisor_spec
-from launcher.ssh.many import each_node, try_each
-from launcher.ssh.node import Node
+from ..engines.attempt import RunningAttempt, RunningNode
+from ..engines.choose import engine_of
+from ..errors import PreflightError
+from ..plan.plan import Plan
+from ..plan.supervisor_spec import supervisor_spec
+from ..ssh.many import each_node, try_each
+from ..ssh.node import Node
+from .run_folders import prepare
 
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
 

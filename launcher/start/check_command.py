@@ -6,8 +6,8 @@ import difflib
 import warnings
 from pathlib import Path, PurePosixPath
 
-from launcher.errors import UsageError
-from launcher.hosts import Job
+from ..errors import UsageError
+from ..hosts import Job
 
 
 def check_command(job: Job) -> str | None:

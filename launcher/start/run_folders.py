@@ -9,12 +9,12 @@ import tarfile
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.errors import CommandFailed, UsageError
-from launcher.launch.supervisor_bundle import supervisor_file
-from launcher.plan.build import writes_as_another_user
-from launcher.plan.plan import NodePlan, Place, Plan
-from launcher.plan.supervisor_spec import BUNDLE
-from launcher.ssh.node import Node
+from ..errors import CommandFailed, UsageError
+from ..plan.build import writes_as_another_user
+from ..plan.plan import NodePlan, Place, Plan
+from ..plan.supervisor_spec import BUNDLE
+from ..ssh.node import Node
+from .supervisor_bundle import supervisor_file
 
 TAKEN = 17  # the exit code of CLAIM when the attempt has been claimed before
 

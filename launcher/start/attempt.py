@@ -9,32 +9,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from launcher import push
-from launcher.engines.choose import engine_of, engine_traits
-from launcher.errors import HostUnreachable, PreflightError
-from launcher.facts.gather import gather
-from launcher.facts.script import Facts
-from launcher.follow.session import Session
-from launcher.follow.signals import Interrupts
-from launcher.hosts import Cluster, Host
-from launcher.launch import exit_hook
-from launcher.launch.checkpoint_transfer import distribute_checkpoint
-from launcher.launch.detach import start_recorder
-from launcher.launch.environment import user_environment
-from launcher.launch.run_folders import claim
-from launcher.launch.start import attempt_of, start
-from launcher.plan.build import Found, make_plan, writes_as_another_user
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import Plan
-from launcher.preflight.findings import lines
-from launcher.preflight.run import Survey, survey_hosts
-from launcher.runs.kept_cluster import keep_cluster
-from launcher.runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
-from launcher.ssh.account import account_name
-from launcher.ssh.node import Node, connected
-from launcher.state import require_writable, state_home
-from launcher.stop.unconfirmed import finish_pending
-from launcher.terminal.console import QUIET_BEFORE, Console
+from .. import push
+from ..engines.choose import engine_of, engine_traits
+from ..errors import HostUnreachable, PreflightError
+from ..facts.gather import gather
+from ..facts.script import Facts
+from ..follow.session import Session
+from ..follow.signals import Interrupts
+from ..hosts import Cluster, Host
+from ..plan.build import Found, make_plan, writes_as_another_user
+from ..plan.options import LaunchOptions
+from ..plan.plan import Plan
+from ..preflight.findings import lines
+from ..preflight.run import Survey, survey_hosts
+from ..runs.kept_cluster import keep_cluster
+from ..runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from ..ssh.account import account_name
+from ..ssh.node import Node, connected
+from ..state import require_writable, state_home
+from ..stop.unconfirmed import finish_pending
+from ..terminal.console import QUIET_BEFORE, Console
+from . import exit_hook
+from .all_or_none import attempt_of, start
+from .checkpoint_transfer import distribute_checkpoint
+from .detach import start_recorder
+from .environment import user_environment
+from .run_folders import claim
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The recorder: a process on the launching machine that looks after a detached run.
 
 It keeps the logs, starts the restarts that job.max_restarts allows, and runs the --on-exit command.
-`launcher.launch.detach` starts it.
+`launcher.start.detach` starts it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import sys
 from pathlib import Path
 
-from launcher.errors import DdpctlError
-from launcher.launch import exit_hook
-from launcher.launch.attach import attach
-from launcher.launch.detach import READY
-from launcher.launch.restart import restart_until_done
-from launcher.plan.options import LaunchOptions
-from launcher.runs.record import RunFolder
-from launcher.terminal.console import Console
+from ..errors import DdpctlError
+from ..plan.options import LaunchOptions
+from ..runs.record import RunFolder
+from ..terminal.console import Console
+from . import exit_hook
+from .attach import attach
+from .detach import READY
+from .restart import restart_until_done
 
 
 def main() -> int:

@@ -8,18 +8,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.engines.choose import engine_of
-from launcher.errors import UsageError
-from launcher.hosts import Cluster, Host
-from launcher.launch.attempt import NextAttempt, run_attempt
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import place_in
-from launcher.runs.kept_cluster import kept_cluster
-from launcher.runs.record import AttemptRecord, RunFolder, RunRecord
-from launcher.ssh.many import ask_each, try_each
-from launcher.ssh.node import Node, connected
-from launcher.terminal.console import Console
+from ..diagnosis.failure_kinds import FailureKind
+from ..engines.choose import engine_of
+from ..errors import UsageError
+from ..hosts import Cluster, Host
+from ..plan.options import LaunchOptions
+from ..plan.plan import place_in
+from ..runs.kept_cluster import kept_cluster
+from ..runs.record import AttemptRecord, RunFolder, RunRecord
+from ..ssh.many import ask_each, try_each
+from ..ssh.node import Node, connected
+from ..terminal.console import Console
+from .attempt import NextAttempt, run_attempt
 
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import shlex
 
-from launcher.errors import UsageError
-from launcher.hosts import Cluster, Host, Job, load
-from launcher.launch.attempt import NextAttempt
-from launcher.launch.environment import check_environment
-from launcher.launch.launch import run_with_restarts
-from launcher.plan.options import LaunchOptions
-from launcher.runs.find import find, list_nodes, names_hosts
-from launcher.runs.kept_cluster import kept_cluster
-from launcher.runs.record import RunFolder, find_run
-from launcher.ssh.node import connected
-from launcher.terminal.console import Console
+from ..errors import UsageError
+from ..hosts import Cluster, Host, Job, load
+from ..plan.options import LaunchOptions
+from ..runs.find import find, list_nodes, names_hosts
+from ..runs.kept_cluster import kept_cluster
+from ..runs.record import RunFolder, find_run
+from ..ssh.node import connected
+from ..terminal.console import Console
+from .attempt import NextAttempt
+from .environment import check_environment
+from .launch import run_with_restarts
 
 
 def resume(

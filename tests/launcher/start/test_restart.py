@@ -6,9 +6,9 @@ import pytest
 
 from launcher.diagnosis.first_failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
-from launcher.launch.restart import BACKOFF, decide, with_spares
-from launcher.launch.resume import on_other_hosts
 from launcher.runs.record import AttemptRecord
+from launcher.start.restart import BACKOFF, decide, with_spares
+from launcher.start.resume import on_other_hosts
 from launcher.terminal.console import Console
 
 

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from launcher.errors import CommandFailed
-from launcher.launch.checkpoint_choice import (
+from ..errors import CommandFailed
+from ..plan.plan import HOME
+from ..runs.record import RunRecord
+from ..ssh.many import ask_each
+from ..ssh.node import Node
+from ..ssh.stream import READ_SIZE, Completed
+from ..terminal.console import Console
+from .checkpoint_choice import (
     Choice,
     File,
     HostCheckpoints,
@@ -20,12 +26,6 @@ from launcher.launch.checkpoint_choice import (
     Transfer,
     choose,
 )
-from launcher.plan.plan import HOME
-from launcher.runs.record import RunRecord
-from launcher.ssh.many import ask_each
-from launcher.ssh.node import Node
-from launcher.ssh.stream import READ_SIZE, Completed
-from launcher.terminal.console import Console
 
 TIMEOUT = 900.0  # seconds for a script; digests of a large checkpoint take long
 TAR_TIMEOUT = 60.0  # seconds for tar to end once its data has arrived

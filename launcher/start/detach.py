@@ -9,21 +9,20 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-import launcher
-from launcher.errors import CommandFailed
-from launcher.launch import exit_hook
-from launcher.runs.record import RunFolder
+from ..errors import CommandFailed
+from ..runs.record import RunFolder
+from . import exit_hook
 
 READY = b"ready\n"
+RECORDER = f"{__package__}.recorder"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
 # -I keeps the current directory, PYTHONPATH and the user's site out of the imports; the path of the
 # command that starts the recorder is given instead.
 BOOT = """
-import json, sys
+import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from launcher.launch.recorder import main
-sys.exit(main())
+sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 """
 
 
@@ -54,7 +53,7 @@ def start_recorder(folder: RunFolder) -> None:
 
 def _start(folder: RunFolder, stderr: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), str(folder.path)],
+        [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), RECORDER, str(folder.path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -66,6 +65,6 @@ def _start(folder: RunFolder, stderr: BinaryIO) -> subprocess.Popen[bytes]:
 def import_path() -> list[str]:
     """This process's import path without the current directory, but with ddpctl itself."""
     here = str(Path.cwd()) if Path().exists() else ""
-    package = str(Path(launcher.__file__).resolve().parents[1])
+    package = str(Path(__file__).resolve().parents[2])
     paths = [path for path in sys.path if Path(path).is_absolute() and path != here]
     return paths if package in paths else [package, *paths]

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.diagnosis.first_failure import headline
-from launcher.errors import DdpctlError
-from launcher.runs.record import RunFolder, RunRecord
-from launcher.state import current_folder, write_atomically
-from launcher.terminal.console import Console
+from ..diagnosis.first_failure import headline
+from ..errors import DdpctlError
+from ..runs.record import RunFolder, RunRecord
+from ..state import current_folder, write_atomically
+from ..terminal.console import Console
 
 KEPT = "on-exit"
 HANDED_OVER = "on-exit.detached"  # for the recorder to run

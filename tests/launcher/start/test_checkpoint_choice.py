@@ -11,10 +11,10 @@ import pytest
 
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
-from launcher.launch.checkpoint_choice import File, HostCheckpoints, Step, choose
-from launcher.launch.checkpoint_transfer import CheckpointFolder, list_checkpoints, send
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
+from launcher.start.checkpoint_choice import File, HostCheckpoints, Step, choose
+from launcher.start.checkpoint_transfer import CheckpointFolder, list_checkpoints, send
 
 
 def host(name: str, rank: int | None, **has: object) -> HostCheckpoints:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from launcher.hosts import Cluster
-from launcher.launch import exit_hook
-from launcher.launch.attempt import NextAttempt, run_attempt
-from launcher.launch.check_command import check_command
-from launcher.launch.restart import restart_until_done
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import Plan
-from launcher.run_id import new_run_id
-from launcher.terminal.console import Console
+from ..hosts import Cluster
+from ..plan.options import LaunchOptions
+from ..plan.plan import Plan
+from ..run_id import new_run_id
+from ..terminal.console import Console
+from . import exit_hook
+from .attempt import NextAttempt, run_attempt
+from .check_command import check_command
+from .restart import restart_until_done
 
 
 def launch(cluster: Cluster, options: LaunchOptions, console: Console) -> int:

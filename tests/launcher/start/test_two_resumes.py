@@ -10,9 +10,9 @@ from local_machine import Machine
 
 from launcher.errors import UsageError
 from launcher.hosts import Host
-from launcher.launch.run_folders import claim
 from launcher.plan.plan import place_of
 from launcher.ssh.node import Node
+from launcher.start.run_folders import claim
 
 
 def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from launcher.follow.session import EXIT, Session, report_end
-from launcher.follow.show_logs import print_recorded
-from launcher.follow.signals import Interrupts
-from launcher.launch.detach import start_recorder
-from launcher.logs.query import Wanted
-from launcher.logs.store import known_marks
-from launcher.runs.attempt import running_attempt
-from launcher.runs.record import FINAL, RunFolder
-from launcher.runs.sync_logs import log_store, sync_logs
-from launcher.runs.unseen import report_unseen
-from launcher.terminal.console import Console
+from ..follow.session import EXIT, Session, report_end
+from ..follow.show_logs import print_recorded
+from ..follow.signals import Interrupts
+from ..logs.query import Wanted
+from ..logs.store import known_marks
+from ..runs.attempt import running_attempt
+from ..runs.record import FINAL, RunFolder
+from ..runs.sync_logs import log_store, sync_logs
+from ..runs.unseen import report_unseen
+from ..terminal.console import Console
+from .detach import start_recorder
 
 
 def attach(folder: RunFolder, console: Console) -> int:

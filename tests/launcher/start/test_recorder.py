@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster
 
-from launcher.launch import recorder
+from launcher.start import recorder
 
 Make = Callable[..., FakeCluster]
 

@@ -19,7 +19,7 @@ from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import Cluster
+from cluster import DOCKER, Cluster
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 def seconds(count: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder) / "cluster", count)
+        cluster = Cluster(Path(folder) / "cluster", [DOCKER] * count)
         try:
             cluster.up()
             hosts = cluster.hosts_yaml(Path(folder, "hosts.yaml"), command=["train.py"])

@@ -34,7 +34,7 @@ from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import USER, Cluster, Home, docker
+from cluster import DOCKER, USER, Cluster, Home, docker
 
 # One write, because by hand both ranks of a node share a pipe and would tear each other's lines. Then the
 # script keeps running, as training does, so that one rank's end does not disturb another's start.
@@ -91,7 +91,7 @@ def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
     """Hosts that already have everything; ddpctl is compiled, as pip does it."""
     compileall.compile_dir(Path(__file__).parents[1] / "launcher", quiet=1)
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder) / "cluster", count)
+        cluster = Cluster(Path(folder) / "cluster", [DOCKER] * count)
         try:
             cluster.up()
             code = Path(folder, "code")

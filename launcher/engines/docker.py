@@ -11,23 +11,26 @@ import requests.exceptions
 from docker.types import DeviceRequest, LogConfig, Ulimit
 from docker.types import Mount as BindMount
 
-from ..errors import CommandTimeout, DockerUnavailable
+from ..errors import CommandFailed, CommandTimeout, DockerUnavailable
 from ..plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
 from ..run_id import is_run_id
 from ..ssh.node import Node
 from .base import Exec
+from .capabilities import Capabilities
+from .command import SEARCH
 from .docker_client import Client, asking, docker_of, doing
 from .docker_exec import DockerExec
 from .engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
-from .labels import inspected, mapping, read_status, status_at
+from .labels import inspected, mapping, plain, read_status, status_at
 from .status import NodeStatus
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
 PYTHON_IN_IMAGE = (
-    'docker image inspect "$0" >/dev/null 2>&1 || exit; '
-    'exec docker run --rm -i --network host --entrypoint python3 "$0" "$@"'
+    f'{SEARCH} $engine image inspect "$0" >/dev/null 2>&1 || exit; '
+    'exec $engine run --rm -i --network host --entrypoint python3 "$0" "$@"'
 )
+FIND_MISSING = 'for d; do [ -e "$d" ] || printf "%s\\n" "$d"; done'
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -51,9 +54,7 @@ class Docker:
     # Nodes of runs
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        arguments = self._arguments(node.container, secrets)
-        with doing(self.host, "create the container"):
-            self._api.create_container(**arguments)
+        self._create(node.container, secrets, "create the container")
 
     def start(self, node: NodePlan) -> None:
         with doing(self.host, "start the container"):
@@ -137,8 +138,8 @@ class Docker:
     def run_to_end(self, container: Container, timeout: int) -> str:
         name = container.name
         try:
+            self._create(container, {}, "run a test container")
             with doing(self.host, "run a test container"):
-                self._api.create_container(**self._arguments(container, {}))
                 try:
                     self._api.start(name)
                     self._api.wait(name, timeout=timeout)
@@ -153,20 +154,26 @@ class Docker:
                 "look at `docker ps` and the load there"
             ) from None
 
-    def _arguments(self, container: Container, secrets: Mapping[str, str]) -> dict[str, Any]:
-        return create_arguments(container, secrets, self._client.about.get("SecurityOptions") or [])
+    def _create(self, container: Container, secrets: Mapping[str, str], act: str) -> None:
+        can = self._client.can
+        sources = [mount.source for mount in container.mounts if mount.from_job]
+        if can.creates_missing_sources and sources:
+            missing = self.node.script(FIND_MISSING, *sources).stdout.decode(errors="replace")
+            if missing:
+                raise CommandFailed(
+                    f"{self.host}: could not {act}: {plain(missing.splitlines()[0])} does not exist; "
+                    "create it on that host or correct job.mounts"
+                )
+        with doing(self.host, act):
+            self._api.create_container(**create_arguments(container, secrets, can))
 
 
 def create_arguments(
-    container: Container, secrets: Mapping[str, str], security: Sequence[str]
+    container: Container, secrets: Mapping[str, str], can: Capabilities
 ) -> dict[str, Any]:
-    """The plan's Container in the Engine API's words.
-
-    security: the engine's SecurityOptions. In a rootless engine, root is the SSH user and the SSH
-    user's own uid is another user; under SELinux ddpctl's own folders must be relabelled.
-    """
-    rootless = any("rootless" in option for option in security)
-    relabel = ",z" if any("selinux" in option for option in security) else ""
+    """The plan's Container in the Engine API's words."""
+    relabel = ",z" if can.relabels else ""
+    groups = [str(group) for group in container.group_add]
     return {
         "name": container.name,
         "image": container.image,
@@ -174,7 +181,7 @@ def create_arguments(
         "entrypoint": list(container.entrypoint),
         "environment": {**container.env, **secrets},
         "labels": dict(container.labels),
-        "user": "0:0" if rootless else container.user,
+        "user": "0:0" if can.rootless else container.user,
         "working_dir": container.working_dir,
         "stop_timeout": container.stop_timeout,
         "host_config": {
@@ -192,8 +199,9 @@ def create_arguments(
             "Tmpfs": {folder: f"size={size}" for folder, size in container.tmpfs.items()},
             "Devices": [_device(device) for device in container.devices],
             "CapAdd": list(container.cap_add),
-            "GroupAdd": [str(group) for group in container.group_add],
-            "DeviceRequests": _gpu_request(container),
+            "GroupAdd": ["keep-groups"] if groups and can.keeps_groups else groups,
+            "PidsLimit": -1,  # Podman's default is 2048 threads, which data loaders exceed
+            "DeviceRequests": _gpu_request(container, can),
         },
     }
 
@@ -210,13 +218,15 @@ def _bind(mount: Mount, relabel: str) -> str:
     return f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}{relabel}"
 
 
-def _gpu_request(container: Container) -> list[DeviceRequest]:
+def _gpu_request(container: Container, can: Capabilities) -> list[DeviceRequest]:
     gpus = container.gpus
     if not gpus or container.gpu_vendor != "nvidia":
         return []
+    ids = [gpus] if gpus == "all" else [str(gpu) for gpu in gpus]
+    if can.gpus == "cdi":
+        return [DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={gpu}" for gpu in ids])]
     if gpus == "all":
         return [DeviceRequest(driver="", count=-1, capabilities=[["gpu"]])]
-    ids = [str(gpu) for gpu in gpus]
     return [DeviceRequest(driver="", device_ids=ids, capabilities=[["gpu"]])]
 
 

@@ -23,15 +23,14 @@ from urllib3.exceptions import HTTPError
 from ..errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
+from .capabilities import Capabilities, parse_capabilities
+from .command import DIAL
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
 LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
+WRITE_CDI_SPEC = "on that host `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
-
-# Hands the engine's socket on. Non-interactive logins often lack the folder that holds `docker`.
-SEARCH = 'PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin";'
-DIAL = f"{SEARCH} exec docker system dial-stdio"
 
 Open = Callable[[], Stream]
 
@@ -93,6 +92,10 @@ class Client(docker.DockerClient):
         if self._about is None:
             self._about = dict(self.api.info())
         return self._about
+
+    @property
+    def can(self) -> Capabilities:
+        return parse_capabilities(self.about)
 
     def explain(self, error: BaseException) -> DdpctlError | None:
         return failure(self.name, error)
@@ -314,7 +317,7 @@ def failure(name: str, error: BaseException, act: str = "") -> DdpctlError | Non
     """An error of the SDK as one line; None if it is not the SDK's. `act`: what could not be done."""
     if isinstance(error, docker.errors.APIError):
         said = " ".join(str(error.explanation or error).split())
-        remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in said), "")
+        remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in said.lower()), "")
         problem = f"could not {act}" if act else "Docker refuses"
         return CommandFailed(f"{name}: {problem}: {said}{remedy}")
     if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
@@ -357,7 +360,10 @@ def unavailable(name: str, said: str) -> DockerUnavailable:
 
 _REMEDIES = (  # what the engine's refusal contains, and what to do about it
     ("could not select device driver", "install the NVIDIA container toolkit on that host"),
-    ("No such image", "push it: `ddpctl push HOSTS --image`"),
+    ("no such image", "push it: `ddpctl push HOSTS --image`"),
+    ("image not known", "push it: `ddpctl push HOSTS --image`"),
+    ("unresolvable cdi devices", WRITE_CDI_SPEC),
+    ("container-init binary not found", "install catatonit on that host"),
     ("is already in use", "the same run is being started elsewhere, or `ddpctl kill` it first"),
     ("bind source path does not exist", "create the folder on that host or correct job.mounts"),
     ("no space left on device", "free space under Docker's data root on that host"),
@@ -365,6 +371,16 @@ _REMEDIES = (  # what the engine's refusal contains, and what to do about it
 )
 _NOT_INSTALLED = "docker: not found"
 _PROBLEMS = (
+    (
+        ("no runtime directory",),
+        "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none",
+        "on that host `sudo loginctl enable-linger $USER`, then log in again",
+    ),
+    (
+        ("podman system service did not start",),
+        "Podman's API service does not start",
+        "run `podman system service --time=10` there and see what it prints",
+    ),
     (
         ("ermission denied", "PermissionError"),
         "this user may not use Docker",
@@ -378,7 +394,7 @@ _PROBLEMS = (
     (
         (_NOT_INSTALLED,),
         "Docker is not installed",
-        "install Docker Engine there: https://docs.docker.com/engine/install/",
+        "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
     ),
     (
         (

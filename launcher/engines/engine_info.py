@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .capabilities import Capabilities, parse_capabilities
 from .status import NodeStatus
 
 
@@ -41,7 +42,7 @@ class EngineInfo:
     cgroup_driver: str
     root: str
     runtimes: frozenset[str] = frozenset()
-    is_rootless: bool = False
+    can: Capabilities = field(default_factory=Capabilities)
     image: ImageInfo | None = None
     nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers there, in any state
     containers: Mapping[str, str] = field(default_factory=dict)  # container id -> run id
@@ -60,7 +61,7 @@ def parse_engine(
         cgroup_driver=str(about.get("CgroupDriver", "")),
         root=str(about.get("DockerRootDir", "")),
         runtimes=frozenset(_mapping(about.get("Runtimes"))),
-        is_rootless=any("rootless" in option for option in _texts(about.get("SecurityOptions"))),
+        can=parse_capabilities(about),
         image=image,
         nodes=nodes,
         containers=containers,

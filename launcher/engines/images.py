@@ -11,16 +11,17 @@ import requests.exceptions
 
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
+from .command import SEARCH
 from .docker import Docker
-from .docker_client import SEARCH, docker_of, unavailable
+from .docker_client import docker_of, unavailable
 from .engine_info import ImageInfo
 
 TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
 LIST_TIMEOUT = 120.0  # seconds
 
 LIST_LAYERS = f"""{SEARCH}
-docker image ls -aq --no-trunc | sort -u |
-  xargs -r docker image inspect --format '{{{{json .RootFS.Layers}}}}'
+$engine image ls -aq --no-trunc | sort -u |
+  xargs -r $engine image inspect --format '{{{{json .RootFS.Layers}}}}'
 """
 
 
@@ -74,7 +75,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
 
 def pull(node: Node, name: str) -> ImageInfo:
     """Have the host pull the image, with the credentials that it has. CommandFailed if it cannot."""
-    done = node.script(f'{SEARCH} exec docker pull -q "$1"', name, timeout=TRANSFER_TIMEOUT)
+    done = node.script(f'{SEARCH} exec $engine pull -q "$1"', name, timeout=TRANSFER_TIMEOUT)
     if done.code != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise CommandFailed(lines[-1] if lines else f"exit {done.code}")
@@ -84,9 +85,15 @@ def pull(node: Node, name: str) -> ImageInfo:
     return image
 
 
+def needs_diff_ids(node: Node) -> bool:
+    """Whether an archive must name the layers that it lacks by their diff ids."""
+    with _one_line_errors(node):
+        return not docker_of(node).can.knows_compressed_layers
+
+
 def load_command(node: Node) -> tuple[str, ...]:
     """The command there that loads an image archive from its standard input."""
-    return ("sh", "-c", f"{SEARCH} exec docker load -q")
+    return ("sh", "-c", f"{SEARCH} exec $engine load -q")
 
 
 def save(node: Node, name: str) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from .status import NodeStatus
 LIMIT = 1_000_000  # of attempts and of nodes
 TEXT_LIMIT = 300  # characters of a text that a host reports
 STATES = frozenset(("created", "running", "paused", "restarting", "removing", "exited", "dead"))
+NEVER = "0001"  # the year in a time that stands for none
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 log = logging.getLogger("ddpctl")
 
@@ -81,8 +82,10 @@ def inspected(answer: Mapping[str, Any]) -> Seen:
     """What the Engine API's answer to `inspect` says of a container, whatever its types are."""
     state = mapping(answer.get("State"))
     status = state.get("Status")
+    status = "exited" if status == "stopped" else status  # Podman's word before it has cleaned up
     ended = status in ("exited", "dead")
-    code = state.get("ExitCode")
+    # After a reboot Podman reports exit code 0 at no time for what ran until then.
+    code = None if str(state.get("FinishedAt")).startswith(NEVER) else state.get("ExitCode")
     return {
         "state": status if isinstance(status, str) and status in STATES else "unknown",
         "exit_code": code if ended and isinstance(code, int) else None,
@@ -128,7 +131,7 @@ def _port(labels: Mapping[str, object]) -> str:
 
 def _unix(text: object) -> float | None:
     """Docker's RFC 3339 with nanoseconds, as unix seconds; year 1 stands for never."""
-    if not isinstance(text, str) or text.startswith("0001"):
+    if not isinstance(text, str) or text.startswith(NEVER):
         return None
     try:
         moment = datetime.datetime.fromisoformat(text)

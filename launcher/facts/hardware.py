@@ -54,6 +54,8 @@ class Details:
     fabric_manager: bool = False
     toolkit: tuple[str, ...] = ()
     cdi: bool = False
+    subuids: bool = False  # the SSH user has ids for the users of a container
+    lingers: bool = True  # what the SSH user starts outlives the login
     nvidia: Nvidia = field(default_factory=Nvidia)
 
     def disk(self, path: str) -> Disk | None:
@@ -102,6 +104,8 @@ def details(sections: Mapping[str, Sequence[str]]) -> Details:
         fabric_manager=bool(lines("fabricmanager")),
         toolkit=tuple(commands("toolkit")),
         cdi=bool(lines("cdi")),
+        subuids=bool(lines("subuids")),
+        lingers=not lines("logout"),
         nvidia=parse_nvidia("\n".join(lines("nvidia")), lines("gpuowners")),
     )
 

@@ -147,8 +147,8 @@ JOB = {
     "engine": _choice(
         ("docker", "process"),
         "docker",
-        "`docker`: one container per node. `process`: torchrun without a container, only on "
-        "`host: local`.",
+        "`docker`: one container per node, by the Docker or the Podman that the host has. "
+        "`process`: torchrun without a container, only on `host: local`.",
     ),
     "image": Key(
         job_values.image,

@@ -1,15 +1,13 @@
-"""Docker: the engine answers, is recent enough and stores layers well."""
+"""The container engine: it answers, is recent enough, stores layers well and keeps containers running."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from .findings import Finding, failure, split, warning
 from .inventory import Inventory
 from .machine import Machine
 
-OLDEST_DOCKER = (19, 3)  # the first that can be asked for GPUs through its API
 SLOW_STORAGE = ("vfs", "devicemapper")
 
 
@@ -19,14 +17,37 @@ def check_docker(machine: Machine, _: Inventory) -> Iterator[Finding]:
         yield failure(machine.name, "docker", what, remedy)
     if machine.engine is None:
         return
-    version = tuple(int(part) for part in re.findall(r"\d+", machine.engine.version)[:2])
-    if version and version < OLDEST_DOCKER:
-        what = f"Docker {machine.engine.version} is too old"
-        yield failure(machine.name, "docker", what, "install Docker Engine 20.10 or newer there")
+    can = machine.engine.can
+    if can.version and can.version < can.oldest:
+        what = f"{can.product} {machine.engine.version} is too old"
+        yield failure(machine.name, "docker", what, f"install {can.upgrade} or newer there")
     if machine.engine.storage in SLOW_STORAGE:
-        what = f"Docker's storage driver is {machine.engine.storage}, which copies every layer"
-        remedy = "set overlay2 or fuse-overlayfs in /etc/docker/daemon.json there"
+        what = (
+            f"{can.product}'s storage driver is {machine.engine.storage}, which copies every layer"
+        )
+        remedy = f"set overlay2 or fuse-overlayfs in {can.storage_file} there"
         yield warning(machine.name, "docker", what, remedy)
 
 
-CHECKS = (check_docker,)
+def check_rootless(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """What a rootless Podman needs of the host: ids to map, and a session that outlives the login."""
+    if machine.engine is None or not machine.engine.can.needs_linger:
+        return
+    user = machine.facts.user
+    if not machine.details.subuids:
+        what = f"{user} has no ids in /etc/subuid, so Podman cannot unpack images"
+        remedy = (
+            f"run `sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}`, "
+            "then `podman system migrate` there"
+        )
+        yield failure(machine.name, "docker", what, remedy)
+    if not machine.details.lingers:
+        what = (
+            f"Podman's containers end when {user} logs out, so a run ends with its SSH connection"
+        )
+        yield failure(
+            machine.name, "docker", what, f"run `sudo loginctl enable-linger {user}` there"
+        )
+
+
+CHECKS = (check_docker, check_rootless)

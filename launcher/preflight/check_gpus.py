@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..engines.docker_client import WRITE_CDI_SPEC
 from ..hosts import Host
 from ..hosts.fold import ranges
 from ..plan.topology import gpu_ids
@@ -76,7 +77,14 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Finding]:
     facts = machine.facts
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
         return
-    if not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
+    if engine.can.gpus == "none":
+        what = f"{engine.can.product} {engine.version} gives no GPUs through its API"
+        yield failure(machine.name, "gpus", what, "install Podman 5.4 or newer there")
+    elif engine.can.gpus == "cdi":
+        if not details.cdi:
+            what = "there is no CDI specification of its GPUs, so containers get none"
+            yield failure(machine.name, "gpus", what, WRITE_CDI_SPEC)
+    elif not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
         what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
         remedy = (
             "install nvidia-container-toolkit, run `nvidia-ctk runtime configure`, restart Docker"

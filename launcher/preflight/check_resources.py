@@ -83,7 +83,7 @@ def check_infiniband(machine: Machine, _: Inventory) -> Iterator[Finding]:
         what = f"no InfiniBand port is active ({listed}): NCCL falls back to TCP"
         remedy = "check the cable, the switch and the subnet manager"
         yield warning(machine.name, "network", what, remedy)
-    rootless = machine.engine is not None and machine.engine.is_rootless
+    rootless = machine.engine is not None and machine.engine.can.rootless
     if details.memlock != "unlimited" and (rootless or not machine.in_containers):
         what = f"memlock is limited to {details.memlock} KiB: InfiniBand cannot register memory"
         remedy = "set memlock to unlimited in /etc/security/limits.conf there"

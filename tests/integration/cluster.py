@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TREE = hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]
 NODE_IMAGE = "ddpctl-node"
 PYTHON_NODE_IMAGE = "ddpctl-node-python3"
+PODMAN_NODE_IMAGE = "ddpctl-node-podman"
 TRAINER_IMAGE = "ddpctl-trainer:latest"
 USER = "ddp"  # on the hosts; in the group docker
 LABEL = "io.ddpctl.test"
@@ -37,8 +38,45 @@ LABEL = "io.ddpctl.test"
 # ENVIRONMENT: all of `privileged` that a machine without CAP_SYS_RESOURCE can give
 POWERS = (
     *("--cap-add=ALL", "--cap-drop=SYS_RESOURCE"),
-    *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
-    *("--cgroupns=host", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw", "--init"),
+    *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--init"),
+)
+MACHINES_CGROUPS = ("--cgroupns=host", "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw")
+OWN_CGROUPS = ("--cgroupns=private", "--security-opt=systempaths=unconfined", "--tmpfs=/run:exec")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a simulated host: how it is made, and whose engine runs there."""
+
+    image: str
+    options: tuple[str, ...] = MACHINES_CGROUPS
+    user: str = USER  # whom ddpctl logs in as
+    engine: str = "docker"  # its command, used as `user` if rootless
+    rootless: bool = False
+    storage: str = "/var/lib/docker"
+    layers: str = "overlay2"  # below the storage
+
+    @property
+    def has_dockerd(self) -> bool:
+        return self.image != PODMAN_NODE_IMAGE
+
+
+DOCKER = Kind(NODE_IMAGE)
+DOCKER_AND_PYTHON = Kind(PYTHON_NODE_IMAGE)
+PODMAN = Kind(
+    PODMAN_NODE_IMAGE,
+    OWN_CGROUPS,
+    user="root",
+    storage="/var/lib/containers/storage",
+    layers="overlay",
+)
+ROOTLESS_PODMAN = Kind(
+    PODMAN_NODE_IMAGE,
+    OWN_CGROUPS,
+    engine="podman",
+    rootless=True,
+    storage=f"/home/{USER}/.local/share/containers/storage",
+    layers="overlay",
 )
 
 # What ddpctl asks nvidia-smi for its GPUs; anything else it is asked gets no answer.
@@ -64,17 +102,19 @@ exec /usr/sbin/runc "$@"
 # databases that are written in place, is copied.
 COPY_ROOTS = """
 set -e
-template=$1; shift
+layers=$1 template=$2; shift 2
 cd "/v/$template/_data"
 for to in "$@"; do
-    mkdir "/v/$to/_data/overlay2"
-    for each in overlay2/*; do
-        case $each in */backingFsBlockDev) ;; *) cp -al "$each" "/v/$to/_data/overlay2/" ;; esac
+    to=/v/$to/_data
+    chown --reference=. "$to"; chmod --reference=. "$to"
+    mkdir "$to/$layers"
+    chown --reference="$layers" "$to/$layers"; chmod --reference="$layers" "$to/$layers"
+    for each in "$layers"/*; do
+        case $each in */backingFsBlockDev) ;; *) cp -al "$each" "$to/$layers/" ;; esac
     done
     for each in *; do
-        [ "$each" = overlay2 ] || cp -a "$each" "/v/$to/_data/"
+        [ "$each" = "$layers" ] || cp -a "$each" "$to/"
     done
-    chmod 710 "/v/$to/_data"
 done
 """
 
@@ -93,7 +133,7 @@ def engine_problem() -> str | None:
     done = subprocess.run(["docker", "info"], capture_output=True, timeout=60)
     if done.returncode != 0:
         return "no Docker Engine answers"
-    for image in (NODE_IMAGE, PYTHON_NODE_IMAGE, TRAINER_IMAGE):
+    for image in (NODE_IMAGE, PYTHON_NODE_IMAGE, PODMAN_NODE_IMAGE, TRAINER_IMAGE):
         found = subprocess.run(["docker", "image", "inspect", image], capture_output=True)
         if found.returncode != 0:
             return f"no image {image}: scripts/test-images builds it"
@@ -165,14 +205,15 @@ def _words(out: bytes, err: bytes) -> str:
 
 
 class Cluster:
-    """Simulated hosts node0, node1, ... on a network of their own; with Python only if asked for."""
+    """Simulated hosts node0, node1, ... on a network of their own, one of each of `kinds`."""
 
-    def __init__(self, folder: Path, count: int = 3, *, python3: bool = False) -> None:
+    def __init__(
+        self, folder: Path, kinds: Sequence[Kind] = (DOCKER, DOCKER, DOCKER), name: str = ""
+    ) -> None:
         self.folder = folder
-        self.image = PYTHON_NODE_IMAGE if python3 else NODE_IMAGE
-        kind = "python3-" if python3 else ""
-        self.project = f"ddpctl-test-{TREE}-{kind}{os.getpid()}"
-        self.nodes = [f"node{i}" for i in range(count)]
+        self.project = f"ddpctl-test-{TREE}-{name}{os.getpid()}"
+        self.kinds = {f"node{i}": kind for i, kind in enumerate(kinds)}
+        self.nodes = list(self.kinds)
         self.addresses: dict[str, str] = {}
         self._slowed: set[str] = set()
         self.keys = folder / "keys"
@@ -185,8 +226,8 @@ class Cluster:
         with locked("engine"):
             remove_leftovers()
             self._make_network()
-            template = loaded_engine(self.keys)
-        self._make_hosts(template)
+            templates = {kind: loaded_engine(self.keys, kind) for kind in set(self.kinds.values())}
+        self._make_hosts(templates)
         docker("start", *map(self.container, self.nodes))
         self.wait_healthy(self.nodes)
         self._make_home()
@@ -208,12 +249,14 @@ class Cluster:
                 docker("restart", "--time=0", self.container(node))
             if node in self._slowed:
                 self._quicken(node)
-            self.exec(node, "rm", "-f", "/run/dockerd.off")
+            if self.kinds[node].has_dockerd:
+                self.exec(node, "rm", "-f", "/run/dockerd.off")
             self.take_gpus(node)
         self.wait_healthy(self.nodes)
-        sweep = "docker ps -aq | xargs -r docker rm -f; rm -rf /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
         for node in self.nodes:
-            self.exec(node, "sh", "-c", sweep)
+            if found := self.engine(node, "ps", "-aq").split():
+                self.engine(node, "rm", "-f", *found)
+            self.exec(node, "rm", "-rf", "/home/ddp/.ddpctl/runs", "/root/.ddpctl/runs")
 
     def wait_healthy(self, nodes: Sequence[str], timeout: float = 60) -> None:
         """sshd and dockerd of all of `nodes` answer."""
@@ -278,10 +321,14 @@ class Cluster:
 
     def containers(self, node: str, all: bool = True) -> list[dict[str, Any]]:
         """`docker inspect` of every container on a host, the stopped ones too unless all is False."""
-        ids = self.exec(node, "docker", "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
+        ids = self.engine(node, "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
         if not ids:
             return []
-        return list(json.loads(self.exec(node, "docker", "inspect", *ids)))
+        return list(json.loads(self.engine(node, "inspect", *ids)))
+
+    def engine(self, node: str, *argv: str) -> str:
+        """The command of a host's container engine."""
+        return self.exec(node, *_engine(self.kinds[node], *argv))
 
     def processes(self, node: str) -> list[str]:
         """The command lines of a host's processes, those in its containers too, ours left out."""
@@ -388,10 +435,11 @@ class Cluster:
         prefix = config["Subnet"].split("/")[0].rpartition(".")[0]
         self.addresses = {node: f"{prefix}.{10 + i}" for i, node in enumerate(self.nodes)}
 
-    def _make_hosts(self, template: str) -> None:
+    def _make_hosts(self, templates: Mapping[Kind, str]) -> None:
         labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={self.project}"]
-        volumes = [f"{self.container(node)}-docker" for node in self.nodes]
-        for node, volume in zip(self.nodes, volumes, strict=True):
+        volumes = {node: f"{self.container(node)}-docker" for node in self.nodes}
+        for node, volume in volumes.items():
+            kind = self.kinds[node]
             docker("volume", "create", *labels, volume)
             place = [
                 f"--network={self.project}",
@@ -402,14 +450,15 @@ class Cluster:
                 f"--name={self.container(node)}",
                 f"--env=CGROUP_PARENT={self.container(node)}",
             ]
-            mount = f"--volume={volume}:/var/lib/docker"
-            docker(
-                "create", *names, *labels, *place, *POWERS, "--no-healthcheck", mount, self.image
-            )
+            how = [*POWERS, *kind.options, "--no-healthcheck", f"--volume={volume}:{kind.storage}"]
+            docker("create", *names, *labels, *place, *how, kind.image)
             docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
-        root = Path(docker("volume", "inspect", "--format={{.Mountpoint}}", template)).parents[1]
-        how = ["run", "--rm", "--network=none", *POWERS, f"--volume={root}:/v", NODE_IMAGE]
-        docker(*how, "sh", "-c", COPY_ROOTS, "sh", template, *volumes)
+        for kind, template in templates.items():
+            root = docker("volume", "inspect", "--format={{.Mountpoint}}", template)
+            how = ["--network=none", *POWERS, f"--volume={Path(root).parents[1]}:/v", NODE_IMAGE]
+            copies = [volume for node, volume in volumes.items() if self.kinds[node] == kind]
+            copy = ["sh", "-c", COPY_ROOTS, "sh", kind.layers, template, *copies]
+            docker("run", "--rm", *how, *copy)
 
     def _make_home(self) -> None:
         ssh = self.home / ".ssh"
@@ -420,16 +469,17 @@ class Cluster:
         with (ssh / "known_hosts").open("w") as known, (ssh / "config").open("w") as config:
             for node, address in self.addresses.items():
                 known.write(f"{address} {kind} {key}\n[{address}]:2222 {kind} {key}\n")
-                config.write(f"Host {node}\n  HostName {address}\n  User {USER}\n")
+                user = self.kinds[node].user
+                config.write(f"Host {node}\n  HostName {address}\n  User {user}\n")
             config.write("Host *\n  IdentityFile ~/.ssh/id_ed25519\n")
 
     def _healthy(self, node: str) -> bool:
-        look = "docker info >/dev/null 2>&1 && nc -z 127.0.0.1 22"
-        argv = ["docker", "exec", self.container(node), "sh", "-c", look]
-        return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
+        argv = ["docker", "exec", self.container(node), "nc", "-z", "127.0.0.1", "22"]
+        listens = subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
+        return listens and self._engine(node)
 
     def _engine(self, node: str) -> bool:
-        argv = ["docker", "exec", self.container(node), "docker", "info"]
+        argv = ["docker", "exec", self.container(node), *_engine(self.kinds[node], "info")]
         return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
 
     def _has_eth0(self, node: str) -> bool:
@@ -461,32 +511,43 @@ def turn(*, alone: bool) -> Iterator[None]:
         yield
 
 
-def loaded_engine(keys: Path) -> str:
+def _engine(kind: Kind, *argv: str) -> list[str]:
+    """A command of the engine of such a host, for root to run there."""
+    as_user = ["runuser", "-u", USER, "--", "env", "-C", f"/home/{USER}", f"HOME=/home/{USER}"]
+    return [*(as_user if kind.rootless else []), kind.engine, *argv]
+
+
+def loaded_engine(keys: Path, kind: Kind) -> str:
     """A volume that is the data of an engine with the trainer's image, kept for the next time."""
-    identity = docker("image", "inspect", "--format={{.Id}}", NODE_IMAGE, TRAINER_IMAGE)
+    image = NODE_IMAGE if kind == DOCKER_AND_PYTHON else kind.image
+    identity = docker("image", "inspect", "--format={{.Id}}", image, TRAINER_IMAGE) + kind.storage
     name = f"ddpctl-test-engine-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     look = ["run", "--rm", "--network=none", f"--volume={name}:/t", NODE_IMAGE, "ls", "/t"]
     if name in docker("volume", "ls", "-q").split() and "loaded" in docker(*look).split():
         return name
-    for old in docker("volume", "ls", "-q", "--filter", f"label={LABEL}.engine={TREE}").split():
+    label = f"{LABEL}.engine={TREE}-{kind.storage}"
+    for old in docker("volume", "ls", "-q", "--filter", f"label={label}").split():
         subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # in use: another's
     seed = f"{name}-seed"
     subprocess.run(["docker", "rm", "-f", "-v", seed], capture_output=True)
-    docker("volume", "create", "--label", f"{LABEL}.engine={TREE}", name)
-    mount = ["--network=none", "--no-healthcheck", f"--volume={name}:/var/lib/docker"]
-    docker("create", f"--name={seed}", f"--env=CGROUP_PARENT={seed}", *POWERS, *mount, NODE_IMAGE)
+    docker("volume", "create", "--label", label, name)
+    how = [*POWERS, *kind.options, "--network=none", "--no-healthcheck"]
+    how += [f"--env=CGROUP_PARENT={seed}", f"--volume={name}:{kind.storage}"]
+    docker("create", f"--name={seed}", *how, image)
     try:
         docker("cp", f"{keys}/.", f"{seed}:/keys")
         docker("start", seed)
-        ready = ["docker", "exec", seed, "docker", "info"]
+        ready = ["docker", "exec", seed, *_engine(kind, "info")]
         until(
-            lambda: subprocess.run(ready, capture_output=True).returncode == 0, 60, "dockerd is up"
+            lambda: subprocess.run(ready, capture_output=True).returncode == 0,
+            60,
+            "its engine is up",
         )
         with subprocess.Popen(["docker", "save", TRAINER_IMAGE], stdout=subprocess.PIPE) as save:
-            load = ["docker", "exec", "-i", seed, "docker", "load"]
+            load = ["docker", "exec", "-i", seed, *_engine(kind, "load")]
             subprocess.run(load, stdin=save.stdout, check=True, capture_output=True)
         end = "touch /run/dockerd.off; pkill -x dockerd; while pgrep -x dockerd; do sleep 0.2; done"
-        docker("exec", seed, "sh", "-c", f"{end}; touch /var/lib/docker/loaded")
+        docker("exec", seed, "sh", "-c", f"{end}; touch {kind.storage}/loaded")
     finally:
         docker("rm", "-f", "-v", seed)
     return name
@@ -500,7 +561,17 @@ def remove_project(project: str) -> None:
         empty = (
             f"find /sys/fs/cgroup -depth -type d -path '*/{project}-*' -exec rmdir {{}} + ; true"
         )
-        docker("run", "--rm", "--network=none", *POWERS, NODE_IMAGE, "sh", "-c", empty)
+        docker(
+            "run",
+            "--rm",
+            "--network=none",
+            *POWERS,
+            *MACHINES_CGROUPS,
+            NODE_IMAGE,
+            "sh",
+            "-c",
+            empty,
+        )
     if volumes := docker("volume", "ls", "-q", *mine).split():
         docker("volume", "rm", *volumes)
     if networks := docker("network", "ls", "-q", *mine).split():

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Home, engine_problem, turn
+from cluster import (
+    DOCKER,
+    DOCKER_AND_PYTHON,
+    PODMAN,
+    ROOTLESS_PODMAN,
+    Cluster,
+    Home,
+    engine_problem,
+    turn,
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +39,14 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def hosts_with_python3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three more with Python, which a push relays through."""
-    yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), python3=True))
+    yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [DOCKER_AND_PYTHON] * 3, "python3-"))
+
+
+@pytest.fixture(scope="module")
+def hosts_with_podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """node0 with Docker, node1 with Podman for root, node2 with rootless Podman."""
+    kinds = [DOCKER, PODMAN, ROOTLESS_PODMAN]
+    yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), kinds, "podman-"))
 
 
 def _up(cluster: Cluster) -> Iterator[Cluster]:

@@ -68,8 +68,19 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
     return _archive(None, _json(manifest), config, layer, partial=True)
 
 
-def whole_archive(name: str, manifest: bytes, config: bytes, layer: Blob | None) -> Archive:
-    """The image itself; only its last layer, if any, is in the archive."""
+def whole_archive(
+    name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
+) -> Archive:
+    """The image itself; only its last layer, if any, is in the archive.
+
+    by_diff_id: name the other layers so, for an engine that would look for their compressed digests.
+    """
+    if by_diff_id:
+        parsed = json.loads(manifest)
+        diff_ids = json.loads(config)["rootfs"]["diff_ids"]
+        lacking = diff_ids[: len(diff_ids) - (layer is not None)]
+        rows = [_descriptor(LAYER, diff_id, 1) for diff_id in lacking]
+        manifest = _json({**parsed, "layers": rows + parsed["layers"][len(rows) :]})
     return _archive(with_tag(name), manifest, config, layer, partial=False)
 
 

@@ -46,8 +46,11 @@ class Layers:
             return None
         return sum(blob.size for blob in self._registry.blobs.values())
 
-    def archives(self) -> Iterator[Archive]:
-        """One per layer, as soon as the engine gives it; the last is the image itself. NoLayers."""
+    def archives(self, *, by_diff_id: bool) -> Iterator[Archive]:
+        """One per layer, as soon as the engine gives it; the last is the image itself. NoLayers.
+
+        by_diff_id: as in `whole_archive`.
+        """
         layers = self._image.layers
         for number in range(self._first, len(layers) - 1):
             yield partial_archive(self._image, number + 1, self._blob(layers[number]))
@@ -56,7 +59,7 @@ class Layers:
         found = self._registry.finish()
         if found is None:
             raise self._no_layers("the local engine did not push a manifest")
-        yield whole_archive(self._name, *found, last)
+        yield whole_archive(self._name, *found, last, by_diff_id=by_diff_id)
 
     def _blob(self, diff_id: str) -> Blob:
         registry = self._registry

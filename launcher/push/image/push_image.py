@@ -89,8 +89,10 @@ class _Sending:
 
     def run(self, nodes: Sequence[Node]) -> Outcome:
         there, failures = try_each(nodes, self._layers_there)
-        if there:
-            failures |= self._send_layers(list(there), min(there.values()))
+        for by_diff_id in (False, True):
+            alike = {node: count for node, (count, needs) in there.items() if needs == by_diff_id}
+            if alike:
+                failures |= self._send_layers(list(alike), min(alike.values()), by_diff_id)
         verified, broken = try_each([node for node in there if node not in failures], self._verify)
         for error in broken.values():
             self.tracker.say(f"{error}; sending all of its layers there")
@@ -98,18 +100,20 @@ class _Sending:
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
         return {**verified, **again}, {**failures, **still_broken}
 
-    def _layers_there(self, node: Node) -> int:
-        """How many of the lowest layers a host has: only those can be left out."""
-        return max(
-            (_common(self.here.layers, row) for row in images.layers_of_images(node)), default=0
-        )
+    def _layers_there(self, node: Node) -> tuple[int, bool]:
+        """How many of the lowest layers a host has, as only those can be left out, and whether an
+        archive must name them by their diff ids."""
+        common = (_common(self.here.layers, row) for row in images.layers_of_images(node))
+        return max(common, default=0), images.needs_diff_ids(node)
 
-    def _send_layers(self, nodes: Sequence[Node], first: int) -> dict[Node, DdpctlError]:
+    def _send_layers(
+        self, nodes: Sequence[Node], first: int, by_diff_id: bool
+    ) -> dict[Node, DdpctlError]:
         remove_stale_tags(self.local)
         layers = Layers(self.local, self.name, self.here, first)
         try:
             size = layers.size(SIZE_TIMEOUT)
-            failures = self.fanout.send(self._payloads(layers), nodes, size)
+            failures = self.fanout.send(self._payloads(layers, by_diff_id), nodes, size)
         except NoLayers as error:
             self.tracker.say(f"{self.name}: sending it whole, not by layers: {error}")
             return self._send_whole(nodes)
@@ -118,8 +122,8 @@ class _Sending:
         self._report(nodes, failures, len(self.here.layers) - first)
         return failures
 
-    def _payloads(self, layers: Layers) -> Iterator[Payload]:
-        for archive in layers.archives():
+    def _payloads(self, layers: Layers, by_diff_id: bool) -> Iterator[Payload]:
+        for archive in layers.archives(by_diff_id=by_diff_id):
             if archive.partial:
                 self.partial.update(archive.image_ids)
             elif not with_tag(self.name):

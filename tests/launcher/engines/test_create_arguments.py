@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.engines.capabilities import Capabilities, parse_capabilities
 from launcher.engines.docker import create_arguments
 from launcher.plan.plan import Container
 
+DOCKER = Capabilities()
+PODMAN = parse_capabilities(
+    {"BuildahVersion": "1.39.3", "ServerVersion": "5.4.2", "SecurityOptions": ["name=rootless"]}
+)
 
-def host_config(gpus: str | tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:
+
+def host_config(
+    gpus: str | tuple[int, ...] = (), can: Capabilities = DOCKER, **fields: Any
+) -> dict[str, Any]:
     container = Container(
         name="c",
         image="i",
@@ -22,7 +30,7 @@ def host_config(gpus: str | tuple[int, ...] = (), **fields: Any) -> dict[str, An
         stop_timeout=1,
         **fields,
     )
-    config: dict[str, Any] = create_arguments(container, {}, [])["host_config"]
+    config: dict[str, Any] = create_arguments(container, {}, can)["host_config"]
     return config
 
 
@@ -48,3 +56,32 @@ def test_only_nvidia_gpus_are_asked_of_the_engine() -> None:
     assert (amd["DeviceRequests"], amd["GroupAdd"]) == ([], ["44", "109"])
     (request,) = host_config((0, 2))["DeviceRequests"]
     assert request["DeviceIDs"] == ["0", "2"]
+
+
+def test_podman_gets_gpus_by_their_cdi_names() -> None:
+    (request,) = host_config((0, 2), PODMAN)["DeviceRequests"]
+    assert (request["Driver"], request["DeviceIDs"]) == (
+        "cdi",
+        ["nvidia.com/gpu=0", "nvidia.com/gpu=2"],
+    )
+    (request,) = host_config("all", PODMAN)["DeviceRequests"]
+    assert request["DeviceIDs"] == ["nvidia.com/gpu=all"]
+
+
+def test_rootless_podman_keeps_the_groups_that_may_use_amd_gpus() -> None:
+    assert host_config("all", PODMAN, gpu_vendor="amd", group_add=(44,))["GroupAdd"] == [
+        "keep-groups"
+    ]
+    assert host_config((), PODMAN)["GroupAdd"] == []
+
+
+def test_no_engine_limits_the_number_of_threads() -> None:
+    assert host_config()["PidsLimit"] == host_config((), PODMAN)["PidsLimit"] == -1
+
+
+def test_what_an_engine_says_of_itself_makes_its_capabilities() -> None:
+    assert (PODMAN.product, PODMAN.version, PODMAN.rootless) == ("Podman", (5, 4), True)
+    assert parse_capabilities({"BuildahVersion": "1", "ServerVersion": "5.3.9"}).gpus == "none"
+    docker = parse_capabilities({"ServerVersion": "28.2.2", "SecurityOptions": ["name=selinux"]})
+    assert docker == Capabilities(version=(28, 2), relabels=True)
+    assert parse_capabilities({"ServerVersion": None, "SecurityOptions": 7}) == Capabilities()

@@ -74,6 +74,12 @@ uverbs0
 @@resolved
 127.0.1.1       STREAM gpu1
 
+@@subuids
+ubuntu:100000:65536
+
+@@logout
+ends all
+
 @@tools
 /usr/bin/bash
 /usr/bin/perl
@@ -158,6 +164,8 @@ def test_the_output_as_values() -> None:
         kernel_driver="550.54.15",
         nvswitches=2,
         toolkit=("nvidia-ctk",),
+        subuids=True,
+        lingers=False,
     )
 
 

@@ -20,6 +20,7 @@ from healthy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.engines.capabilities import Capabilities, parse_capabilities
 from launcher.engines.engine_info import ImageInfo
 from launcher.engines.status import NodeStatus
 from launcher.facts.hardware import Disk, Holder
@@ -95,6 +96,18 @@ def rail(
     return RdmaPort(f"mlx5_{name}:1", state, is_ethernet=True, gbits=gbits, gids=(gid,))
 
 
+def with_podman(made: Machine, version: str = "5.4.2", *, rootless: bool = True) -> Machine:
+    """The machine with a Podman that lacks nothing."""
+    about = {"BuildahVersion": "1", "ServerVersion": version}
+    about |= {"SecurityOptions": ["name=rootless"] if rootless else []}
+    made = with_details(made, subuids=True, cdi=True, toolkit=())
+    return with_engine(made, version=version, can=parse_capabilities(about), runtimes=frozenset())
+
+
+def test_healthy_hosts_with_podman_give_no_finding() -> None:
+    assert judge(with_podman(machine(0)), with_podman(machine(1), rootless=False)) == []
+
+
 # One fault each: (how it is seeded, severity, check, words of the line, words of the remedy)
 
 FAULTS = {
@@ -103,12 +116,32 @@ FAULTS = {
         ("failure", "docker", "the daemon is down", "start it"),
     ),
     "old docker": (
-        lambda m: with_engine(m, version="18.09.7"),
+        lambda m: with_engine(m, version="18.09.7", can=Capabilities(version=(18, 9))),
         ("failure", "docker", "Docker 18.09.7 is too old", "20.10"),
     ),
     "slow storage": (
         lambda m: with_engine(m, storage="vfs"),
         ("warning", "docker", "storage driver is vfs", "overlay2"),
+    ),
+    "old podman": (
+        lambda m: replace(with_podman(m, "4.3.1"), hosts=(Host("gpu1", gpus=0),)),
+        ("failure", "docker", "Podman 4.3.1 is too old", "Podman 4.9"),
+    ),
+    "no ids for the users of a container": (
+        lambda m: with_details(with_podman(m), subuids=False),
+        ("failure", "docker", "ubuntu has no ids in /etc/subuid", "--add-subuids"),
+    ),
+    "session that takes its containers along": (
+        lambda m: with_details(with_podman(m), lingers=False),
+        ("failure", "docker", "containers end when ubuntu logs out", "enable-linger ubuntu"),
+    ),
+    "no CDI specification": (
+        lambda m: with_details(with_podman(m), cdi=False),
+        ("failure", "gpus", "no CDI specification of its GPUs", "nvidia-ctk cdi generate"),
+    ),
+    "podman that ignores requests for GPUs": (
+        lambda m: with_podman(m, "5.3.2"),
+        ("failure", "gpus", "Podman 5.3.2 gives no GPUs through its API", "Podman 5.4"),
     ),
     "driver updated under the kernel": (
         lambda m: with_facts(m, gpus=(), gpu_error="Driver/library version mismatch"),
@@ -233,7 +266,7 @@ FAULTS = {
         lambda m: with_engine(
             with_facts(with_details(m, memlock="8192", infiniband_devices=("uverbs0",)),
                        rdma_ports=(rail(0),)),
-            is_rootless=True),
+            can=Capabilities(rootless=True)),
         ("warning", "memory", "memlock is limited to 8192 KiB", "limits.conf"),
     ),
     "clock": (

@@ -1,0 +1,39 @@
+"""Which command of a host speaks to its container engine, and how to reach the engine's API through it.
+
+Podman answers the Docker API too, but has no daemon, and its socket is often not enabled. So ddpctl
+starts Podman's API service itself, on a socket of its own, for as long as it is used. `flock` makes
+sure that one service runs and tells whether a socket is left over from one that was killed.
+"""
+
+from __future__ import annotations
+
+# Sets $engine to docker or podman. Non-interactive logins often lack the folder that holds `docker`.
+# Where both are installed, Podman serves users who may not use Docker; `docker` may itself be Podman.
+SEARCH = """PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"
+engine=docker
+if command -v podman >/dev/null 2>&1; then
+  case $(docker version 2>&1) in
+    *"not found"*|*[Pp]odman*|*"ermission denied"*) engine=podman ;;
+  esac
+fi
+"""
+
+# Connects standard input and output to the engine's API.
+DIAL = f"""{SEARCH}
+[ "$engine" = podman ] || exec docker system dial-stdio
+run=/run/podman
+if [ "$(id -u)" != 0 ]; then
+  run=${{XDG_RUNTIME_DIR:-/run/user/$(id -u)}}
+  [ -w "$run" ] || {{ echo "no runtime directory $run" >&2; exit 1; }}
+fi
+mkdir -p "$run"; sock=$run/ddpctl.sock; lock=$run/ddpctl.lock
+flock -n "$lock" rm -f "$sock"
+setsid flock -no "$lock" podman system service --time=300 "unix://$sock" \\
+  </dev/null >/dev/null 2>&1 &
+for _ in $(seq 100); do
+  [ -S "$sock" ] && exec podman --url "unix://$sock" system dial-stdio
+  sleep 0.1
+done
+echo "podman system service did not start: $(podman info 2>&1 >/dev/null | tail -n 1)" >&2
+exit 1
+"""

@@ -1,0 +1,170 @@
+"""Hosts with Podman, for root and rootless, beside a host with Docker: one run on all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import TRAINER_IMAGE, Cluster, Home, until
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.parametrize("cluster", ["hosts_with_podman"], indirect=True),
+]
+
+SCRIPT = """
+import os, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), os.environ["DDPCTL_ATTEMPT"]
+value = torch.ones(1)
+dist.all_reduce(value)
+with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], f"rank-{rank}"), "w") as file:
+    file.write(attempt)
+print("attempt", attempt, "sum", int(value), open("/app-version").read(), flush=True)
+if attempt == "1":
+    time.sleep(600)
+dist.barrier()
+dist.destroy_process_group()
+"""
+RUNS = {"node0": "/home/ddp", "node1": "/root", "node2": "/home/ddp"}
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[str]:
+    """The trainer's image with two small layers on top, on this machine only."""
+    name = f"ddpctl-podmantest-{os.getpid()}"
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {TRAINER_IMAGE}\nRUN echo one >/app-version\nRUN echo two >/app-version\n"
+    )
+    build = ["docker", "build", "-q", "--network=none", "-t", name, str(tmp_path)]
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    subprocess.run(build, check=True, capture_output=True, env=environment)
+    yield name
+    subprocess.run(["docker", "rmi", "-f", name], capture_output=True)
+
+
+def ok(home: Home, *args: str | Path) -> str:
+    done = home.ddpctl(*args)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_from_push_to_clean(
+    cluster: Cluster, home: Home, tmp_path: Path, code: Path, image: str
+) -> None:
+    hosts = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml", image=image, workdir=str(code), command=["train.py"]
+    )
+    pushed = json.loads(ok(home, "push", hosts, "--json"))
+    assert [host["layers_sent"] for host in pushed["hosts"]] == [2, 2, 2]
+    checked = json.loads(ok(home, "check", hosts, "--json"))
+    assert [host["docker"] for host in checked["hosts"]][1:] == ["5.4.2", "5.4.2"]
+
+    run_id = ok(home, "launch", hosts, "--detach", "--no-check").strip()
+    until(lambda: home.ddpctl("logs", run_id).stdout.count("sum 3 two") == 3, 60, "all ranks train")
+    stacks = json.loads(ok(home, "stacks", run_id, "--json"))
+    assert [group["ranks"] for group in stacks["groups"]] == [[0, 1, 2]]
+    users = ok(home, "exec", "--all", "--", "id", "-u").splitlines()
+    assert sorted(users) == ["[node0] 1000", "[node1] 0", "[node2] 0"]
+    for rank in ("1", "2"):
+        assert home.ddpctl("exec", "--rank", rank, "--", "no-such-command").returncode == 127
+        assert home.ddpctl("exec", "-i", "--rank", rank, "--", "cat", input="in").stdout == "in"
+    owner = cluster.exec(
+        "node2", "stat", "-c", "%U", f"/home/ddp/.ddpctl/runs/{run_id}/output/rank-2"
+    )
+    assert owner == "ddp"
+
+    killed = home.ddpctl("kill", run_id)
+    assert killed.returncode == 0 and "nothing left on node[0-2]" in killed.stderr, killed.stderr
+    assert cluster.idle()
+    resumed = ok(home, "resume", run_id)
+    assert resumed.count("attempt 2 sum 3 two") == 3
+
+    ok(home, "clean", hosts, "-y")
+    for node, folder in RUNS.items():
+        assert cluster.containers(node) == []
+        assert run_id not in cluster.exec(node, "find", f"{folder}/.ddpctl")
+
+
+def test_a_run_that_a_reboot_ended_has_not_succeeded(
+    cluster: Cluster, home: Home, tmp_path: Path, code: Path
+) -> None:
+    """After a reboot, Podman reports exit code 0 for what ran until then."""
+    (code / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    hosts = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml",
+        ["node2"],
+        image=TRAINER_IMAGE,
+        workdir=str(code),
+        command=["train.py"],
+    )
+    run_id = ok(home, "launch", hosts, "--detach", "--no-check").strip()
+    until(lambda: "up" in home.ddpctl("logs", run_id).stdout, 60, "the rank runs")
+    cluster.kill_host("node2")
+    cluster.start_host("node2")
+    [container] = cluster.containers("node2")
+    assert (container["State"]["Status"], container["State"]["ExitCode"]) == ("exited", 0)
+    assert home.ddpctl("attach", run_id).returncode == 1
+    assert ok(home, "ps", "--all", hosts).split().count("SUCCEEDED") == 0
+
+
+def test_sanity_across_engines_and_within_one(cluster: Cluster, home: Home, tmp_path: Path) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
+    small = ["--json", "--max-size", "64k"]
+    across = json.loads(ok(home, "sanity", hosts, *small))
+    assert (across["ok"], across["hosts"]) == (True, cluster.nodes)
+    within = json.loads(ok(home, "sanity", hosts, "--host", "node2", "--containers", "2", *small))
+    assert (within["ok"], within["hosts"]) == (True, ["node2", "node2"])
+
+
+def test_check_says_what_a_host_lacks_for_podman(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node1", "node2"], image=TRAINER_IMAGE)
+
+    def failures() -> str:
+        done = home.ddpctl("check", hosts)
+        return "\n".join(line for line in done.stdout.splitlines() if line.startswith("failure"))
+
+    try:
+        cluster.exec(
+            "node2", "sh", "-c", "mv /etc/subuid /etc/subuid.off; mkdir -p /run/systemd/system"
+        )
+        found = failures()
+        assert "node2: docker: ddp has no ids in /etc/subuid" in found
+        assert "sudo loginctl enable-linger ddp" in found and "node1" not in found
+        cluster.exec("node2", "mv", "/run/user/1000", "/run/user/off")
+        assert "Podman needs a runtime directory" in failures()
+    finally:
+        back = "rmdir /run/systemd/system; mv /etc/subuid.off /etc/subuid; cd /run/user; mv off 1000"
+        cluster.exec("node2", "sh", "-c", back)
+
+
+def test_a_folder_that_is_missing_there_is_not_made(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    hosts = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml",
+        ["node1"],
+        image=TRAINER_IMAGE,
+        command=["x.py"],
+        mounts=["/no:/in"],
+    )
+    done = home.ddpctl("launch", hosts, "--no-check")
+    assert done.returncode == 1 and "/no does not exist" in done.stderr, done.stderr
+    assert "/no\n" not in cluster.exec("node1", "find", "/", "-maxdepth", "1")

@@ -16,7 +16,16 @@ from typing import Any
 from .errors import UsageError
 
 NEEDS_GPU = "--bn sync needs GPUs: use --bn local or frozen on a CPU"
-GROUPS = ("network", "data", "batch", "optimizer", "schedule", "run", "checkpoints", "output")
+GROUPS = {  # of flags, with their titles in --help
+    "network": "network",
+    "data": "images",
+    "batch": "batch",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "run": "run",
+    "checkpoints": "checkpoints and resume",
+    "output": "output",
+}
 
 
 def flag(

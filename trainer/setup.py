@@ -25,14 +25,14 @@ from .distributed import (
     join,
     pick_device,
 )
-from .ending import LINGER, StopRequest, write_failure
+from .ending import LINGER, write_failure
 from .errors import DataError, TrainerError, UsageError
 from .logs import Metrics, Progress, say
 from .loss import make_losses
 from .model import LARGE, build_model, choose_stem, load_weights
 from .optim import FEW_STEPS, Ema, Plan, make_optimizer, make_plan
 from .restore import Disks, Restored, check_fits, find_disks, restore
-from .state import Training, classes, from_checkpoint, identity, versions
+from .state import StopRequest, Training, classes, from_checkpoint, identity, versions
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:

@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from .config import Config
 from .data.order import epoch_order, mixed_seed
 from .distributed import check_replicas, fixed_statistics, kept, leave, set_training
-from .ending import Stopped, StopRequest, Watch, finish, preempted
+from .ending import Watch, finish, preempted
 from .errors import Diverged
 from .evaluate import export, record_evaluation, selecting_split
 from .logs import say, train_line
 from .optim import lr_at, part_bounds
 from .setup import begin, meet
-from .state import Training, finish_writing, save
+from .state import Stopped, StopRequest, Training, finish_writing, save
 from .tools import canonical_shards
 
 

@@ -16,9 +16,10 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from trainer_ranks import Job, newest_state, on_ranks, same
 
-from trainer import cli, evaluate, setup, train
+from trainer import evaluate, setup, train
 from trainer.data.order import epoch_order
 from trainer.distributed import Ranks, statistics
+from trainer.flags import parse
 from trainer.optim import lr_at
 from trainer.state import Training
 
@@ -176,7 +177,7 @@ def test_cudnn_chooses_the_fastest_algorithm_unless_deterministic() -> None:
     before = torch.backends.cudnn.benchmark
     try:
         torch.backends.cudnn.benchmark = False
-        train.set_determinism(cli.parse([], {})[0])
+        train.set_determinism(parse([], {})[0])
         assert torch.backends.cudnn.benchmark
     finally:
         torch.backends.cudnn.benchmark = before

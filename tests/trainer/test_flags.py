@@ -110,6 +110,9 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--gpu", "0,2"], "CUDA_VISIBLE_DEVICES"),
         (["--save-every", "5 epochs"], "--save-every"),
         (["--milestones", "a,b"], "--milestones"),
+        (["--profile", "20:10"], "--profile"),
+        (["--randaugment", "31"], "at most 30"),
+        (["--canonical-shards", "2", "--grad-compression"], "leave out --grad-compression"),
         (["--bn", "sync", "--device", "cpu"], "--bn sync needs GPUs"),
         (["--config", "/nowhere.json"], "/nowhere.json"),
         (["--init-method", "carrier-pigeon"], "--init-method"),
@@ -210,7 +213,9 @@ def test_help_shows_every_setting_in_its_group() -> None:
 def test_presets_are_settings() -> None:
     from trainer.config import PRESETS
 
-    assert {"leimao", "modelarts", "rentainhe", "baseline", "fast"} <= set(PRESETS)
+    assert {"leimao", "modelarts", "rentainhe", "baseline", "fast", "speed96", "imagenet"} <= set(
+        PRESETS
+    )
     for name, settings in PRESETS.items():
         config = parse("--preset", name)
         for key, value in settings.items():

@@ -10,7 +10,6 @@ import torch
 from ..config import Config, is_function_name
 from ..errors import DataError
 from . import cifar, fetch
-from .imagefolder import ImageTree, is_image_tree
 from .images import Images
 from .map_style import load_map_style
 from .resident import Resident, mean_std
@@ -40,7 +39,9 @@ def load_dataset(config: Config, device: torch.device) -> Images:
                 "leave it out"
             )
         return Resident(arrays, config, device)
-    if is_image_tree(path):
+    if (path / "train").is_dir():
+        from .imagefolder import ImageTree  # needs PIL
+
         return ImageTree(path, config, device)
     raise DataError(
         f"--data {path}: neither cifar-10-batches-py, nor cifar-100-python, nor train/ and val/ "

@@ -326,9 +326,9 @@ class Cluster:
             return []
         return list(json.loads(self.engine(node, "inspect", *ids)))
 
-    def engine(self, node: str, *argv: str) -> str:
+    def engine(self, node: str, *argv: str, stdin: bytes | None = None) -> str:
         """The command of a host's container engine."""
-        return self.exec(node, *_engine(self.kinds[node], *argv))
+        return self.exec(node, *_engine(self.kinds[node], *argv), stdin=stdin)
 
     def processes(self, node: str) -> list[str]:
         """The command lines of a host's processes, those in its containers too, ours left out."""

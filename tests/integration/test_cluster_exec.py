@@ -61,11 +61,11 @@ def test_a_command_in_a_container_of_a_live_run(
     assert ended.returncode == 2 and "does not run" in ended.stderr
 
 
-def with_terminal(home: Home) -> None:
+def with_terminal(home: Home, *where: str) -> None:
     """The command gets the size of the terminal, its changes, and Ctrl-C."""
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(inside, (17, 93))
-    line = ["exec", "-t", "--", "sh", "-c", ON_TERMINAL]
+    line = ["exec", "-t", *where, "--", "sh", "-c", ON_TERMINAL]
     before = termios.tcgetattr(inside)
     process = home.start(
         *line, stdin=inside, stdout=inside, stderr=inside, preexec_fn=_take_terminal

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import TRAINER_IMAGE, Cluster, Home, until
+from cluster import NVIDIA_SMI, TRAINER_IMAGE, Cluster, Home, until
+from test_cluster_exec import with_terminal
 
 pytestmark = [
     pytest.mark.cluster,
@@ -27,13 +28,13 @@ value = torch.ones(1)
 dist.all_reduce(value)
 with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], f"rank-{rank}"), "w") as file:
     file.write(attempt)
-print("attempt", attempt, "sum", int(value), open("/app-version").read(), flush=True)
+print("attempt", attempt, "sum", int(value), flush=True)
 if attempt == "1":
     time.sleep(600)
 dist.barrier()
 dist.destroy_process_group()
 """
-RUNS = {"node0": "/home/ddp", "node1": "/root", "node2": "/home/ddp"}
+HOMES = {"node0": "/home/ddp", "node1": "/root", "node2": "/home/ddp"}
 
 
 @pytest.fixture
@@ -45,17 +46,31 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Iterator[str]:
-    """The trainer's image with two small layers on top, on this machine only."""
+def name(tmp_path: Path) -> Iterator[str]:
+    """A name for images of this test on this machine, which are removed."""
     name = f"ddpctl-podmantest-{os.getpid()}"
-    (tmp_path / "Dockerfile").write_text(
-        f"FROM {TRAINER_IMAGE}\nRUN echo one >/app-version\nRUN echo two >/app-version\n"
-    )
-    build = ["docker", "build", "-q", "--network=none", "-t", name, str(tmp_path)]
-    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
-    subprocess.run(build, check=True, capture_output=True, env=environment)
     yield name
-    subprocess.run(["docker", "rmi", "-f", name], capture_output=True)
+    subprocess.run(["docker", "rmi", "-f", f"{name}:1", f"{name}:2"], capture_output=True)
+
+
+def build(name: str, context: Path, layers: int) -> None:
+    """An image with so many layers of 100 kB each."""
+    for layer in range(layers):
+        if not (context / f"{layer}").exists():
+            (context / f"{layer}").write_bytes(os.urandom(100_000))
+    lines = ["FROM scratch", *(f"COPY {layer} /{layer}" for layer in range(layers))]
+    (context / "Dockerfile").write_text("\n".join(lines))
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    argv = ["docker", "build", "-q", "-t", name, str(context)]
+    subprocess.run(argv, check=True, capture_output=True, env=environment)
+
+
+CDI = """cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+  - {name: "0", containerEdits: {env: [GOT_GPU_0=yes]}}
+  - {name: "1", containerEdits: {env: [GOT_GPU_1=yes]}}
+"""
 
 
 def ok(home: Home, *args: str | Path) -> str:
@@ -64,19 +79,37 @@ def ok(home: Home, *args: str | Path) -> str:
     return done.stdout
 
 
-def test_a_run_from_push_to_clean(
-    cluster: Cluster, home: Home, tmp_path: Path, code: Path, image: str
+def test_only_the_layers_that_podman_lacks_are_sent(
+    cluster: Cluster, home: Home, tmp_path: Path, name: str
+) -> None:
+    """It knows the layers that it has by the digests of their content, as they came uncompressed."""
+    build(f"{name}:1", tmp_path, 1)
+    save = subprocess.run(["docker", "save", f"{name}:1"], capture_output=True, check=True)
+    for node in cluster.nodes:
+        cluster.engine(node, "load", stdin=save.stdout)
+    build(f"{name}:2", tmp_path, 3)
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", image=f"{name}:2")
+    pushed = json.loads(ok(home, "push", hosts, "--image", "--json"))
+    for node, host in zip(cluster.nodes, pushed["hosts"], strict=True):
+        assert (host["layers_sent"], host["layers_skipped"]) == (2, 1)
+        assert 200_000 < host["received_bytes"] < 250_000
+        cluster.engine(node, "create", f"{name}:2", "/x")
+        no_partial_image = cluster.engine(node, "images", "-q", "--filter", "dangling=true")
+        assert no_partial_image == ""
+    assert json.loads(ok(home, "push", hosts, "--image", "--json"))["sent_bytes"] == 0
+
+
+def test_a_run_from_launch_to_clean(
+    cluster: Cluster, home: Home, tmp_path: Path, code: Path
 ) -> None:
     hosts = cluster.hosts_yaml(
-        tmp_path / "hosts.yaml", image=image, workdir=str(code), command=["train.py"]
+        tmp_path / "hosts.yaml", image=TRAINER_IMAGE, workdir=str(code), command=["train.py"]
     )
-    pushed = json.loads(ok(home, "push", hosts, "--json"))
-    assert [host["layers_sent"] for host in pushed["hosts"]] == [2, 2, 2]
     checked = json.loads(ok(home, "check", hosts, "--json"))
     assert [host["docker"] for host in checked["hosts"]][1:] == ["5.4.2", "5.4.2"]
 
     run_id = ok(home, "launch", hosts, "--detach", "--no-check").strip()
-    until(lambda: home.ddpctl("logs", run_id).stdout.count("sum 3 two") == 3, 60, "all ranks train")
+    until(lambda: home.ddpctl("logs", run_id).stdout.count("sum 3") == 3, 60, "all ranks train")
     stacks = json.loads(ok(home, "stacks", run_id, "--json"))
     assert [group["ranks"] for group in stacks["groups"]] == [[0, 1, 2]]
     users = ok(home, "exec", "--all", "--", "id", "-u").splitlines()
@@ -84,6 +117,7 @@ def test_a_run_from_push_to_clean(
     for rank in ("1", "2"):
         assert home.ddpctl("exec", "--rank", rank, "--", "no-such-command").returncode == 127
         assert home.ddpctl("exec", "-i", "--rank", rank, "--", "cat", input="in").stdout == "in"
+    with_terminal(home, "--rank", "2")
     owner = cluster.exec(
         "node2", "stat", "-c", "%U", f"/home/ddp/.ddpctl/runs/{run_id}/output/rank-2"
     )
@@ -93,12 +127,12 @@ def test_a_run_from_push_to_clean(
     assert killed.returncode == 0 and "nothing left on node[0-2]" in killed.stderr, killed.stderr
     assert cluster.idle()
     resumed = ok(home, "resume", run_id)
-    assert resumed.count("attempt 2 sum 3 two") == 3
+    assert resumed.count("attempt 2 sum 3") == 3
 
     ok(home, "clean", hosts, "-y")
-    for node, folder in RUNS.items():
+    for node, folder in HOMES.items():
         assert cluster.containers(node) == []
-        assert run_id not in cluster.exec(node, "find", f"{folder}/.ddpctl")
+        assert cluster.exec(node, "find", folder, "-maxdepth", "1", "-name", ".ddpctl") == ""
 
 
 def test_a_run_that_a_reboot_ended_has_not_succeeded(
@@ -151,7 +185,9 @@ def test_check_says_what_a_host_lacks_for_podman(
         cluster.exec("node2", "mv", "/run/user/1000", "/run/user/off")
         assert "Podman needs a runtime directory" in failures()
     finally:
-        back = "rmdir /run/systemd/system; mv /etc/subuid.off /etc/subuid; cd /run/user; mv off 1000"
+        back = (
+            "rmdir /run/systemd/system; mv /etc/subuid.off /etc/subuid; cd /run/user; mv off 1000"
+        )
         cluster.exec("node2", "sh", "-c", back)
 
 
@@ -168,3 +204,29 @@ def test_a_folder_that_is_missing_there_is_not_made(
     done = home.ddpctl("launch", hosts, "--no-check")
     assert done.returncode == 1 and "/no does not exist" in done.stderr, done.stderr
     assert "/no\n" not in cluster.exec("node1", "find", "/", "-maxdepth", "1")
+
+
+def test_podman_gives_a_container_the_gpus_that_the_host_lists(
+    cluster: Cluster, home: Home, tmp_path: Path, code: Path
+) -> None:
+    """With a stand-in nvidia-smi and a CDI specification whose devices are variables."""
+    (code / "train.py").write_text("import os\nprint(sorted(n for n in os.environ if 'GOT' in n))")
+    rows = "".join(f"{i}, GPU-{i}, NVIDIA H100, 81559\\n" for i in range(2))
+    put = "mkdir -p /etc/cdi; cat >/etc/cdi/nvidia.yaml"
+    cluster.exec("node2", "sh", "-c", put, stdin=CDI.encode())
+    put = "cat >/usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi"
+    cluster.exec("node2", "sh", "-c", put, stdin=NVIDIA_SMI.format(rows=rows).encode())
+    hosts = cluster.hosts_yaml(
+        tmp_path / "hosts.yaml",
+        [{"host": "node2", "gpus": [1]}],
+        image=TRAINER_IMAGE,
+        workdir=str(code),
+        command=["train.py"],
+    )
+    try:
+        assert "['GOT_GPU_1']" in ok(home, "launch", hosts, "--no-check")
+        cluster.exec("node2", "rm", "/etc/cdi/nvidia.yaml")
+        lacking = home.ddpctl("launch", hosts, "--no-check")
+        assert lacking.returncode == 1 and "nvidia-ctk cdi generate" in lacking.stderr
+    finally:
+        cluster.exec("node2", "rm", "-rf", "/etc/cdi")

@@ -26,10 +26,16 @@ class NoLayers(PushFailed):
 
 
 class Layers:
-    """The layers from number `first` on, which the engine pushes to a registry of our own."""
+    """The layers from number `first` on, which the engine pushes to a registry of our own.
 
-    def __init__(self, local: Node, name: str, image: ImageInfo, first: int) -> None:
+    by_diff_id: as in `whole_archive`.
+    """
+
+    def __init__(
+        self, local: Node, name: str, image: ImageInfo, first: int, *, by_diff_id: bool = False
+    ) -> None:
         self._local, self._name, self._image, self._first = local, name, image, first
+        self._by_diff_id = by_diff_id
         self._registry = Registry(image, frozenset(image.layers[first:]))
         self._error: DdpctlError | None = None
         self._done = threading.Event()
@@ -46,11 +52,8 @@ class Layers:
             return None
         return sum(blob.size for blob in self._registry.blobs.values())
 
-    def archives(self, *, by_diff_id: bool) -> Iterator[Archive]:
-        """One per layer, as soon as the engine gives it; the last is the image itself. NoLayers.
-
-        by_diff_id: as in `whole_archive`.
-        """
+    def archives(self) -> Iterator[Archive]:
+        """One per layer, as soon as the engine gives it; the last is the image itself. NoLayers."""
         layers = self._image.layers
         for number in range(self._first, len(layers) - 1):
             yield partial_archive(self._image, number + 1, self._blob(layers[number]))
@@ -59,7 +62,7 @@ class Layers:
         found = self._registry.finish()
         if found is None:
             raise self._no_layers("the local engine did not push a manifest")
-        yield whole_archive(self._name, *found, last, by_diff_id=by_diff_id)
+        yield whole_archive(self._name, *found, last, by_diff_id=self._by_diff_id)
 
     def _blob(self, diff_id: str) -> Blob:
         registry = self._registry

@@ -110,10 +110,10 @@ class _Sending:
         self, nodes: Sequence[Node], first: int, by_diff_id: bool
     ) -> dict[Node, DdpctlError]:
         remove_stale_tags(self.local)
-        layers = Layers(self.local, self.name, self.here, first)
+        layers = Layers(self.local, self.name, self.here, first, by_diff_id=by_diff_id)
         try:
             size = layers.size(SIZE_TIMEOUT)
-            failures = self.fanout.send(self._payloads(layers, by_diff_id), nodes, size)
+            failures = self.fanout.send(self._payloads(layers), nodes, size)
         except NoLayers as error:
             self.tracker.say(f"{self.name}: sending it whole, not by layers: {error}")
             return self._send_whole(nodes)
@@ -122,8 +122,8 @@ class _Sending:
         self._report(nodes, failures, len(self.here.layers) - first)
         return failures
 
-    def _payloads(self, layers: Layers, by_diff_id: bool) -> Iterator[Payload]:
-        for archive in layers.archives(by_diff_id=by_diff_id):
+    def _payloads(self, layers: Layers) -> Iterator[Payload]:
+        for archive in layers.archives():
             if archive.partial:
                 self.partial.update(archive.image_ids)
             elif not with_tag(self.name):

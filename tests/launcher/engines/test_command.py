@@ -31,8 +31,11 @@ import socket, sys
 served = socket.socket(socket.AF_UNIX)
 served.bind(sys.argv[1].removeprefix("unix://"))
 served.listen()
-served.accept()' "$4" ;;
-"--url unix://$XDG_RUNTIME_DIR/ddpctl.sock") [ -S "$XDG_RUNTIME_DIR/ddpctl.sock" ] && echo "$3 $4" ;;
+while True: served.accept()' "$4" ;;
+"--url unix://$XDG_RUNTIME_DIR/ddpctl.sock") exec {sys.executable} -c '
+import socket, sys
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+print(*sys.argv[2:])' "$XDG_RUNTIME_DIR/ddpctl.sock" "$3" "$4" ;;
 info*) echo "Error: cannot set up namespace" >&2; exit 125 ;;
 esac
 """
@@ -49,8 +52,10 @@ def run(tmp_path: Path) -> Run:
 
     def start(text: str, **commands: str) -> subprocess.Popen[str]:
         for name, script in {"id": "echo 1000", **commands}.items():
-            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-            (folder / name).chmod(0o755)
+            file = folder / name
+            if not file.exists():  # it may be running
+                file.write_text(f"#!/bin/sh\n{script}\n")
+                file.chmod(0o755)
         return subprocess.Popen(
             ["sh", "-c", text.replace(USUAL, "")],
             stdout=subprocess.PIPE,

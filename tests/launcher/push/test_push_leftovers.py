@@ -66,7 +66,7 @@ def test_a_push_that_the_engine_refuses_leaves_no_tag(
     pushing = layers.Layers(Node(Host(host="local")), image, here, 0)
     try:
         with pytest.raises(layers.NoLayers):
-            list(pushing.archives(by_diff_id=False))
+            list(pushing.archives())
     finally:
         pushing.close()
     assert names(image) == {f"{image}:latest"}

@@ -182,7 +182,8 @@ class FakeDocker:
 
     def info(self) -> dict[str, Any]:
         self.host.ask("info")
-        return {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": []}
+        docker = {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": []}
+        return self.host.lies.get("info", docker)  # type: ignore[no-any-return]
 
     def inspect_image(self, name: str) -> dict[str, Any]:
         self.host.ask("inspect_image", name)

@@ -29,6 +29,7 @@ class Capabilities:
     knows_compressed_layers: bool = (
         True  # else an archive must name missing layers by their diff id
     )
+    pushes_without_tls: bool = True  # to a registry on loopback
     oldest: tuple[int, ...] = (19, 3)  # the first that can be asked for GPUs through its API
     upgrade: str = "Docker Engine 20.10"  # what to install instead of an older one
     storage_file: str = "/etc/docker/daemon.json"  # where its storage driver is set
@@ -52,6 +53,7 @@ def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
         keeps_groups=rootless,
         creates_missing_sources=True,
         knows_compressed_layers=False,
+        pushes_without_tls=False,
         oldest=(4, 9),
         upgrade="Podman 4.9 (5.4 for GPUs)",
         storage_file="/etc/containers/storage.conf",

@@ -18,6 +18,8 @@ if command -v podman >/dev/null 2>&1; then
 fi
 """
 
+IS_DOCKER = f'{SEARCH} [ "$engine" = docker ]'
+
 # Connects standard input and output to the engine's API.
 DIAL = f"""{SEARCH}
 [ "$engine" = podman ] || exec docker system dial-stdio

@@ -24,7 +24,7 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailab
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
 from .capabilities import Capabilities, parse_capabilities
-from .command import DIAL
+from .command import DIAL, IS_DOCKER
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
 LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output
@@ -44,7 +44,7 @@ def docker_of(node: Node) -> Client:
 
 
 def _connect(node: Node) -> Client:
-    if node.is_local:
+    if node.is_local and (os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0):
         return local_client(node.name)
     adapter = _Adapter(node.name, lambda: node.open_script(DIAL))
     return _client(node.name, base_url="http://docker:80", adapter=adapter)
@@ -344,8 +344,8 @@ def asking(name: str) -> Iterator[None]:
     except (docker.errors.DockerException, requests.RequestException) as error:
         said = " ".join(str(getattr(error, "explanation", None) or error).split())
         raise DockerUnavailable(
-            f"{name}: its Docker Engine answers with an error: {said}; "
-            "look at `journalctl -u docker` there"
+            f"{name}: its container engine answers with an error: {said}; "
+            "look at `journalctl` there"
         ) from None
 
 

@@ -104,9 +104,12 @@ def save(node: Node, name: str) -> Iterator[bytes]:
 
 def push_to(node: Node, name: str, repository: str, tag: str) -> None:
     """Tag an image as `repository:tag` and push that; `untag` removes the tag."""
-    api = docker_of(node).api
+    client = docker_of(node)
+    api = client.api
     api.timeout = TRANSFER_TIMEOUT
     with _one_line_errors(node):
+        if not client.can.pushes_without_tls:
+            raise CommandFailed(f"{client.can.product} pushes to registries with TLS only")
         api.tag(name, repository, tag)
         for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
             if "error" in message:

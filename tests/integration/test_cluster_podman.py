@@ -24,6 +24,7 @@ import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank, attempt = dist.get_rank(), os.environ["DDPCTL_ATTEMPT"]
+assert os.path.ismount("/fast") and open("/given").read()
 value = torch.ones(1)
 dist.all_reduce(value)
 with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], f"rank-{rank}"), "w") as file:
@@ -103,7 +104,13 @@ def test_a_run_from_launch_to_clean(
     cluster: Cluster, home: Home, tmp_path: Path, code: Path
 ) -> None:
     hosts = cluster.hosts_yaml(
-        tmp_path / "hosts.yaml", image=TRAINER_IMAGE, workdir=str(code), command=["train.py"]
+        tmp_path / "hosts.yaml",
+        image=TRAINER_IMAGE,
+        workdir=str(code),
+        command=["train.py"],
+        mounts=["/etc/hostname:/given:ro"],
+        tmpfs={"/fast": "64m"},
+        ulimits={"nofile": 4096},
     )
     checked = json.loads(ok(home, "check", hosts, "--json"))
     assert [host["docker"] for host in checked["hosts"]][1:] == ["5.4.2", "5.4.2"]

@@ -19,7 +19,7 @@ from ..engines.status import NodeStatus
 from ..logs.events import Unreadable
 from ..logs.journal import Record
 from ..logs.store import LogStore, Mark, offset_in
-from ..supervisor.events import End, Event
+from ..supervisor.events import End, Event, Usage
 from .node_watcher import (
     PROBE_TIMEOUT,
     Batch,
@@ -61,6 +61,7 @@ class NodeOutcome:
     node_rank: int
     host: str
     events: list[tuple[float, Event]] = field(default_factory=list)
+    usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and skipped
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     end: End | None = None  # the supervisor's `end` event
@@ -173,6 +174,9 @@ class Monitor:
                 if record.event.known and not outcome.unreadable:
                     outcome.unreadable = True
                     yield f"{outcome.host}: skipping events that cannot be read in its journal"
+                continue
+            if isinstance(record.event, Usage):  # one every few seconds, as long as the run lasts
+                outcome.usage = record.event
                 continue
             outcome.events.append((record.time, record.event))
             if isinstance(record.event, End):

@@ -23,9 +23,9 @@ from ..runs.sync_logs import log_store
 from ..stop.stop import stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted
-from .metrics_poller import MetricsPoller
 from .monitor import Lines, Monitor, NodeOutcome
 from .panel import panel_lines, view
+from .progress import ProgressPoller
 from .signals import Interrupts
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
@@ -77,14 +77,14 @@ class Session:
     @contextlib.contextmanager
     def _panel(self) -> Iterator[None]:
         """Nodes and progress below the log lines."""
-        poller = MetricsPoller(self.attempt)
+        poller = ProgressPoller(self.attempt)
         number = self.record.attempt.attempt
         began = parse_timestamp(self.record.attempt.started) or time.time()
 
         def render(columns: int, rows: int) -> list[str]:
             up = time.time() - began
             outcomes = self._monitor.outcomes
-            shown = view(self.record.run_id, number, outcomes, poller.metrics, up, time.time())
+            shown = view(self.record.run_id, number, outcomes, poller.progress, up, time.time())
             return panel_lines(shown, columns, rows)
 
         try:

@@ -47,6 +47,16 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class ContactChange:
+    """Contact with a host was lost or restored; text: the notice for the user."""
+
+    node_rank: int
+    host: str
+    lost: bool
+    text: str
+
+
+@dataclass(frozen=True)
 class Line:
     host: str
     rank: int | None
@@ -101,7 +111,7 @@ class NodeOutcome:
         return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
 
-Seen = Lines | NodeOutcome | str | None
+Seen = Lines | NodeOutcome | ContactChange | str | None
 
 
 class Monitor:
@@ -129,8 +139,8 @@ class Monitor:
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
 
     def events(self) -> Iterator[Seen]:
-        """Lines, each node once when it has ended, notices (str), and None at least every POLL
-        seconds, however much the ranks print: that is when the caller looks at signals."""
+        """Lines, each node once when it has ended, changes of contact, notices (str), and None at least
+        every POLL seconds, however much the ranks print: that is when the caller looks at signals."""
         for watcher in self._watchers:
             watcher.start()
         try:
@@ -196,21 +206,29 @@ class Monitor:
         if text:
             yield Lines(batch.node_rank, text)
 
-    def _take_contact(self, item: Contact) -> Iterator[str]:
+    def _take_contact(self, item: Contact) -> Iterator[ContactChange]:
         outcome = self.outcomes[item.node_rank]
+
+        def change(text: str) -> ContactChange:
+            return ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
+
         if item.lost is None:
             if outcome.lost_since is not None:
-                yield f"{outcome.host}: contact restored"
+                yield change(f"{outcome.host}: contact restored")
             outcome.lost_since = None
         elif item.gone and outcome.end is not None:
             return  # its end arrived during the probe
         elif item.gone:
             outcome.gone, outcome.lost_reason = True, item.lost
             outcome.lost_since = outcome.lost_since or time.monotonic()
-            yield f"lost contact with {item.lost}; not waiting for it: another node has failed"
+            yield change(
+                f"lost contact with {item.lost}; not waiting for it: another node has failed"
+            )
         elif outcome.lost_since is None:
             outcome.lost_since, outcome.lost_reason = time.monotonic(), item.lost
-            yield f"lost contact with {item.lost}; the run goes on, still trying to reach it"
+            yield change(
+                f"lost contact with {item.lost}; the run goes on, still trying to reach it"
+            )
 
     def _put(self, item: Item) -> None:
         while not self._closed.is_set():

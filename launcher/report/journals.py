@@ -127,7 +127,7 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
 def _sections(text: bytes) -> dict[tuple[int, int], list[bytes]]:
     """The lines of each journal, by attempt and node rank."""
     lines: list[bytes] = []
-    found = {}
+    found: dict[tuple[int, int], list[bytes]] = {}
     for line in text.splitlines(keepends=True):
         if match := HEAD.fullmatch(line.rstrip(b"\n")):
             lines = found[int(match[2]), int(match[1])] = []

@@ -9,14 +9,14 @@ import site
 import subprocess
 import sys
 import time
-from importlib.metadata import Distribution
+from importlib import metadata
 
 from .events import Environment, Gpu, Usage
 from .proc import descendants, usage
 
 INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core
-PACKAGES = ("torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning")
-PACKAGES += ("accelerate", "deepspeed", "transformers")
+PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
+PACKAGES += ["accelerate", "deepspeed", "transformers"]
 NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total"]
 NVIDIA_SMI += ["--format=csv,noheader,nounits"]
 _NUMBER = re.compile("[0-9]{1,9}")
@@ -28,7 +28,7 @@ def environment() -> Environment:
     paths = site.getsitepackages([os.path.dirname(os.path.dirname(sys.executable)), sys.prefix])
     try:
         for name in PACKAGES:
-            for found in Distribution.discover(name=name, path=paths):
+            for found in metadata.Distribution.discover(name=name, path=paths):
                 versions.setdefault(name, str(found.version))
     except Exception:
         pass  # a damaged installation is the job's problem, if it is one

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from supervisors import spec
 
-from launcher.logs.events import parsed_event
 from launcher.supervisor import usage
-from launcher.supervisor.events import Environment, Gpu, Usage
+from launcher.supervisor.events import Gpu, Usage
 from launcher.supervisor.journal import Journal
 from launcher.supervisor.metrics_file import STALE, MetricsFile
 from launcher.supervisor.usage import Sampler, environment
@@ -64,13 +63,6 @@ def test_without_nvidia_smi_there_are_samples_all_the_same(
     assert sampled(monkeypatch, tmp_path, "exit 127").gpus == ()
 
 
-def test_what_a_supervisor_writes_is_what_the_launcher_reads() -> None:
-    text = b'{"cores": 1.5, "gpus": [{"use": 97, "used": 40960, "total": 81920}], "kind": "usage"}'
-    assert parsed_event(text) == Usage(1.5, GPUS)
-    text = b'{"versions": {"torch": "2.5"}, "variables": ["HOME"], "kind": "environment"}'
-    assert parsed_event(text) == Environment({"torch": "2.5"}, ("HOME",))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "metrics").mkdir()
@@ -86,7 +78,9 @@ def metrics_file(folder: Path) -> MetricsFile:
 
 
 def test_prometheus_reads_one_whole_file_while_the_node_runs(folder: Path) -> None:
-    lines = '{"kind": "train", "step": 7, "loss": 0.5, "img_s": 900}\n{"kind": "eval"}\n{"kind": "tr'
+    lines = (
+        '{"kind": "train", "step": 7, "loss": 0.5, "img_s": 900}\n{"kind": "eval"}\n{"kind": "tr'
+    )
     (folder.parent / "metrics.jsonl").write_text(lines)
     file = metrics_file(folder)
     file.write(Usage(1.5, GPUS), ranks=8, log_age=3.0)

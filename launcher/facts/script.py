@@ -90,6 +90,7 @@ fi
 s clock; date +%s.%N
 s user; id
 s home; printf '%s\n' "$HOME"
+s folder; readlink -f "$HOME/.ddpctl" 2>/dev/null
 s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
 s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
@@ -159,6 +160,12 @@ class Facts:
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
     details: Details | None = None  # where asked for
+    resolved: str = ""  # ~/.ddpctl without links, which an engine's root may not follow on NFS
+
+    @property
+    def folder(self) -> str:
+        """~/.ddpctl there; "" if not known."""
+        return self.resolved or (self.home and f"{self.home}/.ddpctl")
 
     @property
     def has_amd_gpus(self) -> bool:
@@ -208,6 +215,7 @@ def parse(text: str) -> Facts:
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
+        resolved=folder if (folder := first("folder")).startswith("/") else "",
     )
 
 

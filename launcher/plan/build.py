@@ -118,7 +118,7 @@ class _NodeBuilder:
         self.host, self.job = cluster.hosts[rank], cluster.job
         self.facts = found.facts[rank] if found else None
         self.image = found.images[rank] if found and found.images else cluster.job.image
-        self.home = f"{self.facts.home}/.ddpctl" if self.facts and self.facts.home else HOME
+        self.home = (self.facts and self.facts.folder) or HOME
         self.place = place_of(plan.run_id, rank, plan.attempt, self.home)
         self.data = f"{self.home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}"
         self.paths = _job_paths(plan.engine, self.place, self.data, self.job.env)

@@ -59,7 +59,9 @@ EMPTY = """
 cd "$HOME" || exit 1
 [ ! -e .ddpctl ] || find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} +
 """
-REMOVE = 'cd "$HOME" && { rmdir .ddpctl 2>/dev/null || rm -f .ddpctl; }'
+REMOVE = (
+    'cd "$HOME" && { rmdir .ddpctl || rm -f .ddpctl; } 2>/dev/null; true'  # unless it is a mount
+)
 
 
 @dataclass(frozen=True)

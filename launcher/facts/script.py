@@ -7,7 +7,7 @@ the shell can do the work itself it does, because a process costs a small host m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,6 +132,7 @@ class Gpu:
     name: str
     memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
     vendor: Literal["nvidia", "amd"] = "nvidia"
+    integrated: bool = False  # part of a processor: used only where the hosts file names its id
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,12 @@ class Facts:
     def has_amd_gpus(self) -> bool:
         return any(gpu.vendor == "amd" for gpu in self.gpus)
 
+    def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
+        """NCCL's variables for RoCE where `ip` is in use, unless the user sets one of them."""
+        if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets):
+            return {}
+        return rdma.nccl_settings(self.rdma_ports, ip)
+
     def interface_of(self, ip: str) -> str | None:
         """The interface that has `ip`, or None."""
         return next((a.interface for a in self.addresses if a.ip == ip), None)
@@ -190,8 +197,12 @@ def parse(text: str) -> Facts:
     ssh = first("ssh").split()
     gpus, gpu_error = _gpus(sections.get("gpus", []))
     if not gpus and not gpu_error:
-        amd_gpus = amd.amd_gpus(sections.get("amd", []))
-        gpus = tuple(Gpu(index, *values, "amd") for index, values in enumerate(amd_gpus))
+        gpus = tuple(
+            Gpu(index, uuid, name, mib, "amd", integrated)
+            for index, (uuid, name, mib, integrated) in enumerate(
+                amd.amd_gpus(sections.get("amd", []))
+            )
+        )
     started, ended = _clock(first("clock")), _clock(first("end"))
     cores = first("cores")
     return Facts(

@@ -190,7 +190,7 @@ def parse(text: str) -> Facts:
         raise ValueError("the script did not run to its end")
 
     def first(name: str) -> str:
-        return next((line.strip() for line in sections.get(name, [])), "")
+        return next((line.strip().replace("\t", "?") for line in sections.get(name, [])), "")
 
     uid, user, gid = _identity(first("user"))
     system, hostname, *release = first("system").split() or ["", ""]

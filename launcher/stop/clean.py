@@ -107,8 +107,9 @@ def clean(
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        leaders = find_shared_homes(machines).leaders
-        found, failures = look(machines, leaders, cluster)
+        with console.step(f"looking for traces on {len(machines)} hosts"):
+            leaders = find_shared_homes(machines).leaders
+            found, failures = look(machines, leaders, cluster)
         kept = {} if kill else alive(found)
         to_go = [traces for traces in found if not traces.none and not traces.runs & kept.keys()]
         if not as_json:
@@ -116,8 +117,9 @@ def clean(
         answer = sure() if to_go else None
         left = found
         if answer:
-            end(machines, leaders, cluster, to_go, console)
-            left, failures = look(machines, leaders, cluster)
+            with console.step(f"removing them from {len(to_go)} hosts"):
+                end(machines, leaders, cluster, to_go, console)
+                left, failures = look(machines, leaders, cluster)
     return report(found, left, failures, console, removed=bool(answer), as_json=as_json)
 
 

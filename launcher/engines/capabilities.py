@@ -19,16 +19,12 @@ class Capabilities:
 
     product: Literal["Docker", "Podman"] = "Docker"
     version: tuple[int, ...] = ()
-    rootless: bool = (
-        False  # root in a container is the SSH user, whose own uid is another user there
-    )
+    rootless: bool = False  # root in a container is the SSH user, whose own uid is another's there
     relabels: bool = False  # SELinux: containers may use only folders that were relabelled
     gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how NVIDIA GPUs are asked for
     keeps_groups: bool = False  # a container can keep the SSH user's groups, and have no others
     creates_missing_sources: bool = False  # of every mount, where Docker refuses
-    knows_compressed_layers: bool = (
-        True  # else an archive must name missing layers by their diff id
-    )
+    knows_compressed_layers: bool = True  # else archives must name missing layers by diff id
     pushes_without_tls: bool = True  # to a registry on loopback
     oldest: tuple[int, ...] = (19, 3)  # the first that can be asked for GPUs through its API
     upgrade: str = "Docker Engine 20.10"  # what to install instead of an older one

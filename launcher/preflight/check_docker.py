@@ -22,9 +22,7 @@ def check_docker(machine: Machine, _: Inventory) -> Iterator[Finding]:
         what = f"{can.product} {machine.engine.version} is too old"
         yield failure(machine.name, "docker", what, f"install {can.upgrade} or newer there")
     if machine.engine.storage in SLOW_STORAGE:
-        what = (
-            f"{can.product}'s storage driver is {machine.engine.storage}, which copies every layer"
-        )
+        what = f"{can.product}'s storage is {machine.engine.storage}, which copies every layer"
         remedy = f"set overlay2 or fuse-overlayfs in {can.storage_file} there"
         yield warning(machine.name, "docker", what, remedy)
 
@@ -42,12 +40,9 @@ def check_rootless(machine: Machine, _: Inventory) -> Iterator[Finding]:
         )
         yield failure(machine.name, "docker", what, remedy)
     if not machine.details.lingers:
-        what = (
-            f"Podman's containers end when {user} logs out, so a run ends with its SSH connection"
-        )
-        yield failure(
-            machine.name, "docker", what, f"run `sudo loginctl enable-linger {user}` there"
-        )
+        what = f"Podman's containers end when {user} logs out, and a run with them"
+        remedy = f"run `sudo loginctl enable-linger {user}` there"
+        yield failure(machine.name, "docker", what, remedy)
 
 
 CHECKS = (check_docker, check_rootless)

@@ -253,10 +253,12 @@ class Cluster:
                 self.exec(node, "rm", "-f", "/run/dockerd.off")
             self.take_gpus(node)
         self.wait_healthy(self.nodes)
+        sweep = "umount /home/ddp/.ddpctl 2>/dev/null; "
+        sweep += "rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
         for node in self.nodes:
             if found := self.engine(node, "ps", "-aq").split():
                 self.engine(node, "rm", "-f", *found)
-            self.exec(node, "rm", "-rf", "/home/ddp/.ddpctl/runs", "/root/.ddpctl/runs")
+            self.exec(node, "sh", "-c", sweep)
 
     def wait_healthy(self, nodes: Sequence[str], timeout: float = 60) -> None:
         """sshd and dockerd of all of `nodes` answer."""
@@ -400,6 +402,12 @@ class Cluster:
         here = ["run", "--rm", "--network=host", *POWERS, NODE_IMAGE, "sh", "-ec"]
         docker(*here, f"{find}; {command}")
 
+    def share_home(self, *nodes: str) -> None:
+        """One ~/.ddpctl for these hosts, as with home folders on NFS. `reset` ends it."""
+        share = "mkdir -p .ddpctl && chown ddp: /shared .ddpctl && mount --bind /shared .ddpctl"
+        for node in nodes:
+            self.exec(node, "sh", "-c", f"cd /home/{USER} && {share}")
+
     # -- GPUs that are none
 
     def give_gpus(self, node: str, count: int) -> None:
@@ -438,6 +446,7 @@ class Cluster:
     def _make_hosts(self, templates: Mapping[Kind, str]) -> None:
         labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={self.project}"]
         volumes = {node: f"{self.container(node)}-docker" for node in self.nodes}
+        docker("volume", "create", *labels, f"{self.project}-shared")
         for node, volume in volumes.items():
             kind = self.kinds[node]
             docker("volume", "create", *labels, volume)
@@ -451,6 +460,7 @@ class Cluster:
                 f"--env=CGROUP_PARENT={self.container(node)}",
             ]
             how = [*POWERS, *kind.options, "--no-healthcheck", f"--volume={volume}:{kind.storage}"]
+            how += [f"--volume={self.project}-shared:/shared"]
             docker("create", *names, *labels, *place, *how, kind.image)
             docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
         for kind, template in templates.items():

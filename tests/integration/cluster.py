@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,10 @@ class Cluster:
         with locked("engine"):
             remove_leftovers()
             self._make_network()
-            templates = {kind: loaded_engine(self.keys, kind) for kind in set(self.kinds.values())}
+            kinds = set(self.kinds.values())
+            with ThreadPoolExecutor(len(kinds)) as pool:
+                made = pool.map(lambda kind: loaded_engine(self.keys, kind), kinds)
+                templates = dict(zip(kinds, made, strict=True))
         self._make_hosts(templates)
         docker("start", *map(self.container, self.nodes))
         self.wait_healthy(self.nodes)

@@ -4,6 +4,7 @@
     ├── UsageError              exit 2   a wrong flag or argument
     │   └── HostsFileError      exit 2   all problems of a hosts file
     ├── PreflightError          exit 3   `check` found a failure
+    │   └── GpusTaken           exit 3   other runs have the GPUs
     ├── HostUnreachable         exit 4   no SSH connection
     ├── DockerUnavailable       exit 3   SSH works, the host's engine does not answer
     ├── CommandTimeout          exit 4   SSH works, the host does not answer in time
@@ -45,6 +46,10 @@ class HostsFileError(UsageError):
 
 class PreflightError(DdpctlError):
     exit_code = 3
+
+
+class GpusTaken(PreflightError):
+    """Other runs have, or asked earlier for, GPUs that a run needs."""
 
 
 class HostUnreachable(DdpctlError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..facts.script import Facts
 from ..hosts import Cluster, Host
 
+UUID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 
 
@@ -48,6 +50,15 @@ def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus) if facts else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
+
+
+def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
+    """The GPUs that a node uses. One that reports no UUID is known by its id."""
+    uuids = {gpu.index: gpu.uuid for gpu in facts.gpus}
+    return {
+        uuid if UUID.fullmatch(uuid := uuids.get(gpu, "")) else f"gpu-{gpu}": gpu
+        for gpu in gpu_ids(host, facts)
+    }
 
 
 def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..engines.attempt import RunningAttempt, RunningNode
-from ..engines.choose import engine_of
-from ..errors import PreflightError
+from ..engines.base import Engine
+from ..engines.choose import engine_of, engines_on
+from ..engines.claims import goes_first, rivals, taken, undecided
+from ..engines.status import LEASE, NodeStatus
+from ..errors import GpusTaken
+from ..hosts.fold import names
 from ..plan.plan import Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
 from .run_folders import prepare
 
+WAIT = "launch with --wait to wait in line, or choose other GPUs"
+LOOK_AGAIN = 0.2  # seconds until an undecided rival is looked at again
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
 
 
@@ -53,7 +61,7 @@ def start(
 
     try:
         each_node(attempt.nodes, create)
-        check_port(attempt.members[0], plan)
+        check_claims(attempt, plan)
         each_node(
             attempt.nodes,
             lambda node: members[node].engine.start(plan.nodes[members[node].place.node_rank]),
@@ -72,20 +80,44 @@ def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
             member.engine.remove(status)
 
 
-def check_port(first: RunningNode, plan: Plan) -> None:
-    """Raises PreflightError if another run holds the master port.
+def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
+    """Returns once nothing stands in the way of this start; engines.claims has the rules.
 
-    Two launches at once may have found the same port free. The labels on node 0 are the claim: both
-    launches see both, and the run whose id sorts first keeps the port.
+    All nodes must have been created. Raises GpusTaken if another run comes first.
     """
-    for other in first.engine.list():
-        if other.master_port != str(plan.master_port) or other.run_id == plan.run_id:
-            continue
-        if other.alive or (other.state != "exited" and other.run_id < plan.run_id):
-            raise PreflightError(
-                f"{first.node.name}: port {plan.master_port} belongs to the run {other.run_id} "
-                f"of {other.owner}; wait for it, kill it, or set job.master_port (auto finds one)"
-            )
+    plans = {m.node: plan.nodes[m.place.node_rank] for m in attempt.members}
+    deadline = time.monotonic() + LEASE
+
+    def look(node: Node) -> list[NodeStatus]:
+        engines = engines_on(node, plan.engine.name)
+        return list(live_rivals(engines, plan.run_id, plan.resources(plans[node])))
+
+    while True:
+        found = each_node(attempt.nodes, look)
+        late = time.monotonic() > deadline
+        ahead: dict[str, list[str]] = {}  # host names by what is taken there
+        for node, listed in found.items():
+            for rival in listed:
+                if goes_first(rival, plan.key) or (late and undecided(rival)):
+                    what = taken(plan.resources(plans[node]), plans[node].gpu_ids, rival)
+                    ahead.setdefault(what, []).append(node.name)
+        if ahead:
+            raise GpusTaken("\n".join(f"{names(h)}: {what}; {WAIT}" for what, h in ahead.items()))
+        if not any(undecided(rival) for listed in found.values() for rival in listed):
+            return
+        time.sleep(LOOK_AGAIN)
+
+
+def live_rivals(
+    engines: Sequence[Engine], run_id: str, wanted: Collection[str]
+) -> Iterator[NodeStatus]:
+    """The rivals on one host that count. Removes what launches that have gone left there."""
+    for engine in engines:
+        for rival in rivals(run_id, wanted, engine.claims()):
+            if not rival.expired:
+                yield rival
+            elif not engine.withdraw(rival):  # it has started since
+                yield dataclasses.replace(rival, state="running")
 
 
 def undo(member: RunningNode, plan: Plan) -> None:

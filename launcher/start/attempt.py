@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -143,6 +144,7 @@ def prepare_plan(
         workdir_digest=pushed.workdir_digest,
         image_digest=pushed.image_digest,
         used_ports=used_ports(nodes[0], cluster),
+        since=time.time() + facts[0].clock_skew,
     )
     return facts, dataclasses.replace(wanted, cluster=cluster).plan(found)
 
@@ -180,7 +182,7 @@ def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
     """Master ports promised to runs on node 0, which may not be listening yet."""
-    statuses = engine_of(node, cluster.job.engine).list()
+    statuses = engine_of(node, cluster.job.engine).claims()
     return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port)
 
 

@@ -12,6 +12,7 @@ journal says so as a supervisor would. Hosts and engines record what they were a
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import shutil
@@ -50,6 +51,7 @@ class FakeNode:
     state: str = "created"
     exit_code: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
+    created: float = 0.0  # unix seconds, the host's clock
 
     @property
     def node_rank(self) -> int:
@@ -74,6 +76,7 @@ class FakeNode:
             "Name": "/" + self.arguments["name"],
             "Config": {"Labels": self.arguments["labels"], "Image": self.arguments["image"]},
             "State": {"Status": self.state, "ExitCode": self.exit_code},
+            "Created": rfc3339(self.created),
         }
 
     def say(self, text: str, rank: int | str = "-") -> None:
@@ -110,6 +113,10 @@ class FakeNode:
         self.ended.set()
 
 
+def rfc3339(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+
+
 class FakeHost:
     """A host that is a folder of this machine."""
 
@@ -118,6 +125,8 @@ class FakeHost:
         home.mkdir(parents=True)
         self.reachable = True
         self.nodes: dict[str, FakeNode] = {}  # by container name
+        self.tickets: dict[str, dict[str, Any]] = {}  # volumes, by name
+        self.ahead = 0.0  # seconds by which the clock of this host is ahead
         self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
         self.refuses: dict[str, str] = {}  # engine call -> the error it answers
         self.lies: dict[str, Any] = {}  # engine call -> what it answers instead
@@ -191,8 +200,28 @@ class FakeDocker:
     def create_container(self, **arguments: Any) -> dict[str, str]:
         name = arguments["name"]
         self.host.ask("create", name)
-        self.host.nodes[name] = FakeNode(arguments, self.host.name)
+        self.host.nodes[name] = FakeNode(arguments, self.host.name, created=self.clock)
         return {"Id": name}
+
+    @property
+    def clock(self) -> float:
+        return time.time() + self.host.ahead
+
+    def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        self.host.ask("create_volume", name)
+        row = {"Name": name, "Labels": labels, "CreatedAt": rfc3339(self.clock)}
+        self.host.tickets[name] = row
+
+    def volumes(self, filters: Mapping[str, Any]) -> dict[str, Any]:
+        self.host.ask("volumes")
+        key, _, value = filters["label"][0].partition("=")
+        rows = list(self.host.tickets.values())
+        return {"Volumes": [r for r in rows if value in ("", r["Labels"].get(key))] or None}
+
+    def remove_volume(self, name: str) -> None:
+        self.host.ask("remove_volume", name)
+        if self.host.tickets.pop(name, None) is None:
+            raise docker.errors.NotFound(f"no volume {name}")
 
     def start(self, name: str) -> None:
         self.host.ask("start", name)
@@ -210,8 +239,15 @@ class FakeDocker:
             return self.host.lies["containers"]  # type: ignore[no-any-return]
         key, _, value = filters["label"][0].partition("=")
         return [
-            {"Id": name, "Labels": node.arguments["labels"], "Mounts": []}
-            for name, node in self.host.nodes.items()
+            {
+                "Id": name,
+                "Names": [f"/{name}"],
+                "Labels": node.arguments["labels"],
+                "Mounts": [],
+                "State": node.state,
+                "Created": int(node.created),
+            }
+            for name, node in list(self.host.nodes.items())
             if key in node.arguments["labels"] and value in ("", node.arguments["labels"][key])
         ]
 
@@ -225,8 +261,12 @@ class FakeDocker:
         if not node.ended.is_set() and not self.host.ignores_stop:
             self.host.on_stop(node)
 
-    def remove_container(self, name: str, **_: Any) -> None:
+    def remove_container(self, name: str, force: bool = False, **_: Any) -> None:
         self.host.ask("remove", name)
+        if self._node(name).state == "running" and not force:
+            response = requests.Response()
+            response.status_code = 409
+            raise docker.errors.APIError("", response, explanation="it is running")
         if not self.host.ignores_stop:
             self._node(name).ended.set()
             del self.host.nodes[name]

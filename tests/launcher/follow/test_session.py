@@ -102,6 +102,8 @@ def test_torchruns_own_tracebacks_are_one_line_on_a_terminal_only(
     assert out.count("boom") == 2
     assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
     assert cluster.ddpctl("logs")[1].count("train.py FAILED") == 2
+    _, out, err = cluster.ddpctl("attach", *flags)  # which shows what was recorded
+    assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
 
 
 @pytest.mark.parametrize("command", ["logs", "attach"])

@@ -19,7 +19,7 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping
 
 from ..hosts.fold import ranges
-from .status import NodeStatus
+from .status import UNSTARTED, NodeStatus
 
 
 def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -> list[NodeStatus]:
@@ -27,7 +27,9 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
     return [
         status
         for status in listed
-        if status.run_id != run_id and not status.resources.isdisjoint(wanted)
+        if status.run_id != run_id
+        and (status.alive or status.state in UNSTARTED)
+        and not status.resources.isdisjoint(wanted)
     ]
 
 

@@ -79,10 +79,7 @@ class Docker:
     def claims(self) -> Sequence[NodeStatus]:
         rows = self._labelled(RUN_LABEL)
         read = (self._read(_name(row), row.get("Labels"), seen_in_list(row)) for row in rows)
-        nodes = [
-            status for status in read if status and (status.alive or status.state == "created")
-        ]
-        return [*nodes, *self._tickets(RUN_LABEL)]
+        return [*(status for status in read if status), *self._tickets(RUN_LABEL)]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         with doing(self.host, "wait in line"):

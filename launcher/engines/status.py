@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GONE = ("exited", "cancelled", "dead", "created", "waiting")  # nothing of the node runs
+UNSTARTED = ("created", "waiting")
 LEASE = 60.0  # seconds; a launch starts or renews what it has created on a host sooner than that
 
 
@@ -38,6 +39,11 @@ class NodeStatus:
         return self.state not in GONE
 
     @property
+    def waits(self) -> bool:
+        """Whether this is a run's place in line, and its launch still waits."""
+        return self.state == "waiting" and not self.expired
+
+    @property
     def resources(self) -> frozenset[str]:
         """What the node has to itself on its host: GPUs by UUID, and on node 0 the master port."""
         port = [f"port {self.master_port}"] if self.node_rank == 0 and self.master_port else []
@@ -46,4 +52,4 @@ class NodeStatus:
     @property
     def expired(self) -> bool:
         """Whether the launch that would start this node has gone."""
-        return self.state in ("created", "waiting") and self.age > LEASE
+        return self.state in UNSTARTED and self.age > LEASE

@@ -131,7 +131,7 @@ class Plan:
     @property
     def key(self) -> tuple[float, str]:
         """The run's place among those that want the same GPUs: the smallest comes first."""
-        return self.since or 0.0, self.run_id
+        return round(self.since or 0.0, 3), self.run_id  # as the label has it
 
     def resources(self, node: NodePlan) -> frozenset[str]:
         """What a node has to itself on its host: GPUs by UUID, and on node 0 the master port."""

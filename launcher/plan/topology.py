@@ -61,6 +61,20 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
     }
 
 
+def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
+    """`count` of the hosts, by their places in `subnets`: all in one subnet if one has so many.
+
+    Otherwise from as few subnets as possible.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, subnet in enumerate(subnets):
+        groups.setdefault(subnet, []).append(place)
+    if enough := next((group for group in groups.values() if len(group) >= count), None):
+        return enough[:count]
+    largest_first = sorted(groups.values(), key=len, reverse=True)
+    return sorted([place for group in largest_first for place in group][:count])
+
+
 def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:
     """The address of each node that the other nodes reach it by.
 

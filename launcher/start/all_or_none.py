@@ -13,7 +13,7 @@ from ..engines.base import Engine
 from ..engines.choose import engine_of, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.status import LEASE, NodeStatus
-from ..errors import GpusTaken
+from ..errors import PreflightError
 from ..hosts.fold import names
 from ..plan.plan import Plan
 from ..plan.supervisor_spec import supervisor_spec
@@ -24,6 +24,14 @@ from .run_folders import prepare
 WAIT = "launch with --wait to wait in line, or choose other GPUs"
 LOOK_AGAIN = 0.2  # seconds until an undecided rival is looked at again
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
+
+
+class GpusTaken(PreflightError):
+    """Other runs have what the plan needs, or asked for it earlier."""
+
+    def __init__(self, message: str, attempt: RunningAttempt, plan: Plan) -> None:
+        super().__init__(message)
+        self.attempt, self.plan = attempt, plan
 
 
 def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
@@ -74,10 +82,9 @@ def start(
 
 def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
     """Removes what the attempt before left of this node: its container's name is needed."""
-    for status in member.engine.list(plan.run_id) if plan.attempt > 1 else ():
-        if status.node_rank == member.place.node_rank:
-            member.engine.stop(status, plan.stop_timeout)
-            member.engine.remove(status)
+    for status in of_node(member, plan) if plan.attempt > 1 else ():
+        member.engine.stop(status, plan.stop_timeout)
+        member.engine.remove(status)
 
 
 def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
@@ -102,7 +109,8 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
                     what = taken(plan.resources(plans[node]), plans[node].gpu_ids, rival)
                     ahead.setdefault(what, []).append(node.name)
         if ahead:
-            raise GpusTaken("\n".join(f"{names(h)}: {what}; {WAIT}" for what, h in ahead.items()))
+            lines = [f"{names(hosts)}: {what}; {WAIT}" for what, hosts in ahead.items()]
+            raise GpusTaken("\n".join(lines), attempt, plan)
         if not any(undecided(rival) for listed in found.values() for rival in listed):
             return
         time.sleep(LOOK_AGAIN)
@@ -116,13 +124,22 @@ def live_rivals(
         for rival in rivals(run_id, wanted, engine.claims()):
             if not rival.expired:
                 yield rival
-            elif not engine.withdraw(rival):  # it has started since
-                yield dataclasses.replace(rival, state="running")
+            elif not engine.withdraw(rival):  # it has just started, or another launch removes it
+                yield dataclasses.replace(rival, state="removing")
 
 
 def undo(member: RunningNode, plan: Plan) -> None:
     """Stops and removes what this start created."""
-    for status in member.engine.list(plan.run_id):
-        if status.attempt == plan.attempt and status.node_rank == member.place.node_rank:
+    for status in of_node(member, plan):
+        if status.attempt == plan.attempt:
             member.engine.stop(status, UNDO_TIMEOUT)
             member.engine.remove(status)
+
+
+def of_node(member: RunningNode, plan: Plan) -> list[NodeStatus]:
+    """What its host has of this node. A ticket stays: the run may go on waiting."""
+    return [
+        status
+        for status in member.engine.list(plan.run_id)
+        if status.node_rank == member.place.node_rank and status.state != "waiting"
+    ]

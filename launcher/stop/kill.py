@@ -105,7 +105,8 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     """
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
-    alive = [s for s in mine if s.alive or s.state == "created"]  # its launcher may be gone
+    # the launcher of one that was created and not started may be gone
+    alive = [s for s in mine if s.alive or s.state in ("created", "waiting")]
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
         raise next(iter(failures.values()))

@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -137,6 +138,14 @@ class FakeHost:
         self.exec_code = 0
         self.execs: list[FakeExec] = []
 
+    def give_gpus(self, count: int) -> None:
+        """A stand-in for nvidia-smi."""
+        program = self.home / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        rows = "".join(f"{i}, GPU-{self.name}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
+        program.write_text(f"#!/bin/sh\ncase $* in *index,uuid*) printf '{rows}' ;; esac\n")
+        program.chmod(0o755)
+
     def ask(self, *call: str) -> None:
         """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""
         self.asked.append(call)
@@ -180,7 +189,8 @@ class FakeMachine(LocalMachine):
     def open(self, argv: Sequence[str], **how: Any) -> LocalStream:
         self.host.ask("open", *argv)
         home = str(self.host.home)
-        return super().open(["env", "-C", home, f"HOME={home}", *argv], **how)
+        path = f"PATH={home}/bin:{os.environ['PATH']}"
+        return super().open(["env", "-C", home, f"HOME={home}", path, *argv], **how)
 
 
 class FakeDocker:
@@ -297,10 +307,18 @@ class FakeCluster:
     """A launching machine and its hosts, without SSH and without Docker."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], **job: Any
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        names: Sequence[str],
+        *,
+        gpus: int = 0,
+        **job: Any,
     ) -> None:
         self.folder = folder
         self.hosts = {name: FakeHost(name, folder / "hosts" / name) for name in names}
+        for host in self.hosts.values() if gpus else ():
+            host.give_gpus(gpus)
         self.local = FakeHost("local", folder / "local")  # the launching machine's own engine
         self.state = folder / "state"
         self.recorders: list[str] = []  # run ids that were handed to a recorder
@@ -308,7 +326,7 @@ class FakeCluster:
         monkeypatch.setattr(ssh_node, "SshMachine", self._machine)
         monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)
-        for module in ("attempt", "attach"):
+        for module in ("attempt", "attach", "wait"):
             monkeypatch.setattr(
                 f"launcher.start.{module}.start_recorder",
                 lambda folder: self.recorders.append(folder.run_id),
@@ -317,7 +335,7 @@ class FakeCluster:
         monkeypatch.setenv("XDG_STATE_HOME", str(self.state))
         monkeypatch.chdir(folder)
         document = {
-            "defaults": {"gpus": 0},
+            "defaults": {"gpus": gpus},
             "hosts": list(names),
             "job": {"image": "any:1", "command": ["train.py"], "master_port": 29500, **job},
         }
@@ -368,6 +386,11 @@ class FakeCluster:
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
         return self.ddpctl("launch", self.hosts_file, "--no-check", "--no-push", *flags)
+
+    @property
+    def tickets(self) -> list[str]:
+        """Of runs that wait in line, on all hosts."""
+        return [name for host in self for name in host.tickets]
 
     @property
     def record(self) -> dict[str, Any]:

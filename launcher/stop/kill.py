@@ -46,7 +46,8 @@ class Killed:
             return f"run {self.run_id}: {'; '.join(left)}"
         found = [status for result in self.stopped.values() for status in result.found]
         if found:
-            how = "stopped" if any(status.alive for status in found) else "had ended; removed"
+            ended = not any(status.alive or status.waits for status in found)
+            how = "had ended; removed" if ended else "stopped"
             return f"run {self.run_id}: {how}, nothing left on {on}"
         return f"run {self.run_id}: nothing to stop on {on}"
 

@@ -72,6 +72,10 @@ class FakeNode:
         return next(Path(source) for source, to, *_ in binds if to == CONTROL_DIR) / "journal"
 
     @property
+    def mounts(self) -> list[dict[str, str]]:
+        return [{"Source": bind.split(":")[0]} for bind in self.arguments["host_config"]["Binds"]]
+
+    @property
     def inspected(self) -> dict[str, Any]:
         return {
             "Name": "/" + self.arguments["name"],
@@ -124,6 +128,11 @@ class FakeHost:
     def __init__(self, name: str, home: Path) -> None:
         self.name, self.home = name, home
         home.mkdir(parents=True)
+        self.tools = home.with_name(f"{home.name}-tools")  # first in its PATH
+        self.tools.mkdir()
+        uname = self.tools / "uname"
+        uname.write_text(f'#!/bin/sh\n[ "$1" = -n ] && echo {name} || exec /usr/bin/uname "$@"\n')
+        uname.chmod(0o755)
         self.reachable = True
         self.nodes: dict[str, FakeNode] = {}  # by container name
         self.tickets: dict[str, dict[str, Any]] = {}  # volumes, by name
@@ -140,8 +149,7 @@ class FakeHost:
 
     def give_gpus(self, count: int) -> None:
         """A stand-in for nvidia-smi."""
-        program = self.home / "bin" / "nvidia-smi"
-        program.parent.mkdir()
+        program = self.tools / "nvidia-smi"
         rows = "".join(f"{i}, GPU-{self.name}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
         program.write_text(f"#!/bin/sh\ncase $* in *index,uuid*) printf '{rows}' ;; esac\n")
         program.chmod(0o755)
@@ -188,9 +196,8 @@ class FakeMachine(LocalMachine):
 
     def open(self, argv: Sequence[str], **how: Any) -> LocalStream:
         self.host.ask("open", *argv)
-        home = str(self.host.home)
-        path = f"PATH={home}/bin:{os.environ['PATH']}"
-        return super().open(["env", "-C", home, f"HOME={home}", path, *argv], **how)
+        home, path = str(self.host.home), f"{self.host.tools}:{os.environ['PATH']}"
+        return super().open(["env", "-C", home, f"HOME={home}", f"PATH={path}", *argv], **how)
 
 
 class FakeDocker:
@@ -253,7 +260,7 @@ class FakeDocker:
                 "Id": name,
                 "Names": [f"/{name}"],
                 "Labels": node.arguments["labels"],
-                "Mounts": [],
+                "Mounts": node.mounts,
                 "State": node.state,
                 "Created": int(node.created),
             }
@@ -347,6 +354,12 @@ class FakeCluster:
 
     def _docker(self, node: Node) -> Client:
         return Client(node.name, FakeDocker(self.host(node.name)))  # type: ignore[arg-type]
+
+    def share_home(self, *names: str) -> Path:
+        """Let these hosts have one home folder, as on NFS. Returns its .ddpctl."""
+        for name in names:
+            self.hosts[name].home = self.hosts[names[0]].home
+        return self.hosts[names[0]].home / ".ddpctl"
 
     def host(self, name: str) -> FakeHost:
         return self.hosts.get(name, self.local)

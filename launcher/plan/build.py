@@ -235,7 +235,7 @@ class _NodeBuilder:
             "name": self.plan.name,
             "master-port": self.plan.master_port,
             "gpus": ",".join(self.gpu_ids) if self.facts else ASKED,
-            "since": ASKED if self.plan.since is None else f"{self.plan.key[0]:.3f}",
+            "since": f"{self.plan.key[0]:.3f}" if self.facts else ASKED,
         }
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
 

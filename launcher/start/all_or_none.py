@@ -21,7 +21,6 @@ from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
 from .run_folders import prepare
 
-WAIT = "launch with --wait to wait in line, or choose other GPUs"
 LOOK_AGAIN = 0.2  # seconds until an undecided rival is looked at again
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
 
@@ -29,9 +28,11 @@ UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trai
 class GpusTaken(PreflightError):
     """Other runs have what the plan needs, or asked for it earlier."""
 
-    def __init__(self, message: str, attempt: RunningAttempt, plan: Plan) -> None:
-        super().__init__(message)
-        self.attempt, self.plan = attempt, plan
+    def __init__(self, lines: Sequence[str], attempt: RunningAttempt, plan: Plan) -> None:
+        """lines: what is taken where, and by whom."""
+        remedy = "launch with --wait to wait in line, or choose other GPUs"
+        super().__init__("\n".join(f"{line}; {remedy}" for line in lines))
+        self.lines, self.attempt, self.plan = lines, attempt, plan
 
 
 def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
@@ -109,8 +110,8 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
                     what = taken(plan.resources(plans[node]), plans[node].gpu_ids, rival)
                     ahead.setdefault(what, []).append(node.name)
         if ahead:
-            lines = [f"{names(hosts)}: {what}; {WAIT}" for what, hosts in ahead.items()]
-            raise GpusTaken("\n".join(lines), attempt, plan)
+            lines = [f"{names(hosts)}: {what}" for what, hosts in ahead.items()]
+            raise GpusTaken(lines, attempt, plan)
         if not any(undecided(rival) for listed in found.values() for rival in listed):
             return
         time.sleep(LOOK_AGAIN)

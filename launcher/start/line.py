@@ -94,13 +94,17 @@ class Line:
         return [*lines, *map(str, self.unseen.values())]
 
     def wait(
-        self, needed: int, deadline: float | None, interrupts: Interrupts, console: Console
+        self,
+        needed: int,
+        deadline: float | None,
+        said: Sequence[str],
+        interrupts: Interrupts,
+        console: Console,
     ) -> int | None:
         """Returns once no rival is ahead on `needed` hosts, or returns the signal that came.
 
-        deadline: time.time() after which it raises PreflightError.
+        deadline: time.time() after which it raises PreflightError. said: lines not to be said again.
         """
-        said: list[str] = []
         with interrupts.held():
             while True:
                 ahead = self.ahead()

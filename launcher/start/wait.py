@@ -66,7 +66,8 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                     )
                     line.join()
                     place.callback(line.close)
-                if (code := wait(line, wanted, interrupts, console)) is not None:
+                    said = taken.lines
+                if (code := wait(line, wanted, said, interrupts, console)) is not None:
                     return code
 
 
@@ -79,21 +80,27 @@ def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAtte
     record.attempt.state = "WAITING"
     record.attempt.waiting_since, record.attempt.waiting_until = placed.since, until
     folder.try_save(record, console)
+    for line in taken.lines:
+        console.say(f"run {placed.run_id} waits: {line}")
     return placed
 
 
-def wait(line: Line, wanted: NextAttempt, interrupts: Interrupts, console: Console) -> int | None:
+def wait(
+    line: Line,
+    wanted: NextAttempt,
+    said: Sequence[str],
+    interrupts: Interrupts,
+    console: Console,
+) -> int | None:
     """Returns None when it is this run's turn, or the exit code after another process took over."""
     folder = wanted.folder
     if wanted.options.detach:
         console.print(folder.run_id)
-        for text in line.describe(line.ahead()):
-            console.say(f"run {folder.run_id} waits: {text}")
         console.say(f"detached: `ddpctl attach {folder.run_id}` follows it")
         code = 0
     else:
         needed = wanted.options.nodes or wanted.cluster.nnodes
-        number = line.wait(needed, wanted.until, interrupts, console)
+        number = line.wait(needed, wanted.until, said, interrupts, console)
         if number is None:
             return None
         if number != signal.SIGHUP:
@@ -176,7 +183,7 @@ def choose_hosts(
     ahead = line.ahead()
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
     if len(free) < count:
-        raise GpusTaken("\n".join(line.describe(ahead)), attempt, plan)
+        raise GpusTaken(line.describe(ahead), attempt, plan)
     subnets = [facts[able[r]].network_of(plan.nodes[r].internal_ip) for r in free]
     picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
     console.say(f"runs on {names(node.name for node in picked)}")

@@ -189,6 +189,18 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert cluster.tickets == [] and record(cluster, third)["state"] == "CANCELLED"
 
 
+def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> None:
+    cluster = make()
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    cluster.forget()
+    assert f"{waiting}  " in cluster.ddpctl("ps", cluster.hosts_file)[1]
+    code, _, err = cluster.ddpctl("attach", waiting, "--hosts", cluster.hosts_file)
+    assert code == 2 and "waits in line for GPUs and has nothing to show yet" in err
+    assert cluster.ddpctl("kill", waiting, "--hosts", cluster.hosts_file)[0] == 0
+    assert cluster.tickets == []
+
+
 def test_nobody_is_overtaken_but_by_a_run_that_wants_none_of_the_same_gpus(make: Make) -> None:
     cluster = make("gpu0", "gpu1", "gpu2")
     cluster.launch("--detach", "--include", "gpu0")
@@ -244,3 +256,19 @@ def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:
     code, _, err = cluster.launch("--nodes", "4")
     assert code == 2 and "has 3 hosts" in err
     assert cluster.launch("--wait", "0", "--dry-run")[0] == 2
+
+
+def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    given = load(cluster.hosts_file)
+    with connected(given.hosts) as nodes:
+        plan = NextAttempt(given, LaunchOptions(), "later").plan(
+            Found(gather(nodes), ("i",), since=9e9)
+        )
+        attempt = attempt_of(plan, nodes)
+        [member] = attempt.members
+        member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
+        with pytest.raises(GpusTaken):
+            start(attempt, plan, [0], {}, {})
+    assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1

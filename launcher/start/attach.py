@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ..follow.session import EXIT, Session, report_end
@@ -15,12 +16,13 @@ from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .detach import start_recorder
+from .event_hook import EventHook
 from .wait import has_waiter
 
 POLL = 1.0  # seconds between looks at the record of a run that waits
 
 
-def attach(folder: RunFolder, console: Console) -> int:
+def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> int:
     """Follows the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
     if record.state == "WAITING":
@@ -36,7 +38,8 @@ def attach(folder: RunFolder, console: Console) -> int:
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
-        with Interrupts() as interrupts:
+        hook = EventHook(folder, on_event, console)
+        with Interrupts() as interrupts, contextlib.closing(hook):
             session = Session(
                 attempt,
                 folder,
@@ -44,6 +47,7 @@ def attach(folder: RunFolder, console: Console) -> int:
                 console,
                 interrupts,
                 start_recorder,
+                hook,
                 owned=False,
                 known=known,
             )

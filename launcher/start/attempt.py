@@ -30,11 +30,12 @@ from ..ssh.node import Node
 from ..state import state_home
 from ..stop.unconfirmed import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
-from . import exit_hook
+from . import event_hook, exit_hook
 from .all_or_none import GpusTaken, attempt_of, start
 from .checkpoint_transfer import distribute_checkpoint
 from .detach import start_recorder
 from .environment import user_environment
+from .event_hook import EventHook
 from .line import Line
 from .run_folders import claim
 
@@ -91,6 +92,7 @@ def start_and_follow(
         with console.step("claiming the attempt"):
             claim(nodes[0], plan.nodes[0].place)
     folder, record = remember(wanted, plan)
+    hook = EventHook(folder, wanted.options.on_event, console)
     with failing_start_recorded(folder, record, console):
         if wanted.earlier:
             compare(wanted.earlier, plan, console)
@@ -110,10 +112,12 @@ def start_and_follow(
         if line:
             line.close()
         report_start(plan, console)
+        hook("attempt-started", record, message=record.attempt.by)
         if times := where_time_went(console.steps):
             console.say(times)
         console.steps.clear()
         if wanted.options.detach:
+            hook.close()
             return detach(folder, console)
         session = Session(
             attempt,
@@ -122,9 +126,11 @@ def start_and_follow(
             console,
             interrupts,
             start_recorder,
+            hook,
             clock_skews=[f.clock_skew for f in facts],
         )
-        return session.follow()
+        with contextlib.closing(hook):
+            return session.follow()
 
 
 def prepare_plan(
@@ -211,6 +217,7 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     folder.save(record)
     if wanted.options.on_exit is not None:
         exit_hook.keep(folder, wanted.options.on_exit)
+    event_hook.keep(folder, wanted.options.on_event)
     return folder, record
 
 

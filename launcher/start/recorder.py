@@ -1,7 +1,7 @@
 """The recorder: a process on the launching machine that looks after a detached run.
 
 It waits in line for GPUs, keeps the logs, starts the restarts that job.max_restarts allows, and runs
-the --on-exit command.
+the commands of --on-exit and --on-event.
 `launcher.start.detach` starts it.
 """
 
@@ -16,7 +16,7 @@ from ..errors import DdpctlError
 from ..plan.options import LaunchOptions
 from ..runs.record import RunFolder
 from ..terminal.console import Console
-from . import exit_hook
+from . import event_hook, exit_hook
 from .attach import attach
 from .detach import READY
 from .restart import restart_until_done
@@ -31,11 +31,12 @@ def main() -> int:
         folder.load()
         report_ready()
         with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
+            on_event = event_hook.kept(folder)
             if folder.load().state == "WAITING":
                 ending.code = continue_waiting(folder, console)
             else:
-                ending.code = attach(folder, console)
-            options = LaunchOptions(**dataclasses.asdict(folder.load().options))
+                ending.code = attach(folder, console, on_event)
+            options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
             ending.code = restart_until_done(folder, options, ending.code, console)
         return ending.code
     except DdpctlError as error:

@@ -25,6 +25,7 @@ def resume(
     *,
     detach: bool,
     on_exit: str | None = None,
+    on_event: str | None = None,
     force: bool = False,
 ) -> int:
     """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
@@ -46,7 +47,7 @@ def resume(
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
     if hosts is not None:
         kept["nodes"] = None  # all hosts of the new file
-    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, by="resume")
+    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
 
 

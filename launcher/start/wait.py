@@ -25,6 +25,7 @@ from ..ssh.many import try_each
 from ..ssh.node import Node, connected
 from ..state import require_writable
 from ..terminal.console import Console
+from . import event_hook
 from .all_or_none import GpusTaken, attempt_of
 from .attempt import NextAttempt, remember, start_and_follow
 from .detach import start_recorder
@@ -114,7 +115,8 @@ def wait(
 def continue_waiting(folder: RunFolder, console: Console) -> int:
     """Goes on where the process that waited before stopped."""
     record = folder.load()
-    options = LaunchOptions(**dataclasses.asdict(record.options))
+    kept = dataclasses.asdict(record.options)
+    options = LaunchOptions(**kept, on_event=event_hook.kept(folder))
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
         NextAttempt(

@@ -133,13 +133,15 @@ class Line:
         with self._lock:
             listed, self.unseen = try_each(list(self.members), self._list)
             own = {node: self._own(self.members[node], listed[node]) for node in listed}
-            expected = [node for node in listed if now() - self._seen.get(node, 0.0) < LEASE]
-            if expected and not any(own.values()):
+            recent = {n for n in listed if now() - self._seen.get(n, -LEASE) < LEASE}
+            if recent and not any(own.values()):
                 raise RunKilled(f"run {self.plan.run_id} was killed while it waited in line")
             if self._keeper and not self._closed.is_set():
-                old = [n for n in listed if all(ticket.age > RENEW for ticket in own[n])]
+                self._seen |= {node: now() for node in listed if own[node]}
+                # one that has just vanished may be the first that `kill` removes
+                due = [n for n in listed if own[n] or n not in recent]
+                old = [n for n in due if all(ticket.age > RENEW for ticket in own[n])]
                 try_each(old, lambda node: self._replace(self.members[node], own[node]))
-                self._seen |= {node: now() for node in listed}
             return listed
 
     def _list(self, node: Node) -> list[NodeStatus]:

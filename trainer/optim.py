@@ -116,6 +116,14 @@ def lr_at(step: int, config: Config, plan: Plan) -> float:
     return config.min_lr + (plan.peak_lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
 
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """Where part `index` of `parts` starts and ends in a batch of `size`. Sizes differ by at most
     one, and W ranks with k parts each cut a batch as W*k ranks with one part do."""
@@ -169,9 +177,12 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         {"params": others, "weight_decay": other_decay},
     ]
     if config.opt == "sgd":
+        lr: float | torch.Tensor = config.lr
+        if config.cuda_graph:  # a graph would repeat a number for ever
+            lr = torch.tensor(config.lr, device=weights[0].device)
         return torch.optim.SGD(
             groups,
-            lr=config.lr,
+            lr=lr,
             momentum=config.momentum,
             nesterov=config.nesterov and config.momentum > 0,
             fused=True,

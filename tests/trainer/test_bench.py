@@ -53,5 +53,5 @@ def test_the_median_interval_counts() -> None:
 
 
 def test_the_table_compares_with_its_first_row() -> None:
-    lines = table([Result("DP", 1, 20.0, 100.0, 0.9), Result("DDP", 2, 10.0, 200.0, 0.905)])
-    assert lines.splitlines()[2].split() == ["DDP", "2", "10.00", "200", "2.00", "90.50%"]
+    lines = table([Result("DP", 1, 20.0, 100.0, 0.9), Result("DDP", 2, 10.0, 180.0, 0.905)])
+    assert lines.splitlines()[2].split() == [*("DDP", "2", "10.00", "180", "1.80", "90%", "90.50%")]

@@ -149,11 +149,15 @@ def measured(row: Row, found: Sequence[dict[str, Any]]) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    head = f"{'mode':<18}{'ranks':>6}{'s/epoch':>10}{'images/s':>11}{'x':>7}{'top-1':>9}"
-    first = results[0].images_per_second
+    """x: speed relative to the first row; efficiency: that speed per rank."""
     lines = [
-        f"{r.name:<18}{r.ranks:>6}{r.seconds_per_epoch:>10.2f}{r.images_per_second:>11.0f}"
-        f"{r.images_per_second / first:>7.2f}{r.top1:>8.2%}"
-        for r in results
+        f"{'mode':<18}{'ranks':>6}{'s/epoch':>10}{'images/s':>11}{'x':>7}{'efficiency':>12}  top-1"
     ]
-    return "\n".join([head, *lines])
+    first = results[0]
+    for r in results:
+        faster = r.images_per_second / first.images_per_second
+        lines.append(
+            f"{r.name:<18}{r.ranks:>6}{r.seconds_per_epoch:>10.2f}{r.images_per_second:>11.0f}"
+            f"{faster:>7.2f}{faster * first.ranks / r.ranks:>12.0%}{r.top1:>8.2%}"
+        )
+    return "\n".join(lines)

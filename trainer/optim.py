@@ -187,6 +187,5 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
             nesterov=config.nesterov and config.momentum > 0,
             fused=True,
         )
-    if config.opt == "adam":
-        return torch.optim.Adam(groups, lr=config.lr, fused=True)
-    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+    adaptive = torch.optim.Adam if config.opt == "adam" else torch.optim.AdamW
+    return adaptive(groups, lr=config.lr, fused=True)

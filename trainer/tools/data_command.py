@@ -14,22 +14,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from ..config import Config
+from ..data import load_dataset
+from ..data.fetch import fetch
 from ..flags import Parser
+from .make_images import make
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the folder that --data can be given. Raises TrainerError."""
     given = make_parser().parse_args(list(argv))
     if given.act == "fetch":
-        from ..data.fetch import fetch
-
         print(fetch(given.name, given.to))
     elif given.act == "make":
-        from .make_images import make
-
         print(make(given.kind, given.to, given.folder))
     elif given.act == "pack":
-        from ..data.imagefolder import tree_sources
+        from ..data.imagefolder import tree_sources  # needs PIL
         from ..data.packed import pack
 
         classes, training, testing = tree_sources(given.tree)
@@ -67,11 +69,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def verify(folder: Path) -> None:
-    import torch
-
-    from ..config import Config
-    from ..data import load_dataset
-
     data = load_dataset(Config(data=str(folder)), torch.device("cpu"))
     sizes = {split: data.size(split) for split in ("train", "test")}
     print(f"{data.name}: {sizes['train']} + {sizes['test']} images, {data.num_classes} classes")

@@ -105,6 +105,7 @@ def on_gpu() -> int:
             "One technique at a time": ["--techniques", "--ranks", "1", "--epochs", "2"],
             "DP, DDP and AMP": ["--ranks", str(count), "--epochs", "2"],
             "Ranks": ["--scaling", ",".join(counts), "--epochs", "2"],
+            "Whole steps as CUDA graphs": ["--scaling", "1", "--cuda-graph", "--epochs", "2"],
             "--preset fast": ["--scaling", str(count), "--preset", "fast", "--epochs", "10"],
         }
         text = f"{count} x {torch.cuda.get_device_name()}, torch {torch.__version__}; "

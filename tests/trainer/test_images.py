@@ -314,6 +314,8 @@ class TestImageTree:
             data_command(["pack", str(tree), "--to", str(tree / "p"), "--decoded", str(decoded)])
             == 0
         )
+        with pytest.raises(DataError, match="exists already"):
+            data_command(["pack", str(tree), "--to", str(tree / "p")])
         loose = load_dataset(Config(data=str(tree), image_size=32), CPU)
         packed = load_dataset(Config(data=str(tree / "p"), image_size=32), CPU)
         for split, count in (("train", 12), ("test", 6)):

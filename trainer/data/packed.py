@@ -74,8 +74,10 @@ def pack(
 ) -> None:
     """Write the pack. decoded: length in pixels of the pictures' short side, or 0 to keep the files.
 
-    Raises DataError if a picture cannot be read.
+    Raises DataError if a picture cannot be read, or `to` exists.
     """
+    if to.exists():
+        raise DataError(f"{to}: exists already: remove it, or give another --to")
     part = to.with_name(f".{to.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     digests = {}

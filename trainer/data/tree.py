@@ -57,14 +57,20 @@ def class_names(folder: Path) -> list[str]:
 
 
 def _index(folder: Path, classes: Sequence[str]) -> Path:
-    """The folder with the list of these classes' files, written now unless it is up to date."""
+    """The folder with the list of these classes' files, written now unless it is up to date.
+
+    Raises DataError if the tree cannot be read or the list cannot be written.
+    """
     folder = folder.resolve()
     key = "\0".join([str(folder), *classes])
     index = _cache() / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
-    with index.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the other ranks of this node wait here
-        if not _up_to_date(index):
-            _write(index, folder, classes)
+    try:
+        with index.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the other ranks of this node wait here
+            if not _up_to_date(index):
+                _write(index, folder, classes)
+    except OSError as error:
+        raise DataError(f"cannot list {folder}: {error}: its list goes to TMPDIR") from error
     return index
 
 

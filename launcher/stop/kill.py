@@ -44,8 +44,10 @@ class Killed:
         left = [f"{host}: {describe(r)}" for host, r in self.stopped.items() if not r.clean]
         if left:
             return f"run {self.run_id}: {'; '.join(left)}"
-        if any(result.found for result in self.stopped.values()):
-            return f"run {self.run_id}: stopped, nothing left on {on}"
+        found = [status for result in self.stopped.values() for status in result.found]
+        if found:
+            how = "stopped" if any(status.alive for status in found) else "had ended; removed"
+            return f"run {self.run_id}: {how}, nothing left on {on}"
         return f"run {self.run_id}: nothing to stop on {on}"
 
     def document(self) -> dict[str, Any]:

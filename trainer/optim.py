@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .config import Config
-from .distributed import statistics
+from .distributed import copy, kept_aside, statistics
 from .errors import UsageError
 
 FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
@@ -148,23 +148,14 @@ class Ema:
             torch._foreach_lerp_(self.values, self.live, 1 - decay)
 
     def load(self, values: Sequence[torch.Tensor]) -> None:
-        _copy(values, self.values)
+        copy(values, self.values)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the network has the averages."""
-        own = [tensor.detach().clone() for tensor in self.live]
-        _copy(self.values, self.live)
-        try:
+        with kept_aside(self.live):
+            copy(self.values, self.live)
             yield
-        finally:
-            _copy(own, self.live)
-
-
-def _copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value)
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -304,7 +304,9 @@ def test_this_machine_among_others_is_known_by_the_address_they_see() -> None:
 
 
 def test_the_plan_prints_all_that_a_launch_will_do() -> None:
-    options = LaunchOptions(name="n", hang_timeout=90.0, on_exit="mail me", detach=True)
+    options = LaunchOptions(
+        name="n", hang_timeout=90.0, on_exit="mail me", detach=True, on_event="log it"
+    )
     cluster = parse(TWO, "hosts.yaml")
     host = facts(infiniband=True)
     found = Found((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
@@ -313,6 +315,7 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     for row in (
         ["hang-timeout", "90 s"],
         ["on-exit", "mail me"],
+        ["on-event", "log it"],
         ["detach", "yes"],
         ["max-restarts", "0"],
         ["entrypoint", "python3 -I -S /ddpctl/supervisor.pyz /ddpctl/spec.json"],

@@ -213,7 +213,7 @@ FAULTS = {
     ),
     "folder of job.mounts": (
         lambda m: with_details(m, missing=("/scratch",)),
-        ("failure", "disk", "/scratch, listed in job.mounts, does not exist", "job.mounts"),
+        ("failure", "disk", "/scratch, named in job.mounts, does not exist", "job.mounts"),
     ),
     "home that cannot be written": (
         lambda m: with_details(m, home_error="Read-only file system"),

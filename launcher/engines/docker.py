@@ -32,6 +32,7 @@ PYTHON_IN_IMAGE = (
 )
 FIND_MISSING = 'for d; do [ -e "$d" ] || printf "%s\\n" "$d"; done'
 CONFLICT = 409  # the Engine API's status where a container runs or is being removed
+PODMAN_CONFLICT = "container state improper"  # its words where a container runs, with status 500
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -101,7 +102,7 @@ class Docker:
         except docker.errors.NotFound:
             return True
         except docker.errors.APIError as error:
-            if error.status_code != CONFLICT:
+            if error.status_code != CONFLICT and PODMAN_CONFLICT not in str(error.explanation):
                 raise
             return False
         return True

@@ -95,13 +95,12 @@ def status_at(place: Place, host: str, handle: str, seen: Seen) -> NodeStatus:
 def inspected(answer: Mapping[str, Any]) -> Seen:
     """What the Engine API's answer to `inspect` says of a container, whatever its types are."""
     state = mapping(answer.get("State"))
-    status = state.get("Status")
-    status = "exited" if status == "stopped" else status  # Podman's word before it has cleaned up
+    status = _state(state.get("Status"))
     ended = status in ("exited", "dead")
     # After a reboot Podman reports exit code 0 at no time for what ran until then.
     code = None if str(state.get("FinishedAt")).startswith(NEVER) else state.get("ExitCode")
     return {
-        "state": status if isinstance(status, str) and status in STATES else "unknown",
+        "state": status,
         "exit_code": code if ended and isinstance(code, int) else None,
         "oom_killed": state.get("OOMKilled") is True,
         "started": unix(state.get("StartedAt")),
@@ -114,11 +113,10 @@ def inspected(answer: Mapping[str, Any]) -> Seen:
 
 def seen_in_list(row: Mapping[str, Any]) -> Seen:
     """What a row of the Engine API's list of containers says, which is less than `inspect` does."""
-    state, created = row.get("State"), row.get("Created")
+    created = row.get("Created")
     moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
-    known = isinstance(state, str) and state in STATES
     return {
-        "state": str(state) if known else "unknown",
+        "state": _state(row.get("State")),
         "exit_code": None,
         "started": moment,
         "created": moment,
@@ -133,6 +131,11 @@ def mapping(value: object) -> Mapping[str, Any]:
 def plain(text: object) -> str:
     """A host's text without control characters, and not too long."""
     return CONTROL.sub("", text)[:TEXT_LIMIT] if isinstance(text, str) else ""
+
+
+def _state(text: object) -> str:
+    text = "exited" if text == "stopped" else text  # Podman's word before it has cleaned up
+    return text if isinstance(text, str) and text in STATES else "unknown"
 
 
 def _run_id(labels: Mapping[str, object]) -> str:

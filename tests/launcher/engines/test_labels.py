@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.labels import inspected, read_status
+from launcher.engines.labels import inspected, read_status, seen_in_list
 from launcher.engines.process import LocalProcesses
 from launcher.hosts import Host
 from launcher.run_id import is_run_id, new_run_id
@@ -122,6 +122,7 @@ def test_states_of_podman() -> None:
         found = inspected({"State": {**ANSWER["State"], "Status": state}})  # type: ignore[dict-item]
         return found["state"], found["exit_code"]
 
+    assert seen_in_list({"State": "stopped"})["state"] == "exited"
     assert seen("stopped") == ("exited", 137)  # until Podman has cleaned up
     assert seen("initialized") == seen("stopping") == seen("what else") == ("unknown", None)
 

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.engines.docker import Docker
+from launcher.hosts import Host
+from launcher.ssh.node import Node
+
 ROOTLESS = {
     "BuildahVersion": "1.39.3",
     "ServerVersion": "5.4.2",
@@ -55,3 +59,15 @@ def test_a_folder_of_job_mounts_that_podman_would_make_is_an_error(
     assert code == 1
     assert f"gpu1: could not create the container: {tmp_path}/none does not exist; create it" in err
     assert cluster.hosts["gpu1"].count("create") == 0
+
+
+def test_a_running_container_that_podman_does_not_remove_keeps_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = podman_hosts(tmp_path, monkeypatch)
+    assert cluster.launch()[0] == 0
+    engine = Docker(Node(Host("gpu1")))
+    [status] = engine.list()
+    words = "cannot remove container as it is running: container state improper"
+    cluster.hosts["gpu1"].refuses["remove"] = words
+    assert engine.withdraw(status) is False

@@ -78,10 +78,9 @@ def launch(
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
-    from ..hosts import load, override_job, select
+    from ..hosts import cluster_of
     from ..plan import render
     from ..plan.options import LaunchOptions
-    from ..runs.record import checked_name
     from ..start import launch as launching
 
     given = list(command or [])
@@ -100,11 +99,9 @@ def launch(
         "time_limit": time_limit,
         "command": given or None,
     }
-    overridden = [key for key, value in flags.items() if value is not None]
-    cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
-    cluster = override_job(select(cluster, include, exclude), flags)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), flags, include, exclude)
     wanted = LaunchOptions(
-        name=checked_name(name),
+        name=name,
         detach=detach,
         push=not no_push,
         check=not no_check,
@@ -112,9 +109,10 @@ def launch(
         on_exit=on_exit,
     )
     console = options.console(quiet, verbose, plain, fold)
+    first = launching.new_run(cluster, wanted)
     if not dry_run:
-        return launching.launch(cluster, wanted, console)
-    plan = launching.dry_run(cluster, wanted)
+        return launching.launch(first, console)
+    plan = launching.dry_run(first)
     if as_json:
         console.json(render.plan_document(plan))
     else:

@@ -5,13 +5,17 @@ from .files import read_env_file
 from .hostfile import HostList
 from .load import load, override_job, parse
 from .model import Cluster, Host, Job
+from .named import Hosts, cluster_of, default_hosts
 from .select import select
 
 __all__ = [
     "Cluster",
     "Host",
     "HostList",
+    "Hosts",
     "Job",
+    "cluster_of",
+    "default_hosts",
     "dump",
     "load",
     "override_job",

@@ -6,6 +6,7 @@ from ..hosts import Cluster
 from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
 from ..run_id import new_run_id
+from ..runs.record import checked_name
 from ..terminal.console import Console
 from . import exit_hook
 from .attempt import NextAttempt, run_attempt
@@ -13,18 +14,23 @@ from .check_command import check_command
 from .restart import restart_until_done
 
 
-def launch(cluster: Cluster, options: LaunchOptions, console: Console) -> int:
+def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
+    """The first attempt of a new run. Raises UsageError for a name that cannot be part of its id."""
+    return NextAttempt(cluster, options, new_run_id(checked_name(options.name)))
+
+
+def launch(first: NextAttempt, console: Console) -> int:
     """Launches a new run; returns its exit code as in CONTRACT section 6."""
-    if options.check and (hint := check_command(cluster.job)):
+    if first.options.check and (hint := check_command(first.cluster.job)):
         console.say(hint)
-    return run_with_restarts(NextAttempt(cluster, options, new_run_id(options.name)), console)
+    return run_with_restarts(first, console)
 
 
-def dry_run(cluster: Cluster, options: LaunchOptions) -> Plan:
+def dry_run(first: NextAttempt) -> Plan:
     """The plan as far as it is known without contacting a host."""
-    if options.check:
-        check_command(cluster.job)
-    return NextAttempt(cluster, options, new_run_id(options.name)).plan()
+    if first.options.check:
+        check_command(first.cluster.job)
+    return first.plan()
 
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:

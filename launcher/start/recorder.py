@@ -17,7 +17,7 @@ from ..runs.record import RunFolder
 from ..terminal.console import Console
 from . import exit_hook
 from .attach import attach
-from .detach import READY
+from .detach import READY, recording
 from .restart import restart_until_done
 
 
@@ -27,15 +27,20 @@ def main() -> int:
     console.stdout_closed = True  # it only records
     try:
         folder.load()
-        report_ready()
-        with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
-            ending.code = attach(folder, console)
-            options = LaunchOptions(**dataclasses.asdict(folder.load().options))
-            ending.code = restart_until_done(folder, options, ending.code, console)
-        return ending.code
+        with recording(folder):
+            report_ready()
+            return record(folder, console)
     except DdpctlError as error:
         console.error(str(error))
         return error.exit_code
+
+
+def record(folder: RunFolder, console: Console) -> int:
+    with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
+        ending.code = attach(folder, console)
+        options = LaunchOptions(**dataclasses.asdict(folder.load().options))
+        ending.code = restart_until_done(folder, options, ending.code, console)
+    return ending.code
 
 
 def report_ready() -> None:

@@ -112,7 +112,7 @@ class Run:
             newest_attempt(self._folder, self._console) as attempt,
             log_store(self._folder, self._console) as store,
         ):
-            failures = sync_logs(attempt, store) if store else {}
+            failures = sync_logs(attempt, store, self._console) if store else {}
         if failures:
             raise NodesFailed(failures)
 
@@ -122,7 +122,7 @@ class Run:
         while True:
             last = not (follow and has_recorder(self._folder))  # asked before the lines are read
             known = known_marks(self._folder.logs)
-            for text in merged(self._folder.logs, wanted, known, shown):
+            for _, text in merged(self._folder.logs, wanted, known, shown):
                 yield from sanitizer.feed(text).split("\n")[:-1]
             if last:
                 return

@@ -279,9 +279,7 @@ def test_python_calls_a_function_on_every_rank(
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
     argv = [sys.executable, name, str(hosts)]
     env = {**home.environment, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     results, error = done.stdout.splitlines()
     assert results == str([(str(node), [15.0, 15.0]) for node in range(3)])

@@ -281,7 +281,8 @@ def test_lists_of_processes_and_folders(rows: list[str]) -> None:
 
 @given(
     changed({"result": 1, "error": {"type": "T", "message": "m", "traceback": ""}, "pickle": ""}),
-    st.binary(max_size=30) | st.tuples(WORD, WORD).map(lambda pair: " ".join(pair).encode() + b"\n"),
+    st.binary(max_size=30)
+    | st.tuples(WORD, WORD).map(lambda pair: " ".join(pair).encode() + b"\n"),
 )
 @some("results")
 def test_results_of_ranks(document: Any, noise: bytes) -> None:

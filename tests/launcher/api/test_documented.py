@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -74,4 +73,4 @@ def test_the_examples_work_in_a_notebook_and_print_only_what_they_say(machine: M
     assert gathered == "[0, 10, 20, 30]"
     assert error == "lr 3.0 is too large"
     assert "rank 1 on local: ValueError" in remote and "in train\n    raise ValueError(f" in remote
-    assert "results" not in os.listdir(machine.folder / "code")
+    assert not (machine.folder / "code" / "results").exists()

@@ -49,7 +49,8 @@ def main() -> None:
             optimizer.zero_grad()
             right += (logits.argmax(1) == labels).sum()
         accuracy = accelerator.reduce(right).item() / len(data)
-        accelerator.print(f"epoch {epoch}: accuracy {accuracy:.3f}")
+        if accelerator.is_main_process:
+            print(f"epoch {epoch}: accuracy {accuracy:.3f}", flush=True)
         accelerator.save_state(str(folder / f"epoch-{epoch}"))
     accelerator.end_training()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ..diagnosis.first_failure import FirstFailure
-from ..errors import CommandFailed, NodesFailed, StopUnconfirmed
+from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
 from ..follow.show_logs import LogFlags
 from ..hosts import Hosts, cluster_of, load
 from ..logs.query import Wanted, merged
@@ -94,7 +94,7 @@ class Run:
         """Lines of all nodes, merged by time: `[host:rank] text`. Colours stay, other escapes go.
 
         node, rank: a number, or several such as "0-3,5". grep: a regular expression.
-        follow: go on until the run has ended.
+        follow: go on until the run has ended. If a host did not answer, NodesFailed comes last.
         """
         flags = LogFlags(
             nodes=None if node is None else str(node),
@@ -103,20 +103,19 @@ class Run:
             grep=re.compile(grep.encode()) if grep else None,
         )
         wanted = flags.wanted(self._folder.load())
-        if not has_recorder(self._folder):
-            self._sync_logs()
-        return self._lines(wanted, follow)
+        failures = {} if has_recorder(self._folder) else self._sync_logs()
+        return self._lines(wanted, follow, failures)
 
-    def _sync_logs(self) -> None:
+    def _sync_logs(self) -> Mapping[str, DdpctlError]:
         with (
             newest_attempt(self._folder, self._console) as attempt,
             log_store(self._folder, self._console) as store,
         ):
-            failures = sync_logs(attempt, store, self._console) if store else {}
-        if failures:
-            raise NodesFailed(failures)
+            return sync_logs(attempt, store, self._console) if store else {}
 
-    def _lines(self, wanted: Wanted, follow: bool) -> Iterator[str]:
+    def _lines(
+        self, wanted: Wanted, follow: bool, failures: Mapping[str, DdpctlError]
+    ) -> Iterator[str]:
         sanitizer = Sanitizer()
         shown: Mapping[int, Mark] = {}
         while True:
@@ -125,9 +124,11 @@ class Run:
             for _, text in merged(self._folder.logs, wanted, known, shown):
                 yield from sanitizer.feed(text).split("\n")[:-1]
             if last:
-                return
+                break
             shown, wanted = known, dataclasses.replace(wanted, tail=None)
             time.sleep(POLL)
+        if failures:
+            raise NodesFailed(failures)
 
     def kill(self) -> None:
         """Stop the run on all hosts and prove that nothing is left; safe to repeat.

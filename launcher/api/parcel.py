@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -87,11 +86,12 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
 
 def _copy_module(name: str, to: Path) -> None:
     """Copies the package or the file that has the module, unless it is installed."""
-    top = sys.modules[name.partition(".")[0]]
+    top = sys.modules.get(name.partition(".")[0])
     folders = list(getattr(top, "__path__", ()))
     file = folders[0] if folders else getattr(top, "__file__", None)
-    installed = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    if file is None or any(Path(file).is_relative_to(folder) for folder in installed):
+    if top is None or file is None or top.__name__ in sys.stdlib_module_names:
+        return
+    if {"site-packages", "dist-packages"} & {*Path(file).parts}:
         return
     if folders:
         ignored = shutil.ignore_patterns("__pycache__")

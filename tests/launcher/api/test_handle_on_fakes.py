@@ -120,6 +120,21 @@ def test_fetch_brings_what_answers_and_raises_for_the_rest(fake_cluster: Make) -
     assert Path("other/output/result.txt").exists()
 
 
+def test_lines_that_are_here_come_before_the_error_of_a_host_that_is_not(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = lambda node: (node.say("kept", node.node_rank), node.end(0))
+    run = launched(cluster)
+    run.wait(timeout=60)
+    cluster.hosts["gpu1"].reachable = False
+    lines = run.logs()
+    assert {next(lines), next(lines)} == {"[gpu0:0] kept", "[gpu1:1] kept"}
+    with pytest.raises(launcher.DdpctlError, match="gpu1: no answer"):
+        next(lines)
+
+
 def test_hosts_are_a_file_a_list_or_a_value(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     how = {"check": False, "push": False, "image": "any:1", "master_port": 29501}

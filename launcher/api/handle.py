@@ -164,6 +164,7 @@ def launch(
     check: bool = True,
     hang_timeout: float | None = None,
     on_exit: str | None = None,
+    on_event: str | None = None,
     **job: Unpack[JobOptions],
 ) -> Run:
     """Check the hosts, push what they lack and start the run; it then goes on by itself.
@@ -180,6 +181,7 @@ def launch(
         check=check,
         hang_timeout=hang_timeout,
         on_exit=on_exit,
+        on_event=on_event,
     )
     first = new_run(cluster, options)
     start_launch(first, LoggingConsole())

@@ -29,5 +29,6 @@ class JobOptions(TypedDict, total=False):
     ulimits: Mapping[str, int]
     user: str
     max_restarts: int
+    metrics_dir: str
     stop_timeout: int
     time_limit: str | int

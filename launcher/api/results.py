@@ -17,16 +17,16 @@ from ..ssh.node import Node
 from ..ssh.stream import READ_SIZE
 from .parcel import MAX_RESULTS
 
-# For every rank of attempt $2 with a result below the run folder $1: its number, the size, the text.
+# A line for every rank of attempt $2 with a result below the run folder $1: its number, the JSON text.
 READ = r"""
 cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
 for file in rank-*; do
   case $file in *[!0-9a-z-]*) continue ;; esac
-  printf '%s %s\n' "${file#rank-}" "$(wc -c < "$file")"
+  printf '%s ' "${file#rank-}"
   cat "$file"
+  echo
 done
 """
-HEAD = re.compile(rb"(\d{1,7}) +(\d{1,9})\n")
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,21 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
     data = bytearray()
     limit = 2 * MAX_RESULTS  # nodes of one machine share a folder
     with node.open_script(READ, place.run_dir, str(place.attempt), stdin=False) as stream:
-        while len(data) <= limit and (chunk := stream.read(READ_SIZE)):
+        while chunk := stream.read(READ_SIZE):
             data += chunk
+            if len(data) > limit:
+                raise CommandFailed(f"{node.name}: its results have more than {limit} bytes")
     return split(bytes(data), node.name)
 
 
 def split(data: bytes, host: str) -> dict[int, bytes]:
     """By rank, what READ printed. Raises CommandFailed if it is something else."""
     texts = {}
-    while data:
-        head = HEAD.match(data)
-        size = int(head[2]) if head else 0
-        if head is None or len(data) < head.end() + size:
-            raise CommandFailed(f"{host}: its results cannot be read: cut off, or too large")
-        texts[int(head[1])] = data[head.end() : head.end() + size]
-        data = data[head.end() + size :]
+    for line in data.split(b"\n")[:-1]:
+        rank, _, text = line.partition(b" ")
+        if not re.fullmatch(rb"\d{1,7}", rank):
+            raise CommandFailed(f"{host}: its results cannot be read")
+        texts[int(rank)] = text
     return texts
 
 

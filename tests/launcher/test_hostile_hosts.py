@@ -288,7 +288,7 @@ def test_lists_of_processes_and_folders(rows: list[str]) -> None:
 @some("results")
 def test_results_of_ranks(document: Any, noise: bytes) -> None:
     text = json.dumps(document).encode()
-    for data in (b"0 %d\n%b" % (len(text), text), noise, noise + text):
+    for data in (b"0 " + text + b"\n", noise + b"\n", noise + b" " + text + b"\n"):
         try:
             for result in split(data, "gpu1").values():
                 outcome = parsed_outcome("gpu1", result)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,14 @@ from trainer.tools.make_images import write_cifar10
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/hosts.yaml"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+# Lightning imports torchvision, which may be a CUDA build beside a torch for the CPU.
+ON_CPU = f"""
+import runpy, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torchvision_on_cpu
+del sys.path[0], sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 SMALL = ("--model", "resnet8", "--batch_size", "64")
 
 
@@ -123,9 +132,11 @@ def test_other_frameworks_train_on_two_nodes(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    folder = ROOT / "examples" / example
+    folder = tmp_path / "code"
+    shutil.copytree(ROOT / "examples" / example, folder)
+    (folder / "on_cpu.py").write_text(ON_CPU)
     command = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]["command"]
-    nodes = ["local:0", "local:0"]
+    nodes, command = ["local:0", "local:0"], ["on_cpu.py", *command]
     run = launcher.launch(nodes, command, engine="process", workdir=folder, check=False)
     assert run.wait(timeout=250) == "SUCCEEDED", list(run.logs())
     accuracies = [line for line in run.logs() if "accuracy" in line]

@@ -136,3 +136,10 @@ def test_the_trainer_runs_from_the_wheel(
     where = [sys.executable, "-c", "import ddpctl.trainer; print(ddpctl.trainer.__file__)"]
     done = subprocess.run(where, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith(str(site))
+
+
+def test_ci_tests_the_oldest_torch_that_pyproject_names() -> None:
+    bounds = re.findall(r'"(torch|torchvision)>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert len(bounds) == 2
+    for name, oldest in bounds:
+        assert f" {name}=={oldest}.0 " in (ROOT / ".github/workflows/ci.yml").read_text()

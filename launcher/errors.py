@@ -4,12 +4,14 @@
     ├── UsageError              exit 2   a wrong flag or argument
     │   └── HostsFileError      exit 2   all problems of a hosts file
     ├── PreflightError          exit 3   `check` found a failure
+    │   └── GpusTaken           exit 3   other runs have the GPUs (in start/all_or_none.py)
     ├── HostUnreachable         exit 4   no SSH connection
     ├── DockerUnavailable       exit 3   SSH works, the host's engine does not answer
     ├── CommandTimeout          exit 4   SSH works, the host does not answer in time
     ├── CommandFailed           exit 1   a command on a host failed
     ├── StateError              exit 1   a file or folder on this machine cannot be written
     ├── PushFailed              exit 5
+    ├── RunKilled               exit 7   `kill` ended a run that waited in line
     ├── StopUnconfirmed         exit 6   a host may still run something
     ├── RunFailed                        a function that Python sent to the ranks gave no results
     │   └── RemoteError                  it raised an exception there
@@ -94,6 +96,10 @@ class RemoteError(RunFailed):
         super().__init__(run_id, f"rank {rank} on {host}: {type}: {message}\n\n{traceback}".strip())
         self.host, self.rank = host, rank
         self.type, self.message, self.traceback = type, message, traceback
+
+
+class RunKilled(DdpctlError):
+    exit_code = 7
 
 
 class NodesFailed(DdpctlError):

@@ -29,7 +29,7 @@ def main() -> None:
     pairs = torch.rand(2048, 2, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(pairs, (pairs[:, 0] > pairs[:, 1]).long())
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model, optimizer, batches = accelerator.prepare(
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),

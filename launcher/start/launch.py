@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from ..errors import UsageError
 from ..hosts import Cluster
 from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
@@ -9,13 +12,18 @@ from ..run_id import new_run_id
 from ..runs.record import checked_name
 from ..terminal.console import Console
 from . import exit_hook
-from .attempt import NextAttempt, run_attempt
+from .attempt import NextAttempt
 from .check_command import check_command
 from .restart import restart_until_done
+from .wait import run_attempt
 
 
 def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
     """The first attempt of a new run. Raises UsageError for a name that cannot be part of its id."""
+    if options.nodes and options.nodes > cluster.nnodes:
+        raise UsageError(
+            f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
+        )
     return NextAttempt(cluster, options, new_run_id(checked_name(options.name)))
 
 
@@ -27,10 +35,12 @@ def launch(first: NextAttempt, console: Console) -> int:
 
 
 def dry_run(first: NextAttempt) -> Plan:
-    """The plan as far as it is known without contacting a host."""
+    """The plan as far as it is known without contacting a host; with --nodes, on the first hosts."""
     if first.options.check:
         check_command(first.cluster.job)
-    return first.plan()
+    hosts = first.cluster.hosts[: first.options.nodes]
+    cluster = dataclasses.replace(first.cluster, hosts=hosts)
+    return dataclasses.replace(first, cluster=cluster).plan()
 
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:

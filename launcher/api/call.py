@@ -72,8 +72,10 @@ def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> 
     """By rank. Raises what the ranks raised, or RunFailed."""
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
-    if raised:
-        first = failure.rank if failure and failure.rank in raised else min(raised)
+    first = failure.rank if failure else None
+    if raised and first is None:
+        first = min(raised)
+    if first in raised:  # if not, it was killed, and the others raised because of that
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state != "SUCCEEDED":
         why = headline(failure) if failure else record.state.lower()

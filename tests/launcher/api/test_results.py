@@ -55,6 +55,11 @@ def test_an_exception_that_cannot_be_made_again_is_a_remote_error(kind: str) -> 
 def test_a_rank_that_died_without_an_exception_is_named() -> None:
     with pytest.raises(RunFailed, match=r"r1: rank 1 \(gpu1, local_rank 0\) exited with 1"):
         results(record("FAILED", failed=1), {0: Outcome("gpu1", 1)}, trust=False)
+    effect = {0: raised("RuntimeError", "connection closed by peer")}
+    with pytest.raises(RunFailed, match="exited with 1"):
+        results(record("FAILED", failed=1), effect, trust=False)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        results(record("FAILED"), effect, trust=False)
     with pytest.raises(RunFailed, match="rank 1 ended without a result"):
         results(record("SUCCEEDED"), {0: Outcome("gpu1", 1)}, trust=False)
 

@@ -132,12 +132,18 @@ def test_a_launch_waits_until_the_gpus_are_free(make: Make) -> None:
     cluster = make()
     first = cluster.launch("--detach")[1].strip()
     running = list(cluster.nodes)
-    cluster.nodes_end(0)
+    left: list[list[str]] = []
+
+    def end_without_tickets(node: FakeNode) -> None:
+        once(lambda: not cluster.tickets, lambda: (left.append(cluster.tickets), node.end(0)))
+
+    for host in cluster:
+        host.on_start = end_without_tickets
     once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
     assert f"waits: gpu[0-1]: run {first} of" in err
-    assert cluster.tickets == []
+    assert left == [[], []], "the tickets go when the run starts, not when it ends"
 
 
 def test_a_wait_ends_after_its_duration(make: Make) -> None:
@@ -221,6 +227,19 @@ def test_a_ticket_whose_launch_has_gone_stops_no_other(make: Make) -> None:
     cluster.hosts["gpu0"].ahead = 90.0
     code, _, err = cluster.launch("--detach")
     assert code == 0, err
+    assert cluster.tickets == []
+
+
+def test_clean_removes_the_tickets_of_launches_that_have_gone(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    cluster.launch("--detach", "--wait")
+    [node] = cluster.nodes
+    node.end(0)
+    assert cluster.ddpctl("clean", cluster.hosts_file, "-y")[0] == 0
+    assert len(cluster.tickets) == 1
+    cluster.hosts["gpu0"].ahead = 90.0
+    assert cluster.ddpctl("clean", cluster.hosts_file, "-y")[0] == 0
     assert cluster.tickets == []
 
 

@@ -14,6 +14,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.facts.gather import gather
+from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.plan.build import Found
 from launcher.plan.options import LaunchOptions
@@ -128,22 +129,25 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             host.nodes.clear()
 
 
-def test_a_launch_waits_until_the_gpus_are_free(make: Make) -> None:
+def test_a_launch_waits_until_the_gpus_are_free(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = make()
     first = cluster.launch("--detach")[1].strip()
     running = list(cluster.nodes)
-    left: list[list[str]] = []
+    cluster.nodes_end(0)
+    follow, left = Session.follow, []
 
-    def end_without_tickets(node: FakeNode) -> None:
-        once(lambda: not cluster.tickets, lambda: (left.append(cluster.tickets), node.end(0)))
+    def followed(session: Session) -> int:
+        left.extend(cluster.tickets)
+        return follow(session)
 
-    for host in cluster:
-        host.on_start = end_without_tickets
+    monkeypatch.setattr(Session, "follow", followed)
     once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
     assert f"waits: gpu[0-1]: run {first} of" in err
-    assert left == [[], []], "the tickets go when the run starts, not when it ends"
+    assert left == [], "tickets go when the run starts, not when it ends"
 
 
 def test_a_wait_ends_after_its_duration(make: Make) -> None:

@@ -262,6 +262,9 @@ class Cluster:
         for node in self.nodes:
             if found := self.engine(node, "ps", "-aq").split():
                 self.engine(node, "rm", "-f", *found)
+            volumes = ["volume", "ls", "-q", "--filter", "label=io.ddpctl.run-id"]
+            if found := self.engine(node, *volumes).split():
+                self.engine(node, "volume", "rm", *found)
             self.exec(node, "sh", "-c", sweep)
 
     def wait_healthy(self, nodes: Sequence[str], timeout: float = 60) -> None:

@@ -37,7 +37,7 @@ SET_BY_DDPCTL = frozenset(
         *("MASTER_ADDR", "MASTER_PORT"),
     }
 )
-OWN_MOUNTS = ("/checkpoints", "/output", "/ddpctl")
+OWN_MOUNTS = ("/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics")
 
 
 def image(tree: Tree) -> str:
@@ -116,6 +116,13 @@ def _is_own(target: str) -> bool:
     return not flat or any(flat == own or flat.startswith(own + "/") for own in OWN_MOUNTS)
 
 
+def folder_on_hosts(tree: Tree) -> str:
+    word = text(tree)
+    if not word.startswith("/") or ".." in PurePosixPath(word).parts or ":" in word:
+        raise wrong(tree, shown(word), "write the absolute path of a folder on the hosts")
+    return word
+
+
 def _device(tree: Tree) -> str:
     word = text(tree)
     if not _DEVICE.fullmatch(word) or ".." in word:
@@ -144,14 +151,21 @@ def _wrong_tmpfs(target: str) -> str:
 def duration(tree: Tree) -> int:
     """Seconds. `2h30m`, `90s`, `1d` or a number of seconds."""
     written = as_written(tree)
-    match = _DURATION.fullmatch(written.strip())
-    if match is None or not match[0]:
+    total = seconds_in(written)
+    if total is None:
         raise wrong(tree, shown(written), "write for example 2h30m, or a number of seconds")
-    days, hours, minutes, seconds, plain = (int(part or 0) for part in match.groups())
-    total = 86400 * days + 3600 * hours + 60 * minutes + seconds + plain
     if not 0 < total <= LONGEST_DURATION:
         raise wrong(tree, shown(written), "write a time from 1s to 365d")
     return total
+
+
+def seconds_in(text: str) -> int | None:
+    """None where the text is no duration."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not match[0]:
+        return None
+    days, hours, minutes, seconds, plain = (int(part or 0) for part in match.groups())
+    return 86400 * days + 3600 * hours + 60 * minutes + seconds + plain
 
 
 def size(tree: Tree) -> int:

@@ -6,7 +6,7 @@ A dry run builds it without asking the hosts: what only they know is then ASKED 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,9 @@ from .plan import (
     place_of,
 )
 from .supervisor_spec import SUPERVISOR
-from .topology import first_ranks, free_port, gpu_ids, node_addresses, nproc_per_node
+from .topology import first_ranks, free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
 
+METRICS_DIR = "/ddpctl-metrics"  # in a container
 INFINIBAND = "/dev/infiniband"
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 STACK_BYTES = 67108864  # as NVIDIA's own images ask for
@@ -47,6 +48,7 @@ class Found:
     workdir_digest: str | None = None
     image_digest: str | None = None
     used_ports: frozenset[int] = frozenset()  # on node 0, listening or promised to another run
+    since: float | None = None  # as in Plan
 
 
 def make_plan(
@@ -89,6 +91,7 @@ def make_plan(
         stop_timeout=job.stop_timeout,
         time_limit=job.time_limit,
         max_restarts=job.max_restarts,
+        since=found.since if found else None,
     )
     nodes = [
         _NodeBuilder(plan, cluster, rank, addresses[rank], found).build(tuple(env_names))
@@ -121,10 +124,11 @@ class _NodeBuilder:
         self.home = (self.facts and self.facts.folder) or HOME
         self.place = place_of(plan.run_id, rank, plan.attempt, self.home)
         self.data = f"{self.home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}"
-        self.paths = _job_paths(plan.engine, self.place, self.data, self.job.env)
+        self.paths = _job_paths(plan.engine, self.place, self.data, self.job)
         found_interface = self.facts.interface_of(address) if self.facts else None
         self.interface = self.host.interface or found_interface
         self.gpus = _container_gpus(self.host, self.facts)
+        self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
         self.boot_ids = [each.boot_id for each in found.facts] if found else []
         self.nproc = nproc_per_node(cluster, found.facts if found else None)
 
@@ -140,6 +144,7 @@ class _NodeBuilder:
             interface=self.interface,
             place=self.place,
             paths=self.paths,
+            gpu_ids=self.gpu_ids,
         )
 
     def _torchrun_command(self) -> tuple[str, ...]:
@@ -230,6 +235,8 @@ class _NodeBuilder:
             "owner": self.plan.owner,
             "name": self.plan.name,
             "master-port": self.plan.master_port,
+            "gpus": ",".join(self.gpu_ids) if self.facts else ASKED,
+            "since": f"{self.plan.key[0]:.3f}" if self.facts else ASKED,
         }
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
 
@@ -245,6 +252,8 @@ class _NodeBuilder:
         for mount in self.job.mounts:
             source, target, *mode = mount.split(":")
             mounts.append(Mount(source, target, read_only="ro" in mode, from_job=True))
+        if self.job.metrics_dir:
+            mounts.append(Mount(self.job.metrics_dir, METRICS_DIR, from_job=True))
         return tuple(mounts)
 
 
@@ -281,7 +290,7 @@ def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
     return plan.engine.in_container and user not in (str(uid), "0")
 
 
-def _job_paths(engine: EngineTraits, place: Place, data: str, env: Mapping[str, str]) -> JobPaths:
+def _job_paths(engine: EngineTraits, place: Place, data: str, job: Job) -> JobPaths:
     """The user may point checkpoints and output elsewhere by the variables that name them."""
     if engine.in_container:
         paths = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
@@ -296,8 +305,9 @@ def _job_paths(engine: EngineTraits, place: Place, data: str, env: Mapping[str, 
         )
     return dataclasses.replace(
         paths,
-        checkpoints=env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
-        output=env.get("DDPCTL_OUTPUT_DIR", paths.output),
+        checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
+        output=job.env.get("DDPCTL_OUTPUT_DIR", paths.output),
+        metrics=METRICS_DIR if job.metrics_dir and engine.in_container else job.metrics_dir,
     )
 
 

@@ -56,7 +56,7 @@ class NodeRecord:
 
 @dataclass
 class AttemptRecord:
-    """One start of a run. state: PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
+    """One start of a run. state: WAITING PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
 
     attempt: int
     state: str
@@ -69,7 +69,10 @@ class AttemptRecord:
     ended: str | None = None
     first_failure: FirstFailure | None = None
     progress: bool | None = None  # whether it saved a checkpoint; found out before a restart
+    waiting_since: float | None = None  # unix seconds, node 0's clock: its place in line for GPUs
+    waiting_until: float | None = None  # this machine's clock; None: as long as it takes
     by: str = "launch"  # launch, resume, or restart (after a failure, without being asked)
+    digests: dict[str, str] = field(default_factory=dict)  # of the image, dataset and code it used
 
 
 @dataclass
@@ -193,6 +196,11 @@ def new_record(plan: Plan) -> RunRecord:
 
 
 def new_attempt(plan: Plan) -> AttemptRecord:
+    inputs = {
+        "image": plan.image_digest,
+        "dataset": plan.dataset_digest,
+        "code": plan.workdir_digest,
+    }
     return AttemptRecord(
         attempt=plan.attempt,
         state="PENDING",
@@ -204,6 +212,7 @@ def new_attempt(plan: Plan) -> AttemptRecord:
         master_addr=plan.master_addr,
         master_port=int(plan.master_port),
         by=plan.options.by,
+        digests={what: digest for what, digest in inputs.items() if digest},
     )
 
 

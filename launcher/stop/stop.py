@@ -23,10 +23,10 @@ for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
 done
 """
 
-# The visible processes of run $1 on this host, whoever their parent is now; not the --on-exit command.
+# The visible processes of run $1 on this host, whoever their parent is now; not those of --on-exit.
 PROCESSES = r"""
 grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
-  xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null | tr -cd '0-9\n'
+  xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null | tr -cd '0-9\n'
 """
 
 ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end

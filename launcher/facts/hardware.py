@@ -106,7 +106,7 @@ def details(sections: Mapping[str, Sequence[str]]) -> Details:
         cdi=bool(lines("cdi")),
         subuids=bool(lines("subuids")),
         lingers=not lines("logout"),
-        nvidia=parse_nvidia("\n".join(lines("nvidia")), lines("gpuowners")),
+        nvidia=parse_nvidia("\n".join(lines("nvidia")), lines("gpuowners"), lines("xid")),
     )
 
 

@@ -25,8 +25,7 @@ from .status import NodeStatus
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
 PYTHON_IN_IMAGE = (
-    'docker image inspect "$0" >/dev/null 2>&1 || exit; '
-    'exec docker run --rm -i --network host --entrypoint python3 "$0" "$@"'
+    'exec docker run --pull never --rm -i --network host --entrypoint python3 "$0" "$@"'
 )
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 

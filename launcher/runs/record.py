@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..diagnosis.first_failure import FirstFailure
 from ..errors import StateError, UsageError
@@ -100,6 +101,12 @@ class RunRecord:
     def attempt(self) -> AttemptRecord:
         """The newest attempt."""
         return self.attempts[-1]
+
+
+def for_hosts(record: RunRecord) -> dict[str, Any]:
+    """The copy that every host keeps: without the nodes of each attempt, which their own folders show."""
+    attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
+    return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
 
 class RunFolder:

@@ -23,7 +23,7 @@ from ..plan.plan import Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
 from ..runs.kept_cluster import keep_cluster
-from ..runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from ..runs.record import RunFolder, RunRecord, for_hosts, new_attempt, new_record, timestamp
 from ..ssh.account import account_name
 from ..ssh.node import Node, connected
 from ..state import require_writable, state_home
@@ -95,7 +95,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 failing_start_recorded(folder, record, console),
                 console.step(f"starting {plan.nnodes} nodes"),
             ):
-                start(attempt, plan, uids, environment, dataclasses.asdict(record))
+                start(attempt, plan, uids, environment, for_hosts(record))
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.try_save(record, console)
             report_start(plan, console)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Times are in seconds. `hosts` are the names of all nodes, in the order of their node ranks."""
+    """Times are in seconds. `hosts`: the names of all nodes by node rank; but for node 0, only the first."""
 
     run_id: str
     attempt: int

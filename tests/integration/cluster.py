@@ -167,8 +167,11 @@ def _words(out: bytes, err: bytes) -> str:
 class Cluster:
     """Simulated hosts node0, node1, ... on a network of their own; with Python only if asked for."""
 
-    def __init__(self, folder: Path, count: int = 3, *, python3: bool = False) -> None:
+    def __init__(
+        self, folder: Path, count: int = 3, *, python3: bool = False, engine_has: str = TRAINER_IMAGE
+    ) -> None:
         self.folder = folder
+        self.engine_has = engine_has  # the image that the hosts' engines start with
         self.image = PYTHON_NODE_IMAGE if python3 else NODE_IMAGE
         kind = "python3-" if python3 else ""
         self.project = f"ddpctl-test-{TREE}-{kind}{os.getpid()}"
@@ -185,9 +188,9 @@ class Cluster:
         with locked("engine"):
             remove_leftovers()
             self._make_network()
-            template = loaded_engine(self.keys)
+            template = loaded_engine(self.keys, self.engine_has)
         self._make_hosts(template)
-        docker("start", *map(self.container, self.nodes))
+        docker("start", *map(self.container, self.nodes), timeout=600)
         self.wait_healthy(self.nodes)
         self._make_home()
 
@@ -461,18 +464,18 @@ def turn(*, alone: bool) -> Iterator[None]:
         yield
 
 
-def loaded_engine(keys: Path) -> str:
-    """A volume that is the data of an engine with the trainer's image, kept for the next time."""
-    identity = docker("image", "inspect", "--format={{.Id}}", NODE_IMAGE, TRAINER_IMAGE)
+def loaded_engine(keys: Path, image: str) -> str:
+    """A volume that is the data of an engine that has `image`, kept for the next time."""
+    identity = docker("image", "inspect", "--format={{.Id}}", NODE_IMAGE, image)
     name = f"ddpctl-test-engine-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     look = ["run", "--rm", "--network=none", f"--volume={name}:/t", NODE_IMAGE, "ls", "/t"]
     if name in docker("volume", "ls", "-q").split() and "loaded" in docker(*look).split():
         return name
-    for old in docker("volume", "ls", "-q", "--filter", f"label={LABEL}.engine={TREE}").split():
+    for old in docker("volume", "ls", "-q", "--filter", f"label={LABEL}.engine={TREE}-{image}").split():
         subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # in use: another's
     seed = f"{name}-seed"
     subprocess.run(["docker", "rm", "-f", "-v", seed], capture_output=True)
-    docker("volume", "create", "--label", f"{LABEL}.engine={TREE}", name)
+    docker("volume", "create", "--label", f"{LABEL}.engine={TREE}-{image}", name)
     mount = ["--network=none", "--no-healthcheck", f"--volume={name}:/var/lib/docker"]
     docker("create", f"--name={seed}", f"--env=CGROUP_PARENT={seed}", *POWERS, *mount, NODE_IMAGE)
     try:
@@ -482,7 +485,7 @@ def loaded_engine(keys: Path) -> str:
         until(
             lambda: subprocess.run(ready, capture_output=True).returncode == 0, 60, "dockerd is up"
         )
-        with subprocess.Popen(["docker", "save", TRAINER_IMAGE], stdout=subprocess.PIPE) as save:
+        with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as save:
             load = ["docker", "exec", "-i", seed, "docker", "load"]
             subprocess.run(load, stdin=save.stdout, check=True, capture_output=True)
         end = "touch /run/dockerd.off; pkill -x dockerd; while pgrep -x dockerd; do sleep 0.2; done"

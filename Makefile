@@ -10,7 +10,7 @@
 
 VENV ?= .venv
 BIN = $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest --timeout 300
+PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
 CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-trainer
 export VENV
@@ -23,9 +23,11 @@ demo:
 
 test:
 	@scripts/venv test
-	@scripts/test-setup
-	@# both parts are run and told, whatever the first says; each process of the second has a cluster
-	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; $(CLUSTER) $(ARGS) && exit $$fast
+	@scripts/test-setup programs
+	@# the images are built beside the first half; both halves are run and told, whatever the first says;
+	@# each process of the second half has a cluster
+	@scripts/test-setup images & images=$$!; \
+	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; wait $$images && $(CLUSTER) $(ARGS) && exit $$fast
 
 unit:
 	@scripts/venv test

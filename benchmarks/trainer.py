@@ -35,15 +35,7 @@ from trainer.tools.plot import records
 
 HERE = Path(__file__).parent
 EPOCH = 50_000  # images in an epoch of CIFAR-10
-# PyPI's torchvision is a CUDA build; beside a CPU torch two of its operators must be named first.
-SHIM = """
-import contextlib, torch
-for name in ("nms", "qnms"):
-    with contextlib.suppress(RuntimeError):
-        torch.library.define(
-            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
-"""
+SHIM = HERE.parent / "tests" / "trainer" / "torchvision_on_cpu.py"
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ def main() -> int:
     if given.gpu:
         return on_gpu()
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "sitecustomize.py").write_text(SHIM)
+        (Path(scratch) / "sitecustomize.py").write_text(SHIM.read_text())
         os.environ["PYTHONPATH"] = scratch
         lines = [
             "| stem | images, batch a rank | recipe img/s | trainer img/s | ratio (min-max) | bar "

@@ -14,14 +14,13 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trainer.md"
 sys.path.insert(0, str(ROOT))
 
-from trainer.cli import TITLES  # noqa: E402
 from trainer.config import GROUPS, Config  # noqa: E402
 
 
 def table() -> str:
     lines = ["| flag | default | |", "|---|---|---|"]
-    for group in GROUPS:
-        lines.append(f"| **{TITLES[group]}** | | |")
+    for group, title in GROUPS.items():
+        lines.append(f"| **{title}** | | |")
         lines += [row(f) for f in dataclasses.fields(Config) if f.metadata["group"] == group]
     return "\n".join(lines) + "\n"
 

@@ -1,76 +1,31 @@
-"""How a run ends: stop requests, failures, status.json, the exit code."""
+"""How a run ends: results, failures, status.json, the exit code."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from .cli import print_error
 from .config import Config
 from .distributed import Ranks, Store, as_fact
-from .errors import KILLED, KINDS, PREEMPTED, OutOfMemory, PeerLost, TrainerError
+from .errors import KINDS, PREEMPTED, OutOfMemory, PeerLost, TrainerError, print_error
 from .logs import clock, say, write_status
+from .state import Training
 from .tools.plot import draw, records
 
-if TYPE_CHECKING:
-    from .state import Training
-
-ECHO = 2.0  # seconds
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 FAILURE = "failure"  # the key in the store under which the first failing rank reports
 WATCH_EVERY = 0.5  # seconds
 LOST_GRACE = 2.0  # seconds that a rank which lost a peer waits for that peer's report
 LEAVE_GRACE = 3.0  # seconds that the failing rank waits for the others to notice
 LINGER = 1.0  # seconds by which the others leave later: launchers end all ranks with the first
 LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
-
-
-class Stopped(Exception):
-    """All ranks agreed to save and end, because one of them received a signal."""
-
-
-class StopRequest:
-    """Truthy once a signal has arrived; `name` is that signal's.
-
-    SIGTERM, SIGINT and SIGUSR1 on any rank ask for save-then-stop. The handler only notes the
-    signal; the ranks agree at the next step boundary. A second signal ends this process at once,
-    unsaved, unless it follows within two seconds: a terminal or `docker stop` signals a whole
-    process group, and torchrun then passes the signal on to its ranks once more.
-    """
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.since = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self.name)
-
-    def listen(self) -> None:
-        for number in SIGNALS:
-            signal.signal(number, self._note)
-
-    def ignore(self) -> None:
-        """The run is over: further signals must not disturb its end."""
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.name:
-            self.name = signal.Signals(number).name
-            self.since = time.monotonic()
-        elif time.monotonic() - self.since > ECHO:
-            os._exit(KILLED)  # no cleanup: this process may be inside a collective
 
 
 def finish(t: Training, state: str, reason: str) -> None:
@@ -124,7 +79,8 @@ class Watch:
     def __init__(self, config: Config, ranks: Ranks, stalled_after: float | None = None) -> None:
         """stalled_after: seconds without `beat` after which rank 0 writes a provisional
         status.json. NCCL's own watchdog kills a process that waits too long, without a word."""
-        self.config, self.ranks, self.t = config, ranks, cast("Training | None", None)
+        self.config, self.ranks = config, ranks
+        self.t: Training | None = None
         self.stalled_after = stalled_after
         self.last_beat = time.monotonic()
         self.provisional = False

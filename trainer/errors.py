@@ -16,6 +16,9 @@ what, remedy. One rank prints it; all ranks exit with the same code.
 
 from __future__ import annotations
 
+import os
+import sys
+
 PREEMPTED = 75
 KILLED = 143
 
@@ -64,3 +67,10 @@ _ALL = (
     ReplicaMismatch,
 )
 KINDS: dict[str, type[TrainerError]] = {kind.__name__: kind for kind in _ALL}
+
+
+def print_error(error: TrainerError) -> None:
+    """Rank 0 prints for all ranks: they end with the same error."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()

@@ -17,9 +17,8 @@ import torch
 
 from .checkpoint import snapshot, synchronise, write_weights
 from .distributed import averaged_statistics
-from .ending import Stopped
 from .logs import eval_line, say
-from .state import Training
+from .state import Stopped, Training
 
 STOP_EVERY = 50  # blocks on a GPU between questions whether to stop, each of which waits for it
 

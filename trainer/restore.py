@@ -31,7 +31,8 @@ NOTED = (  # settings that may change on resume, with a warning: the results do 
     *("lr", "lr_scaling", "lr_base_size", "schedule", "warmup_epochs", "milestones", "gamma"),
     *("min_lr", "epochs", "max_steps", "momentum", "nesterov", "weight_decay", "loss"),
     *("norm_weight_decay", "label_smoothing", "clip_grad_norm", "ema", "bn", "amp"),
-    *("compile", "deterministic"),
+    *("compile", "compile_mode", "deterministic", "grad_compression"),
+    *("randaugment", "cutout", "mixup", "cutmix"),
 )
 CHUNK = 64 << 20  # bytes sent at a time
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,14 +26,15 @@ from .distributed import (
     join,
     pick_device,
 )
-from .ending import LINGER, StopRequest, write_failure
+from .ending import LINGER, write_failure
 from .errors import DataError, TrainerError, UsageError
 from .logs import Metrics, Progress, say
 from .loss import make_losses
 from .model import LARGE, build_model, choose_stem, load_weights
 from .optim import FEW_STEPS, Ema, Plan, make_optimizer, make_plan
 from .restore import Disks, Restored, check_fits, find_disks, restore
-from .state import Training, classes, from_checkpoint, identity, versions
+from .state import StopRequest, Training, classes, from_checkpoint, identity, versions
+from .tools.profiler import make_profiler
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
@@ -106,7 +108,10 @@ def build(
     set_layout(model, config, ranks.device)
     if config.bn == "sync" and ranks.world_size > 1:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    compiled: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
+    compiled: nn.Module = model
+    if config.compile:
+        compiled = torch.compile(model, mode=config.compile_mode)  # type: ignore[assignment]
+    alone = ranks.world_size == 1 or config.canonical_shards
     return Training(
         config=config,
         plan=plan,
@@ -114,7 +119,7 @@ def build(
         data=data,
         model=model,
         compiled=compiled,
-        net=compiled if ranks.world_size == 1 or config.canonical_shards else ddp(compiled, ranks),
+        net=compiled if alone else ddp(compiled, ranks, config.grad_compression),
         optimizer=make_optimizer(model, config),
         scaler=torch.amp.GradScaler(ranks.device.type) if config.amp == "fp16" else None,
         ema=Ema(model, config.ema) if config.ema else None,
@@ -123,6 +128,7 @@ def build(
         progress=Progress(config, plan, ranks, step=0),
         disks=Disks(Path(config.checkpoint_dir), own=True, copy_on=None),
         losses=make_losses(config),
+        profiler=make_profiler(config, ranks),
         poll_lag=1 if ranks.device.type == "cuda" else 0,
     )
 
@@ -170,14 +176,18 @@ def compiler_problem(device: torch.device) -> str:
     return ""
 
 
-def ddp(model: nn.Module, ranks: Ranks) -> DistributedDataParallel:
+def ddp(model: nn.Module, ranks: Ranks, compression: str = "off") -> DistributedDataParallel:
     """Compiling happens inside DDP, which keeps DDP's hooks out of the compiled graph."""
-    return DistributedDataParallel(
+    net = DistributedDataParallel(
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         **_unsynced_buffers(),
     )
+    if compression == "bf16":
+        # Given by its own name, DDP refuses the hook without NCCL, although Gloo can do it.
+        net.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+    return net
 
 
 def _unsynced_buffers() -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,16 +29,52 @@ from .distributed import (
     statistics,
     unflatten,
 )
-from .errors import CheckpointError
+from .errors import KILLED, CheckpointError
 from .logs import Metrics, Progress, say
 from .loss import Loss
 from .optim import Ema, Plan
 from .restore import Disks
 
-if TYPE_CHECKING:
-    from .ending import StopRequest
-
 PLACES = ("out", "checkpoint_dir", "data", "resume")  # not part of what was trained
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ECHO = 2.0  # seconds
+
+
+class Stopped(Exception):
+    """All ranks agreed to save and end, because one of them received a signal."""
+
+
+class StopRequest:
+    """Truthy once a signal has arrived; `name` is that signal's.
+
+    SIGTERM, SIGINT and SIGUSR1 on any rank ask for save-then-stop. The handler only notes the
+    signal; the ranks agree at the next step boundary. A second signal ends this process at once,
+    unsaved, unless it follows within two seconds: a terminal or `docker stop` signals a whole
+    process group, and torchrun then passes the signal on to its ranks once more.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.since = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    def listen(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def ignore(self) -> None:
+        """The run is over: further signals must not disturb its end."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.name:
+            self.name = signal.Signals(number).name
+            self.since = time.monotonic()
+        elif time.monotonic() - self.since > ECHO:
+            os._exit(KILLED)  # no cleanup: this process may be inside a collective
 
 
 @dataclass
@@ -55,6 +94,7 @@ class Training:
     progress: Progress
     disks: Disks
     losses: tuple[Loss, Loss]  # of training and of evaluation
+    profiler: torch.profiler.profile | None = None
     writer: Writer = field(default_factory=Writer)
     copy_problems: list[str] = field(default_factory=list)
     metrics: Metrics = field(default_factory=lambda: Metrics(None))

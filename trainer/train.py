@@ -18,15 +18,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import Config
+from .data.augment import cutout, mix
 from .data.order import epoch_order, mixed_seed
 from .distributed import check_replicas, fixed_statistics, kept, leave, set_training
-from .ending import Stopped, StopRequest, Watch, finish, preempted
+from .ending import Watch, finish, preempted
 from .errors import Diverged
 from .evaluate import export, record_evaluation, selecting_split
 from .logs import say, train_line
 from .optim import lr_at, part_bounds
 from .setup import begin, meet
-from .state import Training, finish_writing, save
+from .state import Stopped, StopRequest, Training, finish_writing, save
 from .tools import canonical_shards
 
 
@@ -75,9 +76,10 @@ def run(t: Training, env: Mapping[str, str]) -> int:
 def train(t: Training) -> None:
     if t.eval_pending:
         end_epoch(t)
-    while t.step < t.plan.total_steps:
-        train_epoch(t)
-        end_epoch(t)
+    with t.profiler or contextlib.nullcontext():
+        while t.step < t.plan.total_steps:
+            train_epoch(t)
+            end_epoch(t)
     save_last(t)
     if t.config.val_split and t.last.get("split") != "test":
         record_evaluation(t, "test")
@@ -98,6 +100,8 @@ def train_epoch(t: Training) -> None:
     set_training(t.model, frozen=c.bn == "frozen")
     while t.step < end:
         train_step(t, order)
+        if t.profiler:
+            t.profiler.step()
         t.eval_pending = t.step == end and evaluation_is_due(t)
         if t.step % every == 0 or t.step == end:
             poll(t, last=t.step == end)
@@ -145,7 +149,11 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
     c, epoch = t.config, t.step // t.plan.steps_per_epoch
     first, last = part_bounds(len(batch), t.plan.parts, part)
     began = time.perf_counter()
-    x, y = t.data.train_batch(batch[first : max(last, first + 1)], seed=c.seed, epoch=epoch)
+    indices = batch[first : max(last, first + 1)]
+    x, y = t.data.train_batch(indices, seed=c.seed, epoch=epoch)
+    if c.cutout:
+        x = cutout(x, indices, c.cutout, seed=c.seed, epoch=epoch)
+    x, share = mix(x, c.mixup, c.cutmix, seed=mixed_seed(f"mix/{c.seed}/{t.step}/{part}"))
     t.progress.data_seconds += time.perf_counter() - began
     # What the network draws, for dropout, depends on the micro-batch alone: nothing to save.
     torch.manual_seed(mixed_seed(f"network/{c.seed}/{t.step}/{part}"))
@@ -153,7 +161,10 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
     single = last - first < 2 and c.bn == "local"
     with fixed_statistics(t.model, when=single), t.autocast():
         logits = t.net(x)
-    loss = t.losses[0](logits, y).sum()
+    loss = t.losses[0](logits, y)
+    if share < 1:
+        loss = share * loss + (1 - share) * t.losses[0](logits, y.roll(1))
+    loss = loss.sum()
     if last == first:
         return loss * 0
     t.totals[0] += loss.detach()

@@ -27,7 +27,11 @@ def launch(
         bool, typer.Option("--dry-run", help="Print the plan and contact no host.")
     ] = False,
     max_restarts: Annotated[
-        int | None, typer.Option("--max-restarts", help="Override job.max_restarts.")
+        int | None,
+        typer.Option(
+            "--max-restarts",
+            help="Override job.max_restarts: after a lost host or a killed rank, not an exception.",
+        ),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Add to job.env.")
@@ -66,6 +70,9 @@ def launch(
     verbose: options.Verbose = False,
 ) -> int:
     """Check, push, start torchrun on every node and follow the logs.
+
+    Your script saves to $DDPCTL_CHECKPOINT_DIR, which a resume finds again, and to
+    $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both here.
 
     --on-exit runs CMD once with `sh -c` when the run has ended, with the outcome in its
     environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),

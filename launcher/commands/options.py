@@ -27,15 +27,32 @@ class WithCommandLine(TyperCommand):
         return rest
 
     def _refuse_flags_of_the_script(self, ctx: Any, args: list[str]) -> None:
-        """Exits where a flag after `train.py` or `-m` is none of ours: `--` was forgotten."""
-        scripts = [n for n, word in enumerate(args) if word == "-m" or word.endswith(".py")]
-        known = {flag for param in self.get_params(ctx) for flag in param.opts}
-        rest = args[scripts[0] :] if scripts else []
-        flags = [word.partition("=")[0] for word in rest if word.startswith("-")]
-        if any(flag.replace("_", "-") not in known for flag in flags):
-            line = shlex.join([*args[: scripts[0]], "--", *rest])
-            Console().error(f"put `--` before the command: {ctx.command_path} {line}")
-            raise typer.Exit(2)
+        """Exits where a flag after the script is none of ours: `--` was forgotten.
+
+        The script is `-m`, a name with .py, or the second word that is neither flag nor value.
+        """
+        takes_value: dict[str, bool] = {}
+        for param in self.get_params(ctx):
+            takes_value |= dict.fromkeys(param.opts, not getattr(param, "is_flag", True))
+        script, words, is_value = None, 0, False
+        for at, word in enumerate(args):
+            if is_value:
+                is_value = False
+                continue
+            flag = word.partition("=")[0].replace("_", "-")
+            known = flag if flag in takes_value else word[:2]  # -qv, -Ha:8
+            if not word.startswith("-"):
+                words += 1
+            elif script is not None and known not in takes_value:
+                line = shlex.join([*args[:script], "--", *args[script:]])
+                Console().error(f"put `--` before the command: {ctx.command_path} {line}")
+                raise typer.Exit(2)
+            else:
+                is_value = takes_value.get(word.replace("_", "-"), False)
+            if script is None and (
+                word in ("-m", "--no-python") or word.endswith(".py") or words == 2
+            ):
+                script = at
 
 
 class WithFolders(TyperCommand):

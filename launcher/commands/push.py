@@ -66,14 +66,15 @@ def push(
     parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
     with connected(cluster.hosts) as nodes:
         if prune:
-            pruned = pushing.prune(nodes, cluster, _confirm(console, as_json, yes))
+            pruned = pushing.prune(nodes, cluster, _confirm(console, as_json, yes), console)
             if as_json:
                 console.json(pruned.document())
             console.say(pruned.summary())
             return 0
         progress = pushing.progress_for(console)
         try:
-            result = pushing.push(nodes, cluster, parts=parts, progress=progress, only=True)
+            with console.step("pushing what the hosts lack"):
+                result = pushing.push(nodes, cluster, parts=parts, progress=progress, only=True)
         except pushing.HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())

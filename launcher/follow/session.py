@@ -17,7 +17,6 @@ from ..diagnosis.first_failure import FirstFailure, first_failure, headline
 from ..engines.attempt import RunningAttempt
 from ..errors import DdpctlError
 from ..logs.store import Mark
-from ..logs.torchrun_traceback import TorchrunTracebacks
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..runs.sync_logs import log_store
 from ..stop.stop import stop_run
@@ -26,6 +25,7 @@ from ..terminal.live import Live, wanted
 from .metrics_poller import MetricsPoller
 from .monitor import Lines, Monitor, NodeOutcome
 from .panel import panel_lines, view
+from .run_lines import RunLines
 from .signals import Interrupts
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
@@ -54,9 +54,7 @@ class Session:
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
-        self._tracebacks: TorchrunTracebacks | None = None  # set: leaves out torchrun's own
-        if self.console.on_terminal and not self.console.verbose:
-            self._tracebacks = TorchrunTracebacks()
+        self._lines = RunLines(self.console)
 
     def follow(self) -> int:
         """Follows the attempt until it has ended or the user leaves; returns the exit code."""
@@ -96,7 +94,7 @@ class Session:
     def _to_the_end(self) -> int:
         for event in self._monitor.events():
             if isinstance(event, Lines):
-                self._show(event)
+                self._lines.show(event.node_rank, event.text)
                 continue
             self.console.flush()
             if isinstance(event, NodeOutcome):
@@ -113,23 +111,10 @@ class Session:
         self._settle()
         return self._conclude()
 
-    def _show(self, lines: Lines) -> None:
-        text = lines.text
-        if self._tracebacks:
-            text = self._tracebacks.feed(lines.node_rank, text)
-        self.console.lines(text)
-
     def _settle(self) -> None:
         """Stops reading the nodes, and shows all that was held back."""
         self._monitor.close()
-        if self._tracebacks:
-            self.console.lines(self._tracebacks.take_held())
-        self.console.settle()
-        if self._tracebacks and (count := len(self._tracebacks.left_out)):
-            nodes = "1 node" if count == 1 else f"{count} nodes"
-            self.console.say(
-                f"torchrun: {nodes} ended with ChildFailedError; full text: ddpctl logs"
-            )
+        self._lines.settle()
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]

@@ -18,6 +18,7 @@ from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .monitor import Lines, Monitor
+from .run_lines import RunLines
 from .signals import Interrupts
 
 UNKNOWN_COUNT = 100_000  # nodes or ranks of a run without a readable record
@@ -61,13 +62,9 @@ def show_logs(folder: RunFolder, flags: LogFlags, console: Console, *, follow: b
     """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
     wanted = flags.wanted(folder.load_if_readable(console))
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
-        failures = sync_logs(attempt, store) if store else {}
+        failures = sync_logs(attempt, store, console) if store else {}
         known = known_marks(folder.logs)
-        print_recorded(folder, wanted, known, console)
-        if follow:
-            console.flush()
-        else:
-            console.settle()
+        print_recorded(folder, wanted, known, console, fold=False)
         report_unseen(failures, console)
         if follow and wanted.attempt in (None, attempt.places[0].attempt):
             _follow(attempt, store, known, wanted, console)
@@ -75,19 +72,22 @@ def show_logs(folder: RunFolder, flags: LogFlags, console: Console, *, follow: b
 
 
 def print_recorded(
-    folder: RunFolder, wanted: Wanted, known: Mapping[int, Mark], console: Console
+    folder: RunFolder, wanted: Wanted, known: Mapping[int, Mark], console: Console, *, fold: bool
 ) -> None:
-    """This machine's copy up to `known`; with several attempts, stderr says where each begins."""
-    numbers = attempts_in(folder.logs, known)
+    """This machine's copy up to `known`; with several attempts, stderr says where each begins.
+
+    fold: see RunLines.
+    """
+    lines = RunLines(console, fold=fold)
+    numbers: list[int | None] = [*attempts_in(folder.logs, known)]
     if wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2:
-        for lines in merged(folder.logs, wanted, known):
-            console.lines(lines)
-        return
+        numbers = [wanted.attempt]
     for number in numbers:
-        console.settle()
-        console.say(f"attempt {number}:")
-        for lines in merged(folder.logs, dataclasses.replace(wanted, attempt=number), known):
-            console.lines(lines)
+        if len(numbers) > 1:
+            console.say(f"attempt {number}:")
+        for recorded in merged(folder.logs, dataclasses.replace(wanted, attempt=number), known):
+            lines.show(*recorded)
+        lines.settle()
 
 
 def _follow(

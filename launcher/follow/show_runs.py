@@ -66,7 +66,8 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
     with all_connected(clusters_asked) as clusters:
         for cluster, nodes in clusters:
             finish_pending(nodes, cluster, console)
-        statuses, failures = list_runs(clusters, everything=selection.everything)
+        with console.step(f"asking {sum(len(nodes) for _, nodes in clusters)} hosts"):
+            statuses, failures = list_runs(clusters, everything=selection.everything)
         shown = selection.of(statuses)
         if as_json:
             console.json(document(shown, failures))

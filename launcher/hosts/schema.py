@@ -267,7 +267,9 @@ JOB = {
         1000,
         "a number from 0",
         "0",
-        "How often to restart the whole job from its newest checkpoint after a failure.",
+        "How often to restart the whole job from its newest checkpoint after a failure that may pass: "
+        "a lost host, a killed rank or container, a broken connection, a hang. An exception of the "
+        "script would happen again, so `ddpctl resume` restarts after it.",
     ),
     "stop_timeout": _number(
         0,

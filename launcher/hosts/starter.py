@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from ..state import expanded
-from . import Cluster, parse
+from . import Cluster, Host, parse
 from .json_schema import FILE
 
 DEFAULT_IMAGE = "ddpctl-trainer:latest"
@@ -19,12 +20,22 @@ DEFAULT_COMMAND = ("-m", "trainer")
 INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
+class Entry(NamedTuple):
+    """A host as `ssh` takes it, or `local`. gpus: None for the default. note: becomes a comment."""
+
+    host: str
+    gpus: int | None = None
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class Answers:
-    """hosts: names as `ssh` takes them, or `local`, each with its number of GPUs if known."""
+    """gpus: all, a count or ids such as 0,1, for hosts without a count. None: not written."""
 
-    hosts: tuple[tuple[str, int | None], ...]
+    hosts: tuple[Entry, ...]
     user: str | None = None
+    identity_file: str | None = None
+    gpus: str = "all"
     image: str = DEFAULT_IMAGE
     workdir: str | None = None
     dataset: str | None = None
@@ -38,6 +49,11 @@ def compose(answers: Answers, name: str) -> str:
     return text
 
 
+def named_hosts(answers: Answers, name: str) -> tuple[Host, ...]:
+    """The hosts of the file that the answers make."""
+    return parse(compose(answers, name), name).hosts
+
+
 def _lines(answers: Answers, name: str) -> Iterator[str]:
     yield f"# yaml-language-server: $schema={FILE.as_uri()}"
     yield f"# Hosts and job for ddpctl. Next: `ddpctl check {name}`, then `ddpctl launch {name}`."
@@ -47,12 +63,19 @@ def _lines(answers: Answers, name: str) -> Iterator[str]:
     yield from _either(
         "user", answers.user, "ubuntu", "the SSH user; default: what `ssh HOST` uses"
     )
-    yield from _either("identity_file", None, "~/.ssh/id_ed25519", "default: what `ssh HOST` uses")
-    yield _row("  gpus: all", "all | a count | a list of ids | 0 for CPU")
+    yield from _either(
+        "identity_file",
+        answers.identity_file,
+        "~/.ssh/id_ed25519",
+        "the SSH key; default: what `ssh HOST` uses",
+    )
+    given = f"[{answers.gpus.strip('[]')}]" if "," in answers.gpus else answers.gpus
+    yield _row(f"  gpus: {given}", "all | a count | a list of ids | 0 for CPU")
     yield ""
     yield "hosts:                         # list order is rank order: the first is node 0, the master"
-    for host, gpus in answers.hosts:
-        yield f"  - host: {scalar(host)}" if gpus is not None else f"  - {scalar(host)}"
+    for host, gpus, note in answers.hosts:
+        line = f"  - host: {scalar(host)}" if gpus is not None else f"  - {scalar(host)}"
+        yield _row(line, note) if note else line
         if gpus is not None:
             yield f"    gpus: {gpus}"
     yield "#   internal_ip: 10.0.0.2      # of a host: the address for the other nodes; `check` finds it"
@@ -66,6 +89,7 @@ def _lines(answers: Answers, name: str) -> Iterator[str]:
     words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
     yield _row(f"  command: [{words}]", "what torchrun runs; `-- ...` overrides it")
     yield from _either("nproc_per_node", None, "2", "default: one per GPU; 1 on a CPU host")
+    yield _row("  master_port: auto", "a free port of node 0; or a number")
     yield from _either(
         "max_restarts", None, "3", "restarts of the whole job from its newest checkpoint"
     )
@@ -87,12 +111,12 @@ def scalar(text: str) -> str:
     return written.removesuffix("...\n").strip()
 
 
-def hosts_in(cluster: Cluster) -> tuple[tuple[str, int | None], ...]:
+def hosts_in(cluster: Cluster) -> tuple[Entry, ...]:
     """The hosts of a hostfile under its names."""
     found = []
     for host in cluster.hosts:
         name = f"{host.user}@{host.host}" if host.user else host.host
-        found.append((name, host.gpus if isinstance(host.gpus, int) else None))
+        found.append(Entry(name, host.gpus if isinstance(host.gpus, int) else None))
     return tuple(found)
 
 

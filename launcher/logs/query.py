@@ -68,11 +68,12 @@ def parse_numbers(text: str, count: int) -> frozenset[int]:
 
 def merged(
     folder: Path, wanted: Wanted, known: Mapping[int, Mark] | None = None
-) -> Iterator[bytes]:
-    """The recorded lines up to the marks `known`, in batches, all nodes in the order of time."""
+) -> Iterator[tuple[int, bytes]]:
+    """The recorded lines up to the marks `known`, in batches with the node's rank, in the order of
+    time."""
     marks = known_marks(folder) if known is None else known
     batches = _batches(folder, wanted, marks)
-    chosen = (text for rank, batch in batches if (text := wanted.choose(rank, batch)))
+    chosen = ((rank, text) for rank, batch in batches if (text := wanted.choose(rank, batch)))
     return chosen if wanted.tail is None else _last(wanted.tail, chosen)
 
 
@@ -81,11 +82,11 @@ def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
     return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
 
 
-def _last(count: int, texts: Iterable[bytes]) -> Iterator[bytes]:
-    lines: deque[bytes] = deque(maxlen=count)
-    for text in texts:
-        lines.extend(text.split(b"\n")[:-1])
-    return (line + b"\n" for line in lines)
+def _last(count: int, batches: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    lines: deque[tuple[int, bytes]] = deque(maxlen=count)
+    for rank, text in batches:
+        lines.extend((rank, line + b"\n") for line in text.split(b"\n")[:-1])
+    return iter(lines)
 
 
 def _batches(

@@ -23,7 +23,8 @@ def newest_attempt(folder: RunFolder, console: Console) -> Iterator[RunningAttem
     with connected(cluster.hosts) as nodes:
         ranks: Sequence[Node] = nodes
         if record is None:
-            record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
+            with console.step(f"asking {len(nodes)} hosts for their record of the run"):
+                record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
         yield _attempt(record, ranks)
 
 

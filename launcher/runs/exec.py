@@ -43,9 +43,10 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
     with running_attempt(folder, folder.load()) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
-        member = _chosen(attempt, folder.run_id, wanted)
-        node = member.node
-        running = each_node([node], lambda _: _start(member, folder.run_id, wanted))[node]
+        with console.step(f"starting {wanted.command[0]} in the run"):
+            member = _chosen(attempt, folder.run_id, wanted)
+            node = member.node
+            running = each_node([node], lambda _: _start(member, folder.run_id, wanted))[node]
         if wanted.stdin:
             threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
         if wanted.tty:

@@ -51,7 +51,7 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
             if store:
-                sync_logs(attempt, store)
+                sync_logs(attempt, store, console)
         with console.step("listing the files of the run"):
             files, failures = list_files(attempt, console)
         try:

@@ -42,7 +42,10 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     if hosts is None:
         return find_run(target)
     cluster = load(hosts, job_files=False)
-    with connected(cluster.hosts) as nodes:
+    with (
+        connected(cluster.hosts) as nodes,
+        console.step(f"asking {len(nodes)} hosts for their runs"),
+    ):
         folder = run_folder(find_id(nodes, cluster, target))
         if not folder.record_file.exists():
             adopt(folder, nodes, cluster, console)

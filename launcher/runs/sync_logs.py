@@ -34,10 +34,11 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
                 store.close()
 
 
-def sync_logs(attempt: RunningAttempt, store: LogStore) -> dict[str, DdpctlError]:
+def sync_logs(attempt: RunningAttempt, store: LogStore, console: Console) -> dict[str, DdpctlError]:
     """Brings every node's log up to date. Returns an error for each host that did not answer."""
     places = dict(zip(attempt.nodes, attempt.places, strict=True))
-    _, failures = ask_each(attempt.nodes, lambda node: _copy(node, places[node], store))
+    with console.step(f"copying new log lines of {len(places)} nodes"):
+        _, failures = ask_each(attempt.nodes, lambda node: _copy(node, places[node], store))
     return failures
 
 

@@ -20,12 +20,10 @@ def attach(folder: RunFolder, console: Console) -> int:
     record = folder.load()
     with running_attempt(folder, record) as attempt:
         with log_store(folder, console) as store:
-            report_unseen(sync_logs(attempt, store) if store else {}, console)
+            report_unseen(sync_logs(attempt, store, console) if store else {}, console)
         known = known_marks(folder.logs)
-        print_recorded(folder, Wanted(), known, console)
-        console.flush()
+        print_recorded(folder, Wanted(), known, console, fold=True)
         if record.state in FINAL:
-            console.settle()
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
         with Interrupts() as interrupts:

@@ -36,6 +36,8 @@ from .detach import start_recorder
 from .environment import user_environment
 from .run_folders import claim
 
+SHORTEST = 0.1  # seconds of a step that the sum of a start names
+
 
 @dataclass(frozen=True)
 class NextAttempt:
@@ -80,7 +82,8 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         require_writable(wanted.folder.path.parent)
         facts, plan = prepare_plan(wanted, nodes, console)
         uids = [f.uid for f in facts]
-        claim(nodes[0], plan.nodes[0].place)
+        with console.step("claiming the attempt"):
+            claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
         with failing_start_recorded(folder, record, console):
             if wanted.earlier:
@@ -136,13 +139,15 @@ def prepare_plan(
     step = "pushing what the hosts lack" if parts else "reading what the hosts have"
     with console.step(step):
         pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+    with console.step(f"asking {nodes[0].name} which ports are taken"):
+        taken = used_ports(nodes[0], cluster)
     found = Found(
         facts=facts,
         images=pushed.images,
         dataset_digest=pushed.dataset_digest,
         workdir_digest=pushed.workdir_digest,
         image_digest=pushed.image_digest,
-        used_ports=used_ports(nodes[0], cluster),
+        used_ports=taken,
     )
     return facts, dataclasses.replace(wanted, cluster=cluster).plan(found)
 
@@ -225,7 +230,8 @@ def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
     total = sum(seconds for _, seconds in steps)
     if total < QUIET_BEFORE:
         return ""
-    return f"took {total:.1f} s: " + ", ".join(f"{what} {s:.1f} s" for what, s in steps)
+    shown = [f"{what} {seconds:.1f} s" for what, seconds in steps if seconds >= SHORTEST]
+    return f"took {total:.1f} s: {', '.join(shown)}"
 
 
 @contextlib.contextmanager

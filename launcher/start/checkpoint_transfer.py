@@ -104,7 +104,8 @@ def distribute_checkpoint(
     """
     folders = checkpoint_folders(nodes, former, record)
     by_node = {folder.node: folder for folder in folders}
-    seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
+    with console.step(f"looking for the newest checkpoint on {len(by_node)} hosts"):
+        seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
     for name in failures:
         console.say(f"cannot see {name}: not using checkpoints that only it has")
     choice = choose([seen[f.node.name] for f in folders if f.node.name in seen])

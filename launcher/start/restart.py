@@ -75,7 +75,7 @@ def restart_until_done(
         except (UsageError, OSError) as error:
             console.error(f"no restart: {error}")
             break
-        record.attempt.progress = has_saved(cluster, record)
+        record.attempt.progress = has_saved(cluster, record, console)
         folder.try_save(record, console)
         decision = decide(record.attempts, cluster.job.max_restarts)
         if not decision.restart:
@@ -97,9 +97,9 @@ def restart_until_done(
     return code
 
 
-def has_saved(cluster: Cluster, record: RunRecord) -> bool:
+def has_saved(cluster: Cluster, record: RunRecord, console: Console) -> bool:
     """Whether a host that can be seen holds something that the last attempt saved."""
-    with connected(cluster.hosts) as nodes:
+    with connected(cluster.hosts) as nodes, console.step("looking for new checkpoints"):
         ranks = {node: rank for rank, node in enumerate(nodes)}
 
         def look(node: Node) -> bool:
@@ -148,7 +148,7 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
         answering.add(node.name)
         engine_of(node, cluster.job.engine).list("none")
 
-    with connected(cluster.hosts) as nodes:
+    with connected(cluster.hosts) as nodes, console.step("asking which hosts are there"):
         _, failures = ask_each(nodes, look)
     lost = {name: str(failure) for name, failure in failures.items()}
     unwanted = dict(lost)

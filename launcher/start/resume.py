@@ -42,7 +42,7 @@ def resume(
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     check_environment(record, cluster.job)
-    refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id)
+    refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id, console)
     kept = dataclasses.asdict(record.options)
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, by="resume")
     return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
@@ -85,8 +85,10 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     return dataclasses.replace(now, job=job)
 
 
-def refuse_if_alive(hosts: tuple[Host, ...], cluster: Cluster, run_id: str) -> None:
-    with connected(hosts) as nodes:
+def refuse_if_alive(
+    hosts: tuple[Host, ...], cluster: Cluster, run_id: str, console: Console
+) -> None:
+    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts whether it runs"):
         statuses, _ = list_nodes(nodes, cluster, run_id)
     if alive := sorted({status.host for status in statuses if status.alive}):
         raise UsageError(

@@ -96,7 +96,8 @@ def clean(
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        found, failures = look(machines, cluster)
+        with console.step(f"looking for traces on {len(machines)} hosts"):
+            found, failures = look(machines, cluster)
         kept = set() if kill else living(found)
         to_go = [traces for traces in found if not traces.none and not traces.runs & kept]
         if not as_json:
@@ -104,8 +105,9 @@ def clean(
         answer = sure() if to_go else None
         left = found
         if answer:
-            end(machines, cluster, to_go, console)
-            left, failures = look(machines, cluster)
+            with console.step(f"removing them from {len(to_go)} hosts"):
+                end(machines, cluster, to_go, console)
+                left, failures = look(machines, cluster)
     return report(found, left, failures, console, removed=bool(answer), as_json=as_json)
 
 

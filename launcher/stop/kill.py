@@ -44,8 +44,10 @@ class Killed:
         left = [f"{host}: {describe(r)}" for host, r in self.stopped.items() if not r.clean]
         if left:
             return f"run {self.run_id}: {'; '.join(left)}"
-        if any(result.found for result in self.stopped.values()):
-            return f"run {self.run_id}: stopped, nothing left on {on}"
+        found = [status for result in self.stopped.values() for status in result.found]
+        if found:
+            how = "stopped" if any(status.alive for status in found) else "had ended; removed"
+            return f"run {self.run_id}: {how}, nothing left on {on}"
         return f"run {self.run_id}: nothing to stop on {on}"
 
     def document(self) -> dict[str, Any]:
@@ -72,12 +74,13 @@ def kill(
     prefix = None if names_hosts(target) else target
     cluster = load(hosts_for(target, hosts), job_files=False)
     with connected(cluster.hosts) as nodes:
-        if everything or (prefix is None and (target or hosts)):
-            run_ids = runs_of_user(nodes, cluster, everything=everything)
-        elif hosts is None:
-            run_ids = [find_run(prefix).run_id]
-        else:
-            run_ids = [find_id(nodes, cluster, prefix)]
+        with console.step(f"asking {len(nodes)} hosts for their runs"):
+            if everything or (prefix is None and (target or hosts)):
+                run_ids = runs_of_user(nodes, cluster, everything=everything)
+            elif hosts is None:
+                run_ids = [find_run(prefix).run_id]
+            else:
+                run_ids = [find_id(nodes, cluster, prefix)]
         killed = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
         if everything:
             remove_finished(nodes, cluster, console)
@@ -124,7 +127,8 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
                     removed.add(status.run_id)
         return removed
 
-    removed, failures = ask_each(one_per_account(nodes), remove)
+    with console.step("removing the containers of finished runs"):
+        removed, failures = ask_each(one_per_account(nodes), remove)
     if run_ids := set().union(*removed.values()):
         count = f"{len(run_ids)} finished run{'s' if len(run_ids) > 1 else ''}"
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")

@@ -80,12 +80,13 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        found, failures = find(machines, cluster)
+        with console.step(f"looking for leftovers on {len(machines)} hosts"):
+            found, failures = find(machines, cluster)
         left = found
         if yes and found:
             with console.step(f"ending {len(found)} leftovers"):
                 end(machines, cluster, found)
-            left, failures = find(machines, cluster)
+                left, failures = find(machines, cluster)
     report(console, found, left, failures, ended=yes, as_json=as_json)
     return 6 if failures or (yes and left) else 0
 

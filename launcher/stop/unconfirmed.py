@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..engines.choose import engines_on
 from ..hosts import Cluster
+from ..hosts.fold import names
 from ..runs.record import UnreadableRecord, run_folders, timestamp
 from ..ssh.node import Node
 from ..terminal.console import Console
@@ -24,7 +25,10 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         if not here:
             continue
         by_node = {node: engines_on(node, cluster.job.engine) for node in here}
-        stopped, _ = stop_run(here, by_node, record.run_id, record.stop_timeout)
+        with console.step(
+            f"finishing the stop of {record.run_id} on {names(n.name for n in here)}"
+        ):
+            stopped, _ = stop_run(here, by_node, record.run_id, record.stop_timeout)
         done = {host for host, result in stopped.items() if result.clean}
         for host in sorted(done):
             console.say(f"{host}: finished the pending stop of {record.run_id}")

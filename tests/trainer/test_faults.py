@@ -14,9 +14,10 @@ import torch
 from test_gradients import ALONE, make
 from trainer_ranks import Job
 
-from trainer import cli, distributed, ending
+from trainer import distributed, ending
 from trainer.data.order import epoch_order
 from trainer.errors import TrainerError
+from trainer.flags import parse
 from trainer.optim import part_bounds
 
 
@@ -246,7 +247,7 @@ def test_a_rank_that_dies_while_the_others_wait_for_its_save_is_missed(tmp_path:
 
 def test_a_stalled_run_leaves_a_provisional_status(tmp_path: Path) -> None:
     """On a GPU, NCCL's watchdog kills a waiting process; its status.json must be there before."""
-    config = cli.parse(["--out", str(tmp_path)], {})[0]
+    config = parse(["--out", str(tmp_path)], {})[0]
     alone = distributed.identify({}, torch.device("cpu"))
     watch = ending.Watch(config, alone, stalled_after=10)
     watch.t = make(ALONE)
@@ -265,10 +266,9 @@ def test_a_stalled_run_leaves_a_provisional_status(tmp_path: Path) -> None:
 def test_a_corrupt_file_on_one_rank_ends_all_ranks_at_once(tmp_path: Path) -> None:
     """Rank 1 of 3 meets it in mid-step, while the others wait in an all-reduce."""
     tree, bad = tree_with_a_corrupt_file(tmp_path)
-    began = time.monotonic()
     job = Job(tmp_path / "run", *tree_flags(tree), "--timeout", "120", count=3)
     assert job.codes(timeout=30) == [3, 3, 3]
-    assert time.monotonic() - began < 15  # start-up included
+    assert time.time() - job.metrics("start")[0]["ts"] < 5
     (line,) = errors(job)
     assert line.startswith("error: rank 1 on ") and str(bad) in line
     assert "Traceback" not in job.log()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from trainer_ranks import TINY, on_ranks, same
 
-from trainer import cli, train
+from trainer import train
 from trainer.data import load_dataset
 from trainer.distributed import (
     Ranks,
@@ -19,6 +19,7 @@ from trainer.distributed import (
     statistics,
 )
 from trainer.errors import ReplicaMismatch, TrainerError
+from trainer.flags import parse
 from trainer.optim import make_plan
 from trainer.setup import build
 from trainer.state import Training
@@ -30,7 +31,7 @@ FROZEN = ("--bn", "frozen")
 
 def make(ranks: Ranks, *more: str) -> Training:
     torch.set_num_threads(1)
-    config, _ = cli.parse([*TINY, *more], {})
+    config, _ = parse([*TINY, *more], {})
     data = load_dataset(config, ranks.device)
     t = build(config, make_plan(config, data.size("train"), ranks.world_size), ranks, data)
     set_training(t.model, frozen=config.bn == "frozen")

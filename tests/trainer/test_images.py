@@ -227,6 +227,16 @@ class TestImageTree:
         part, _ = data.train_batch(torch.tensor([5]), seed=0, epoch=0)
         assert torch.equal(part[0], whole[5])
 
+    def test_randaugment_changes_training_images_only(self, tree: Path) -> None:
+        plain, strong = (
+            load_dataset(Config(data=str(tree), image_size=32, randaugment=m), CPU) for m in (0, 15)
+        )
+        numbers = torch.arange(12)
+        changed = strong.train_batch(numbers, seed=0, epoch=0)[0]
+        assert not torch.equal(changed, plain.train_batch(numbers, seed=0, epoch=0)[0])
+        assert torch.equal(changed, strong.train_batch(numbers, seed=0, epoch=0)[0])
+        assert torch.equal(strong.eval_batch("test", 0, 6)[0], plain.eval_batch("test", 0, 6)[0])
+
     def test_looking_ahead_changes_nothing(self, tree: Path) -> None:
         data = load_dataset(Config(data=str(tree), image_size=32), CPU)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from trainer_ranks import Job, newest_state, on_ranks, same
 
-from trainer import cli, evaluate, setup, train
+from trainer import evaluate, setup, train
 from trainer.data.order import epoch_order
 from trainer.distributed import Ranks, statistics
+from trainer.flags import parse
 from trainer.optim import lr_at
 from trainer.state import Training
 
@@ -137,6 +139,46 @@ def test_compile_compiles_what_is_trained_and_what_is_evaluated(
     assert False in graphs
 
 
+def test_the_compiler_gets_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+
+    def backend(graph: Any, inputs: Any, mode: str = "default") -> Any:
+        modes.append(mode)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    t = make(ALONE, "--compile", "--compile-mode", "reduce-overhead")
+    modes.clear()  # of the trial compilation
+    train.train_step(t, torch.arange(t.plan.samples))
+    assert modes == ["reduce-overhead"]
+
+
+def compressed(ranks: Ranks, compression: str) -> list[torch.Tensor]:
+    t = make(ranks, "--bn", "frozen", "--grad-compression", compression)
+    train.backward(t, torch.arange(16))
+    return [parameter.grad for parameter in t.parameters if parameter.grad is not None]
+
+
+def test_compressed_gradients_travel_as_bf16(tmp_path: Path) -> None:
+    (plain, _), (found, other) = (
+        on_ranks(tmp_path / "r", 2, compressed, kind) for kind in ("off", "bf16")
+    )
+    assert all(torch.equal(grad, grad.bfloat16().float()) for grad in found)
+    assert not all(torch.equal(grad, grad.bfloat16().float()) for grad in plain)
+    assert same(found, other)
+    for mine, exact in zip(found, plain, strict=True):
+        torch.testing.assert_close(mine, exact, rtol=0.05, atol=2e-3)
+
+
+def test_each_rank_writes_a_trace_of_the_profiled_steps(tmp_path: Path) -> None:
+    Job(tmp_path / "run", "--profile", "3:5", "--max-steps", "9", count=2).done()
+    for rank in (0, 1):
+        trace = json.loads((tmp_path / "run" / f"trace-rank-{rank}.json").read_text())
+        names = {event["name"] for event in trace["traceEvents"] if "name" in event}
+        assert {f"ProfilerStep#{n}" for n in (2, 3, 4)} == {n for n in names if "ProfilerS" in n}
+        assert "aten::convolution" in names and any("all_reduce" in name for name in names)
+
+
 def no_compiler() -> None:
     def broken(*args: object, **kwargs: object) -> object:
         raise RuntimeError("No working C++ compiler found\nmore")
@@ -155,7 +197,7 @@ def test_without_a_compiler_training_goes_on_after_a_warning(tmp_path: Path) -> 
 def synced(ranks: Ranks) -> list[str]:
     # In place of the check that there is a GPU; DDP wants one, too.
     setup.resolve = lambda config, ranks, data: dataclasses.replace(config, stem="cifar")
-    setup.ddp = lambda model, ranks: model
+    setup.ddp = lambda model, ranks, compression: model
     t = make(ranks, "--bn", "sync", "--device", "auto")
     return sorted({type(m).__name__ for m in t.model.modules() if "Norm" in type(m).__name__})
 
@@ -176,7 +218,7 @@ def test_cudnn_chooses_the_fastest_algorithm_unless_deterministic() -> None:
     before = torch.backends.cudnn.benchmark
     try:
         torch.backends.cudnn.benchmark = False
-        train.set_determinism(cli.parse([], {})[0])
+        train.set_determinism(parse([], {})[0])
         assert torch.backends.cudnn.benchmark
     finally:
         torch.backends.cudnn.benchmark = before

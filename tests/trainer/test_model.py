@@ -54,7 +54,7 @@ def test_unknown_names_and_impossible_stems() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_config_that_can_be(name: str) -> None:
-    from trainer.cli import parse
+    from trainer.flags import parse
 
     config, _ = parse(["--preset", name, "--data", "synthetic"], {})
     for key, value in PRESETS[name].items():

@@ -11,8 +11,8 @@ import torch
 from test_gradients import ALONE, make
 from trainer_ranks import Job, metrics, newest_state, on_ranks, same
 
-from trainer import cli
 from trainer.distributed import Ranks
+from trainer.flags import parse
 from trainer.logs import truncate
 from trainer.train import set_determinism
 
@@ -79,7 +79,7 @@ def test_deterministic_is_really_on(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.are_deterministic_algorithms_enabled()
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     try:
-        set_determinism(cli.parse(["--deterministic"], {})[0])
+        set_determinism(parse(["--deterministic"], {})[0])
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.backends.cudnn.deterministic
         assert not torch.backends.cudnn.benchmark
@@ -110,7 +110,7 @@ def test_synthetic_images_are_learnt_and_not_without_updates(tmp_path: Path) -> 
 
 
 def threads_of(ranks: Ranks) -> int:
-    set_determinism(cli.parse(["--canonical-shards", "2"], {})[0])
+    set_determinism(parse(["--canonical-shards", "2"], {})[0])
     return torch.get_num_threads()
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import cli
 from trainer.config import Config
 from trainer.data.order import epoch_order
 from trainer.errors import UsageError
+from trainer.flags import parse
 from trainer.optim import Plan, lr_at, make_plan, part_bounds
 
 
 def config(*argv: str) -> Config:
-    return cli.parse(argv, {})[0]
+    return parse(argv, {})[0]
 
 
 def rates(*argv: str, samples: int = 100) -> tuple[list[float], Plan]:

@@ -11,7 +11,7 @@ import pytest
 from trainer_ranks import Job, metrics, newest_state, same
 
 from trainer import checkpoint
-from trainer.ending import ECHO, StopRequest
+from trainer.state import ECHO, StopRequest
 
 LONG = ("--epochs", "40")  # 280 steps: never over before the signal comes
 

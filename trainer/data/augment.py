@@ -1,4 +1,5 @@
-"""Random crop and flip, batched where the images are, each a pure function of (seed, epoch, sample).
+"""Augmentation, batched where the images are. Crop, flip and cutout are pure functions of (seed,
+epoch, sample); mixup and CutMix of (seed, step, micro-batch).
 
 The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
 run sees the same pixels.
@@ -6,6 +7,7 @@ run sees the same pixels.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -50,6 +52,42 @@ def windows(padded: torch.Tensor) -> torch.Tensor:
     height, width = high - 2 * PAD, wide - 2 * PAD
     shifts = 2 * PAD + 1
     return padded.as_strided((n, shifts, shifts, height, width * channels), (a, b, c, b, 1))
+
+
+def cutout(
+    x: torch.Tensor, indices: torch.Tensor, edge: int, *, seed: int, epoch: int
+) -> torch.Tensor:
+    """Erase a square of `edge` pixels, centred anywhere, from each image of (B, C, H, W), normalised:
+    zero is the mean. indices: (B,) sample numbers."""
+    bits = hashed(indices.to(x.device), mixed_seed(f"cutout/{seed}/{epoch}") & MASK)
+    height, width = x.shape[2:]
+    top, left = bits % height - edge // 2, (bits // height) % width - edge // 2
+    rows = torch.arange(height, device=x.device) - top[:, None]
+    columns = torch.arange(width, device=x.device) - left[:, None]
+    high, wide = (rows >= 0) & (rows < edge), (columns >= 0) & (columns < edge)
+    return x.masked_fill((high[:, :, None] & wide[:, None, :])[:, None], 0.0)
+
+
+def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[torch.Tensor, float]:
+    """Mix each image of (B, C, H, W) with the one before it in the micro-batch, by mixup or CutMix
+    with these alphas (0: not). Returns the images and the share of its own label that each keeps;
+    the rest belongs to the label before it."""
+    random = np.random.default_rng(seed)
+    cuts = bool(cutmix) and (not mixup or random.random() < 0.5)
+    alpha = cutmix if cuts else mixup
+    if not alpha:
+        return x, 1.0
+    share, other = float(random.beta(alpha, alpha)), x.roll(1, 0)
+    if not cuts:
+        return other.lerp(x, share), share
+    height, width = x.shape[2:]
+    down, right = random.integers(height), random.integers(width)  # centre of the cut
+    half = (1 - share) ** 0.5 / 2
+    rows = slice(max(0, round(down - half * height)), round(down + half * height))
+    columns = slice(max(0, round(right - half * width)), round(right + half * width))
+    mixed = x.clone()
+    mixed[:, :, rows, columns] = other[:, :, rows, columns]
+    return mixed, 1 - other[0, 0, rows, columns].numel() / (height * width)
 
 
 def hashed(indices: torch.Tensor, key: int) -> torch.Tensor:

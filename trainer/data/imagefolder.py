@@ -22,16 +22,12 @@ from ..config import Config
 from ..errors import DataError
 from .augment import normalised
 from .order import held_out, mixed_seed
+from .pictures import centre_crop, randaugment, random_crop, read
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")
 TEST_FOLDERS = ("val", "test")
-CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this times the crop
 AHEAD = 3  # batches that are being decoded while one is trained on
-
-
-def is_image_tree(path: Path) -> bool:
-    return (path / "train").is_dir()
 
 
 class ImageTree:
@@ -60,7 +56,7 @@ class ImageTree:
             "val": (training, val.numpy()),
             "test": (testing, np.arange(len(testing.labels))),
         }
-        self._augment, self._device = config.augment, device
+        self._augment, self._magnitude, self._device = config.augment, config.randaugment, device
         self._mean, self._scale = (
             torch.tensor(MEAN, device=device) * 255,
             1 / (torch.tensor(STD, device=device) * 255),
@@ -100,7 +96,11 @@ class ImageTree:
 
     def _training_batch(self, indices: torch.Tensor, seed: int, epoch: int) -> Batch:
         def cropped(image: Any, number: int) -> Any:
-            return random_crop(image, self.image_size, mixed_seed(f"tree/{seed}/{epoch}/{number}"))
+            sample = f"{seed}/{epoch}/{number}"
+            image = random_crop(image, self.image_size, mixed_seed(f"tree/{sample}"))
+            if self._magnitude:
+                image = randaugment(image, self._magnitude, mixed_seed(f"randaugment/{sample}"))
+            return image
 
         return self._batch("train", indices, cropped if self._augment else self._centred)
 
@@ -192,41 +192,3 @@ def _classes(folder: Path) -> list[str]:
     if not names:
         raise DataError(f"{folder}: no class folders: make one folder per class")
     return names
-
-
-def read(path: Path, edge: int) -> Any:
-    """An RGB picture, decoded at a lower resolution where the format allows and `edge` suffices."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (round(edge * CROP_MARGIN), round(edge * CROP_MARGIN)))
-            return image.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path}: not a readable image ({error}): replace or remove it") from None
-
-
-def random_crop(image: Any, edge: int, seed: int) -> Any:
-    """Random resized crop and flip: 8 to 100 % of the area, aspect 3/4 to 4/3."""
-    from PIL import Image
-
-    generator = torch.Generator().manual_seed(seed)
-    scale, ratio, down, right, flip = torch.rand(5, generator=generator).tolist()
-    area = image.width * image.height * (0.08 + 0.92 * scale)
-    aspect = (3 / 4) * (16 / 9) ** ratio  # log-uniform
-    wide = min(image.width, max(1, round((area * aspect) ** 0.5)))
-    high = min(image.height, max(1, round((area / aspect) ** 0.5)))
-    top, left = round(down * (image.height - high)), round(right * (image.width - wide))
-    box = (left, top, left + wide, top + high)
-    crop = image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)
-    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < 0.5 else crop
-
-
-def centre_crop(image: Any, edge: int) -> Any:
-    """The middle of the picture, its short side resized to 8/7 of the crop."""
-    from PIL import Image
-
-    side = min(image.width, image.height) / CROP_MARGIN
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    box = (left, top, left + side, top + side)
-    return image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)

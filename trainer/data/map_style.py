@@ -13,16 +13,14 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..config import Config, named_function
 from ..errors import DataError
+from .images import Images
 from .order import held_out, mixed_seed
-
-if TYPE_CHECKING:
-    from . import Images
 
 
 def load_map_style(config: Config, device: torch.device) -> Images:

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cli import Parser, parse
 from ..errors import TrainerError, UsageError
+from ..flags import Parser, parse
 from .plot import records
 from .spawn import TRAINER
 

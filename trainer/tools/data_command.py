@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cli import Parser
+from ..flags import Parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli import Parser
 from ..errors import DataError, TrainerError
+from ..flags import Parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from ...facts.shared_homes import find_shared_homes
 from ...hosts import Cluster
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
+from ...terminal.console import Console
 from ..report import HostsNotReady, PushReport, format_bytes
 from ..transfer.direct import failed
 from .listing import Unused, parse_unused
@@ -85,7 +86,9 @@ class PruneResult:
         return {"version": 1, "removed": self.removed, "unused": rows}
 
 
-def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool]) -> PruneResult:
+def prune(
+    nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool], console: Console
+) -> PruneResult:
     """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list first.
 
     HostsNotReady names each host where a tree is left, or where it is not known what is in use:
@@ -100,11 +103,12 @@ def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool
             f"this machine: cannot read the job's folders: {error}; nothing was deleted"
         ) from None
     machines = one_per_account(nodes)
-    homes = find_shared_homes(machines)
-    used, failures = try_each(machines, lambda node: _in_use(node, cluster))
-    keep = {tree.manifest.digest for tree in trees}.union(*used.values())
-    known = [group[0] for group in homes.groups if not failures.keys() & set(group)]
-    found, unasked = try_each(known, lambda node: _find(node, keep))
+    with console.step(f"looking for unused data on {len(machines)} hosts"):
+        homes = find_shared_homes(machines)
+        used, failures = try_each(machines, lambda node: _in_use(node, cluster))
+        keep = {tree.manifest.digest for tree in trees}.union(*used.values())
+        known = [group[0] for group in homes.groups if not failures.keys() & set(group)]
+        found, unasked = try_each(known, lambda node: _find(node, keep))
     failures |= unasked
     rows = [(node.name, tree) for node, unused in found.items() for tree in unused]
     listed = "\n".join(
@@ -112,7 +116,8 @@ def prune(nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool
     )
     removed = bool(rows) and confirm(listed)
     if removed:
-        failures |= _remove(found)
+        with console.step("removing it"):
+            failures |= _remove(found)
     if failures:
         errors = {node.name: error for node, error in failures.items()}
         raise HostsNotReady(errors, PushReport([]))

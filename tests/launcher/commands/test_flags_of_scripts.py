@@ -19,6 +19,8 @@ Make = Callable[..., FakeCluster]
     [
         (["train.py", "--steps", "5"], "-- train.py --steps 5"),
         (["-d", "-m", "trainer", "--lr=1 e"], "-d -- -m trainer '--lr=1 e'"),
+        (["--name", "a", "bin/train", "--steps", "5"], "--name a -- bin/train --steps 5"),
+        (["--no-python", "./go", "-x"], "-- --no-python ./go -x"),
     ],
 )
 def test_a_forgotten_separator_is_one_line_with_the_right_command(
@@ -30,8 +32,13 @@ def test_a_forgotten_separator_is_one_line_with_the_right_command(
     assert err == f"ddpctl: error: {line}\n"
 
 
+def test_a_wrong_flag_before_the_script_is_named(fake_cluster: Make) -> None:
+    code, _, err = fake_cluster().ddpctl("launch", "hosts.yaml", "--steps", "5", "train.py")
+    assert (code, "No such option: --steps" in err) == (2, True), err
+
+
 def test_our_flags_after_a_script_stay_ours(fake_cluster: Make) -> None:
-    flags = ["hosts.yaml", "train.py", "--dry-run", "--master_port", "5000"]
+    flags = ["hosts.yaml", "train", "-qv", "--env=A=1", "--dry-run", "--master_port", "5000"]
     code, out, err = fake_cluster().ddpctl("launch", *flags)
     assert (code, "5000" in out) == (0, True), err
 

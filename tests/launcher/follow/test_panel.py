@@ -294,3 +294,4 @@ def test_ps_watch_without_a_terminal_prints_each_table_that_differs(machine: Mac
     watching.send_signal(signal.SIGINT)
     out, err = watching.communicate(timeout=60)
     assert watching.returncode == 130 and "\x1b" not in out + err
+    assert "interrupted" not in err

@@ -102,6 +102,38 @@ def test_torchruns_own_tracebacks_are_one_line_on_a_terminal_only(
     assert out.count("boom") == 2
     assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
     assert cluster.ddpctl("logs")[1].count("train.py FAILED") == 2
+    _, out, err = cluster.ddpctl("attach", *flags)  # which shows what was recorded
+    assert ("train.py FAILED" in out, one_line in err) == (not folded, folded)
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines", "error"),
+    [
+        (["--rank", "0-1"], 2, ""),
+        (["--rank", "0,1", "--node", "1"], 1, ""),
+        (["--host", "gpu1"], 1, ""),
+        (["--attempt", "1"], 2, ""),
+        (["--rank", "7"], 0, "--rank '7': 7 is not between 0 and 1"),
+        (["--node", "2"], 0, "--node '2': 2 is not between 0 and 1"),
+        (["--host", "gpu7"], 0, "--host gpu7: the run is on gpu0, gpu1"),
+        (["--attempt", "3"], 0, "--attempt 3: the run has attempts 1 to 1"),
+    ],
+)
+def test_logs_takes_lists_and_ranges_and_refuses_what_does_not_exist(
+    fake_cluster: Make, flags: list[str], lines: int, error: str
+) -> None:
+    cluster = fake_cluster(nproc_per_node=1)
+
+    def work(node: FakeNode) -> None:
+        node.say("a line", node.node_rank)
+        node.end(0)
+
+    for host in cluster:
+        host.on_start = work
+    assert cluster.launch()[0] == 0
+    code, out, err = cluster.ddpctl("logs", *flags)
+    assert (code, len(out.splitlines())) == (2 if error else 0, lines), err
+    assert error in err
 
 
 @pytest.mark.parametrize("command", ["logs", "attach"])

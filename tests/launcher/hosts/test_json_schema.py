@@ -13,7 +13,7 @@ import yaml
 from launcher.errors import HostsFileError
 from launcher.hosts import parse
 from launcher.hosts.json_schema import FILE, json_schema
-from launcher.hosts.starter import Answers, compose
+from launcher.hosts.starter import Answers, Entry, compose
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = jsonschema.Draft7Validator(json_schema())
@@ -86,5 +86,5 @@ def test_the_editor_and_ddpctl_refuse_the_same_mistakes(text: str) -> None:
 
 
 def test_init_tells_the_editor_where_the_schema_is() -> None:
-    first = compose(Answers(hosts=(("a", None),)), "hosts.yaml").splitlines()[0]
+    first = compose(Answers(hosts=(Entry("a"),)), "hosts.yaml").splitlines()[0]
     assert first == f"# yaml-language-server: $schema=file://{FILE}"

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from launcher.commands.complete import hosts_files
 from launcher.commands.init import init
+from launcher.facts.script import parse as parse_facts
 from launcher.hosts import load, parse
-from launcher.hosts.starter import Answers, compose, scalar, ssh_aliases
+from launcher.hosts.starter import Answers, Entry, compose, scalar, ssh_aliases
+from launcher.preflight.first_look import _described
 
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)
 
@@ -50,7 +52,7 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
 
 @given(st.lists(WORDS, min_size=1, max_size=5))
 def test_any_command_reads_back(words: list[str]) -> None:
-    text = compose(Answers(hosts=(("a", None),), command=tuple(words)), "hosts.yaml")
+    text = compose(Answers(hosts=(Entry("a"),), command=tuple(words)), "hosts.yaml")
     assert parse(text, "hosts.yaml").job.command == tuple(words)
 
 
@@ -113,19 +115,20 @@ def test_wrong_answers_are_reported_in_one_line(
     assert not (tmp_path / "hosts.yaml").exists()
 
 
-def test_three_questions_on_a_terminal(tmp_path: Path) -> None:
+def answer_on_a_terminal(folder: Path, *lines: str) -> str:
+    """Run `ddpctl init` on a pseudo terminal, type one line per question, return what it printed."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "launcher", "init"],
-        cwd=tmp_path,
+        cwd=folder,
         stdin=follower,
         stdout=follower,
         stderr=follower,
-        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
         start_new_session=True,
     )
     os.close(follower)
-    os.write(leader, b"gpu1, gpu2\nmine:2\ntrain.py\n")
+    os.write(leader, "".join(f"{line}\n" for line in lines).encode())
     output = b""
     try:
         while data := os.read(leader, 4096):
@@ -133,7 +136,47 @@ def test_three_questions_on_a_terminal(tmp_path: Path) -> None:
     except OSError:  # the other side has gone
         pass
     assert process.wait(timeout=60) == 0, output
-    assert output.count(b"]:") == 3
+    return output.decode()
+
+
+def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
+    """gpu1 cannot be reached; this machine can, and has no GPU."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(
+        "Host gpu1\n  HostName 127.0.0.1\n  Port 1\n  User ann\n  IdentityFile ~/.ssh/lab\n"
+    )
+    for key in ("lab", "mine"):
+        (tmp_path / ".ssh" / key).touch()
+    printed = answer_on_a_terminal(
+        tmp_path, "gpu1, local", "", ".ssh/mine", "4", "mine:2", "train.py", ""
+    )
+    for question in (
+        "SSH user [ann]:",
+        f"SSH key [{tmp_path}/.ssh/lab]:",
+        "GPUs of each host [0]:",
+    ):
+        assert question in printed
+    assert "no answer from gpu1" in printed
+    assert "local: no GPU, " in printed
+    text = (tmp_path / "hosts.yaml").read_text()
+    assert "did not answer; `ddpctl check` tells why" in text
     cluster = load(tmp_path / "hosts.yaml")
-    assert [host.host for host in cluster.hosts] == ["gpu1", "gpu2"]
+    assert [(h.host, h.user, h.gpus) for h in cluster.hosts] == [
+        ("gpu1", None, 4),
+        ("local", None, 0),
+    ]
+    assert cluster.hosts[0].identity_file == str(tmp_path / ".ssh/mine")
     assert (cluster.job.image, cluster.job.command) == ("mine:2", ("train.py",))
+    assert cluster.job.workdir == str(tmp_path)
+
+
+def test_what_a_host_says_of_its_gpus_stays_in_a_comment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lies = "A100\n    user: evil\x85job: 1\u2028x"
+    output = f"@@gpus\n0, GPU-1, {lies}, 1\n@@user\nuid=1(a) gid=1(a)\n@@home\n/h\n@@end\n1\n"
+    note = _described(parse_facts(output)).note
+    text = compose(Answers(hosts=(Entry("a", None, note),)), "hosts.yaml")
+    assert parse(text, "hosts.yaml") == parse(
+        compose(Answers(hosts=(Entry("a"),)), "hosts.yaml"), "hosts.yaml"
+    )

@@ -67,8 +67,8 @@ def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
         assert len(list(by_time(records))) == 100
         store.node(node).record(records, host="h", attempt=1, offset=len(journal(written)))
     store.close()
-    lines = b"".join(merged(tmp_path, Wanted())).split(b"\n")[:-1]
+    lines = b"".join(text for _, text in merged(tmp_path, Wanted())).split(b"\n")[:-1]
     assert lines == [b"[h:%d] minute %d" % (node, i) for i in range(100) for node in (0, 1)]
-    late = b"".join(merged(tmp_path, Wanted(since=5910.0))).split(b"\n")[:-1]
+    late = b"".join(text for _, text in merged(tmp_path, Wanted(since=5910.0))).split(b"\n")[:-1]
     assert late == [b"[h:1] minute 98", b"[h:0] minute 99", b"[h:1] minute 99"]
     assert known_marks(tmp_path)[1].offset == len(journal(written))

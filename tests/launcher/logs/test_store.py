@@ -75,7 +75,10 @@ def two_nodes(folder: Path) -> Path:
 
 
 def shown(folder: Path, wanted: Wanted) -> list[bytes]:
-    return [line + b"\n" for line in b"".join(merged(folder, wanted)).split(b"\n")[:-1]]
+    return [
+        line + b"\n"
+        for line in b"".join(text for _, text in merged(folder, wanted)).split(b"\n")[:-1]
+    ]
 
 
 def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
@@ -102,8 +105,8 @@ def test_lines_are_shown_up_to_the_known_marks(tmp_path: Path) -> None:
     store = acquired(tmp_path)
     write(store, 1, "[b:1] later", time=13.0, offset=2)
     store.close()
-    assert b"[b:1] later\n" not in b"".join(merged(tmp_path, Wanted(), known))
-    assert b"[b:1] later\n" in b"".join(merged(tmp_path, Wanted()))
+    assert b"[b:1] later\n" not in b"".join(text for _, text in merged(tmp_path, Wanted(), known))
+    assert b"[b:1] later\n" in b"".join(text for _, text in merged(tmp_path, Wanted()))
 
 
 def test_ranks_in_prefixes() -> None:

@@ -15,6 +15,7 @@ from launcher.errors import PushFailed
 from launcher.hosts import Cluster, Job
 from launcher.push.files import prune as pruning
 from launcher.push.files.listing import parse_trees, parse_unused
+from launcher.terminal.console import Console
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
 
 def prune(machine: Machine, data: Path, confirm: Callable[[str], bool]) -> push.PruneResult:
     cluster = Cluster((machine.node.host,), Job(engine="process", dataset=str(data)))
-    return push.prune([machine.node], cluster, confirm)
+    return push.prune([machine.node], cluster, confirm, Console())
 
 
 def test_what_this_hosts_file_or_a_process_uses_is_kept(machines: Machines, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
     hosts = tuple(machine.node.host for machine in (good, blind))
     cluster = Cluster(hosts, Job(engine="process", dataset=str(data)))
     with pytest.raises(push.HostsNotReady) as caught:
-        push.prune([good.node, blind.node], cluster, lambda text: True)
+        push.prune([good.node, blind.node], cluster, lambda text: True, Console())
     assert list(caught.value.failures) == [blind.node.name]
     assert "the Docker daemon does not run" in str(caught.value)
     assert len(good.trees("datasets")) == 1
@@ -170,7 +171,7 @@ def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
     versions(one, data, 2)
     cluster = Cluster((one.node.host, other.node.host), Job(engine="process", dataset=str(data)))
     found: list[str] = []
-    push.prune([one.node, other.node], cluster, lambda text: bool(found.append(text)))
+    push.prune([one.node, other.node], cluster, lambda text: bool(found.append(text)), Console())
     assert found[0].count("datasets/") == 1  # one home, one line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fakes import FakeCluster
@@ -45,6 +46,15 @@ def test_no_run_is_said_without_a_table(fake_cluster: Make) -> None:
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert (code, out) == (0, "")
     assert "no " in err
+
+
+def test_without_hosts_and_records_it_says_that_it_asked_nobody(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    Path(cluster.hosts_file).rename(cluster.folder / "lab.yaml")
+    code, out, err = cluster.ddpctl("ps")
+    assert (code, out) == (0, "")
+    assert "no record of a live run" in err and "`ddpctl ps HOSTS` asks the hosts" in err
+    assert all(host.asked == [] for host in cluster)
 
 
 def all_runs(cluster: FakeCluster) -> list[tuple[str, str, int, str]]:

@@ -138,6 +138,7 @@ def test_one_line_says_where_the_time_of_a_slow_start_went(
         "took 2.1 s: checking 2 hosts 1.5 s, starting 2 nodes 0.6 s"
     )
     monkeypatch.setattr(attempt, "QUIET_BEFORE", 0.0)
+    monkeypatch.setattr(attempt, "SHORTEST", 0.0)
     cluster = fake_cluster()
     cluster.nodes_end(exit_code=0)
     [line] = [line for line in cluster.launch()[2].splitlines() if ": took " in line]

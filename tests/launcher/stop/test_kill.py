@@ -89,6 +89,17 @@ def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_clust
     assert run_id in err and "3 finished runs" in err
 
 
+def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    code, _, err = cluster.ddpctl("kill")
+    run_id = cluster.record["run_id"]
+    assert code == 0 and cluster.nodes == []
+    assert err == f"ddpctl: run {run_id}: had ended; removed, nothing left on gpu[0-1]\n"
+    assert cluster.record["state"] == "SUCCEEDED"
+
+
 def test_kill_all_removes_what_a_launcher_created_and_never_started(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     running(cluster)

@@ -1,0 +1,56 @@
+"""What `init` asks before there is a hosts file: how `ssh` logs in, and each host's GPUs and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import HostUnreachable
+from ..facts.gather import gather_one
+from ..facts.script import Facts
+from ..hosts import Host
+from ..ssh.config import route_to
+from ..ssh.many import ask_each
+from ..ssh.node import connected
+from ..terminal.console import Console
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """gpus: None where the host did not answer. note: for a person."""
+
+    gpus: int | None
+    note: str
+
+
+def ssh_login(host: Host) -> tuple[str, str]:
+    """The user and the first existing key that `ssh` uses for this host; "" where there is none."""
+    try:
+        route = route_to(host)
+    except HostUnreachable:
+        return "", ""
+    return route.user, next((key for key in route.identity_files if Path(key).is_file()), "")
+
+
+def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
+    """Asks all hosts at once; says in one line which do not answer, and why."""
+    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
+        found, failures = ask_each(
+            nodes, lambda node: gather_one(node, ports=False, check=["", ""])
+        )
+    for error in failures.values():
+        console.say(f"no answer from {error}")
+    silent = FirstLook(None, "did not answer; `ddpctl check` tells why")
+    return [_described(found[host.name]) if host.name in found else silent for host in hosts]
+
+
+def _described(facts: Facts) -> FirstLook:
+    models = {gpu.name for gpu in facts.gpus}
+    count = len(facts.gpus)
+    what = (
+        f"{count} x {models.pop()}" if len(models) == 1 else f"{count} GPUs" if count else "no GPU"
+    )
+    disk = facts.details.disk(facts.home) if facts.details else None
+    free = f", {disk.kib_free / 2**20:.0f} GiB free in {facts.home}" if disk else ""
+    return FirstLook(count, what + free)

@@ -1,0 +1,34 @@
+"""What training and evaluation need from a data set, however it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+
+class Images(Protocol):
+    """What training and evaluation need from a data set."""
+
+    name: str
+    num_classes: int
+    image_size: int  # pixels on a side
+    fingerprint: str  # to notice other images on resume or on another node
+
+    def size(self, split: str) -> int:
+        """Images in "train", "val" or "test"."""
+
+    def start_epoch(
+        self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
+    ) -> torch.Tensor:
+        """Get ready for an epoch whose batches will be order[part] for each of `parts`, in turn.
+        Returns the order, where `train_batch` wants its indices."""
+
+    def train_batch(
+        self, indices: torch.Tensor, *, seed: int, epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, C, H, W) normalised floats, augmented if so configured, and (B,) labels."""
+
+    def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images start..end-1 of a split, in order, not augmented."""

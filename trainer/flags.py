@@ -1,0 +1,287 @@
+"""How flags become a `Config`.
+
+Settings come, later ones winning, from: the defaults, a preset, `--config FILE`, `TRAINER_<FIELD>`
+in the environment, flags. Every flag may be written with dashes or underscores. Abbreviations and
+unknown flags are errors. `DDPCTL_*` gives folders and resume. Flags of older DDP scripts, and what
+they stand for today, are at the end of this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .config import GROUPS, PRESETS, Config, check
+from .errors import UsageError
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+EPILOG = """\
+Under torchrun the ranks come from its environment. Alone it is one process; --spawn N starts N.
+  torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3
+  python -m trainer --spawn 2 --data ./data --preset baseline
+Other commands: trainer ckpt ls|verify|export, trainer data ..., trainer bench, trainer plot.
+Exit codes: 0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 replicas differ, 75 stopped and
+saved, 143 stopped unsaved; under torchrun see status.json in the output folder."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"trainer: {message} (see python -m trainer --help)")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the dashed spellings only, and --[no-]x for a switch."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if "_" not in name]
+        if isinstance(action, argparse.BooleanOptionalAction):
+            names = ["--[no-]" + name[2:] for name in names if not name.startswith("--no-")]
+        if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+            return ", ".join(names)
+        return ", ".join(names) + " " + self._format_args(action, self._metavar(action))
+
+    def _metavar(self, action: argparse.Action) -> str:
+        return "{" + ",".join(action.choices) + "}" if action.choices else str(action.metavar)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="trainer",
+        usage="trainer [FLAGS]",
+        description="Train a ResNet with DistributedDataParallel.",
+        epilog=EPILOG,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", metavar="FILE", help="settings as JSON, TOML or YAML")
+    parser.add_argument("--print-config", "--print_config", action="store_true", help="and stop")
+    for name, title in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for field in FIELDS.values():
+            if field.metadata["group"] == name:
+                _add_field(group, field)
+    add_older_spellings(parser)
+    return parser
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str, Any]]:
+    """The Config for these arguments, and the other things they ask for: `print_config`, and `env`:
+    variables that older flags stand for (MASTER_ADDR, NNODES, ...).
+    """
+    given = vars(make_parser().parse_args(list(argv)))
+    other: dict[str, Any] = {
+        "print_config": given.pop("print_config", False),
+        "env": take_older_spellings(given),
+    }
+    layers: list[dict[str, Any]] = [
+        _from_file(given.pop("config")) if "config" in given else {},
+        _from_environment(env),
+        given,
+    ]
+    preset = next((layer["preset"] for layer in reversed(layers) if layer.get("preset")), "")
+    settings: dict[str, Any] = {}
+    for layer in [_preset(preset), *layers]:
+        if "batch_size" in layer and "global_batch" in layer:
+            raise UsageError(
+                "--batch-size is per rank and --global-batch for all ranks: give one of them"
+            )
+        if "batch_size" in layer or "global_batch" in layer:
+            settings.pop("batch_size", None)
+            settings.pop("global_batch", None)
+        settings.update(layer)
+    config = _with_ddpctl_defaults(Config(**settings), env)
+    check(config)
+    return config, other
+
+
+def as_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2)
+
+
+def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
+    meta = field.metadata
+    names = both_spellings(["--" + field.name.replace("_", "-"), *meta["aliases"]])
+    text = meta["help"]
+    if field.default not in (None, "", False) and "default" not in text and "(0:" not in text:
+        text += f" (default {field.default})"
+    if meta["kind"] is bool:
+        group.add_argument(
+            *names, dest=field.name, action=argparse.BooleanOptionalAction, help=text
+        )
+        return
+    options: dict[str, Any] = {"dest": field.name, "help": text, "type": _reader(meta["kind"])}
+    if meta["choices"]:
+        options["choices"] = meta["choices"]
+    else:
+        options["metavar"] = {int: "N", float: "X"}.get(meta["kind"], "S")
+    if meta["bare"]:
+        options |= {"nargs": "?", "const": meta["bare"]}
+    group.add_argument(*names, **options)
+
+
+def _reader(kind: type) -> Callable[[str], Any]:
+    if kind is float:
+        return _finite
+    return kind
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_finite.__name__ = "number"  # argparse's message: "invalid number value"
+
+
+def _preset(name: str) -> dict[str, Any]:
+    if not name:
+        return {}
+    if name not in PRESETS:
+        raise UsageError(f"--preset {name}: there are {', '.join(PRESETS)}")
+    return dict(PRESETS[name])
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, field in FIELDS.items():
+        text = env.get(f"TRAINER_{name.upper()}")
+        if text is not None:
+            found[name] = _read(field, text, f"TRAINER_{name.upper()}")
+    return found
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: {error}") from error
+    try:
+        content = _decode(Path(path).suffix, text)
+    except ValueError as error:  # json's and tomllib's errors are ValueErrors
+        raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path}: expected a mapping of setting to value")
+    found = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in FIELDS:
+            raise UsageError(f"--config {path}: no setting {key!r}")
+        if value is not None:  # null: the default
+            found[name] = _read(FIELDS[name], value, f"--config {path}: {key}")
+    return found
+
+
+def _decode(suffix: str, text: str) -> Any:
+    if suffix in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ImportError:
+            raise UsageError("--config: YAML needs PyYAML; use JSON or TOML") from None
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    return json.loads(text)
+
+
+def _read(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
+    """A value from a file or the environment, checked against the type of its flag."""
+    kind, choices = field.metadata["kind"], field.metadata["choices"]
+    if kind is bool:
+        return value if isinstance(value, bool) else strict_bool(str(value))
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        result = _reader(kind)(value if kind is not int else str(value))
+    except (ValueError, TypeError):
+        raise UsageError(f"{where}: {value!r} is not a valid {kind.__name__}") from None
+    if choices and result not in choices:
+        raise UsageError(f"{where}: {value!r} is not one of {', '.join(choices)}")
+    return result
+
+
+def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
+    under = "DDPCTL_RUN_ID" in env
+    restarted = env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    out = config.out or env.get("DDPCTL_OUTPUT_DIR") or "output"
+    return dataclasses.replace(
+        config,
+        data=config.data or ("/data" if under else "data"),
+        out=out,
+        checkpoint_dir=config.checkpoint_dir or env.get("DDPCTL_CHECKPOINT_DIR") or out,
+        resume=config.resume or ("auto" if under or restarted or config.test_only else "none"),
+    )
+
+
+def add_older_spellings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("older spellings", "torchrun's environment wins over these")
+    for name in ("init-method", "rank", "world-size", "local-rank", "ip", "port"):
+        group.add_argument(*both_spellings([f"--{name}"]), metavar="S", help=argparse.SUPPRESS)
+    group.add_argument(
+        *both_spellings(["--enable-gpu"]), metavar="BOOL", help="true: --device auto, false: cpu"
+    )
+    group.add_argument(
+        *both_spellings(["--custom-data"]), metavar="BOOL", help="true: --data synthetic"
+    )
+    group.add_argument(*both_spellings(["--sync-bn"]), action="store_true", help="--bn sync")
+    group.add_argument(*both_spellings(["--gpu", "--gpu-id"]), dest="gpu", help=argparse.SUPPRESS)
+
+
+def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
+    """Remove the older spellings from `given`. Returns those about ranks as environment variables.
+
+    --rank and --world-size count nodes, as in the scripts that have them: NODE_RANK and NNODES.
+    """
+    if "gpu" in given:
+        raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
+    if "enable_gpu" in given:
+        given.setdefault("device", "auto" if strict_bool(given.pop("enable_gpu")) else "cpu")
+    if "custom_data" in given and strict_bool(given.pop("custom_data")):
+        given.setdefault("data", "synthetic")
+    if given.pop("sync_bn", False):
+        given.setdefault("bn", "sync")
+    variables = {}
+    for name, variable in (
+        ("rank", "NODE_RANK"),
+        ("world_size", "NNODES"),
+        ("local_rank", "LOCAL_RANK"),
+        ("ip", "MASTER_ADDR"),
+        ("port", "MASTER_PORT"),
+        ("init_method", "INIT_METHOD"),
+    ):
+        if name in given:
+            variables[variable] = str(given.pop(name))
+    method = variables.pop("INIT_METHOD", "env://")
+    if method.startswith("tcp://"):
+        address, _, port = method.removeprefix("tcp://").rpartition(":")
+        variables |= {"MASTER_ADDR": address.strip("[]"), "MASTER_PORT": port}
+    elif method.startswith("file://"):
+        variables["TRAINER_STORE"] = method.removeprefix("file://")
+    elif method != "env://":
+        raise UsageError(f"--init-method {method}: use tcp://ADDRESS:PORT, file://PATH or env://")
+    return variables
+
+
+def strict_bool(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes", "on"):
+        return True
+    if text.lower() in ("false", "0", "no", "off"):
+        return False
+    raise UsageError(f"{text!r} is neither true nor false")
+
+
+def both_spellings(names: Sequence[str]) -> list[str]:
+    """Each name, and each long one also with underscores."""
+    both = [n for name in names for n in (name, name[:2] + name[2:].replace("-", "_"))]
+    return list(dict.fromkeys(both))

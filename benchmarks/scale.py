@@ -1,9 +1,15 @@
-"""What many hosts cost: python -m benchmarks.scale [--hosts 16 48 64] [--write]
+"""What many hosts cost: python -m benchmarks.scale PART... [--write]
 
-Every host is a container with an sshd and a Docker Engine of its own, and all of them and the launcher
-share this machine's cores. The image has Python and a stand-in for torchrun that starts shell scripts,
-so that what is measured is the work of starting, not of importing torch. `launch` is compared with the
-same containers started by hand, one `ssh HOST docker run` per host, all at once.
+cluster    48 and 64 containers, each with an sshd and a Docker Engine of its own: check, ps, kill, push,
+           and `launch` against the same containers started by hand, one `ssh HOST docker run` per host.
+           The image has Python and stand-ins for torchrun and torch, so that what is measured is the
+           work of starting, not of importing torch
+simulated  256 and 1,000 hosts that are one sshd with a stand-in engine: what the launcher needs
+star       the supervisors of up to 1,000 nodes: heartbeats, and the time until all have stopped
+logs       64 simulated hosts x 8 ranks, followed; every line is compared with what was written
+push       links of 10 Mbit/s: 8 hosts, 64, and 64 with one that is cut off and one that is slow
+
+Hosts and launcher share this machine's cores.
 """
 
 from __future__ import annotations
@@ -17,19 +23,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from benchmarks import hand
-from benchmarks.needs import need_cluster
+from benchmarks.needs import need_cluster, need_root_and
 from benchmarks.push import Net, big_file, network, push
 from benchmarks.results import write_section
+from benchmarks.simulated import simulated, spoken_by
+from benchmarks.star import measure_star
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import USER, Cluster, Home, docker
+from cluster import USER, Cluster, Home
 
 IMAGE = "ddpctl-scale:latest"
 RECIPE = """
@@ -75,6 +84,8 @@ class version: cuda = None
 class cuda: device_count = staticmethod(lambda: 0)
 """
 DISTRIBUTED = "def is_nccl_available(): return False\n"
+REST = 3.0  # seconds between two measurements
+MOST_CHECKED = 256  # hosts: a check starts some 25 programs on each, here all on one machine
 NAP = 3.0  # seconds that a rank lives after its first line
 SCRIPT = f'echo "first line of $RANK"; exec sleep {NAP:g}\n'
 FIRST = re.compile(rb"first line of (\d+)")
@@ -100,7 +111,7 @@ class Watched:
 
 
 def watch(process: subprocess.Popen[bytes], began: float) -> Watched:
-    """Follow a process with pipes on stdout and stderr to its end."""
+    """Follow a process to its end."""
     seen = Watched()
     outputs: dict[str, list[bytes]] = {"out": [], "err": []}
 
@@ -110,10 +121,10 @@ def watch(process: subprocess.Popen[bytes], began: float) -> Watched:
             if FIRST.search(line):
                 seen.first = time.monotonic() - began
 
-    assert process.stdout and process.stderr
     readers = [
-        threading.Thread(target=read, args=("out", process.stdout)),
-        threading.Thread(target=read, args=("err", process.stderr)),
+        threading.Thread(target=read, args=(name, stream))
+        for name, stream in (("out", process.stdout), ("err", process.stderr))
+        if stream
     ]
     for reader in readers:
         reader.start()
@@ -121,7 +132,7 @@ def watch(process: subprocess.Popen[bytes], began: float) -> Watched:
     while True:
         try:
             status = (folder / "status").read_text()
-            seen.files = max(seen.files, len(os.listdir(folder / "fd")))
+            seen.files = max(seen.files, sum(1 for _ in (folder / "fd").iterdir()))
         except OSError:
             break
         found = dict(re.findall(r"(VmHWM|Threads):\s+(\d+)", status))
@@ -145,32 +156,28 @@ def ddpctl(home: Home, *words: str | Path) -> Watched:
     return watch(home.start(*words), began)
 
 
-@dataclass
-class Round:
-    """One number of hosts."""
-
-    hosts: int
-    check: Watched = field(default_factory=Watched)
-    launch: Watched = field(default_factory=Watched)
-    hand_first: float = 0.0  # seconds
-    hand: float = 0.0  # seconds
-    ps: Watched = field(default_factory=Watched)
-    kill: Watched = field(default_factory=Watched)
-    push: Watched = field(default_factory=Watched)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--hosts", type=int, nargs="+", default=[16, 48, 64], metavar="N")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
+    parser.add_argument(
+        "--hosts", type=int, nargs="+", metavar="N", help="not the usual numbers of hosts"
+    )
     parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
     need_cluster("scale")
-    build_image()
-    rounds = [measure(count) for count in args.hosts]
-    text = report(rounds)
-    print(text)
-    if args.write:
-        write_section("Scale", f"python -m benchmarks.scale --hosts {args.hosts}", text)
+    need_root_and("scale", "ip", "tc", "sshd", "ssh-keygen", "perl")
+    for part in args.parts or PARTS:
+        measure, usual = PARTS[part]
+        counts = args.hosts or usual
+        text = "\n".join(measure(counts))
+        print(text, flush=True)
+        if args.write:
+            numbers = " ".join(map(str, counts))
+            command = f"python -m benchmarks.scale {part} --hosts {numbers} --write"
+            write_section(f"Scale: {part}", command, text)
+
+
+# --- containers as hosts ------------------------------------------------------------------------
 
 
 def build_image() -> None:
@@ -182,44 +189,80 @@ def build_image() -> None:
         Path(folder, "torch", "__init__.py").write_text(TORCH)
         Path(folder, "torch", "distributed.py").write_text(DISTRIBUTED)
         build = ["docker", "build", "--quiet", "--network=host", "-t", IMAGE, folder]
-        subprocess.run(build, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"DOCKER_BUILDKIT": "0"})
+        environment = os.environ | {"DOCKER_BUILDKIT": "0"}
+        subprocess.run(build, check=True, capture_output=True, env=environment)
 
 
-def measure(count: int) -> Round:
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder) / "cluster", count, engine_has=IMAGE)
-        code = Path(folder, "code")
-        code.mkdir()
-        (code / "say.sh").write_text(SCRIPT)
-        try:
-            say(f"{count} hosts: starting")
-            cluster.up()
-            say("up")
+def cluster_rows(counts: Sequence[int]) -> list[str]:
+    build_image()
+    rows = [
+        "| hosts | what | seconds | by hand | bar | the launcher |",
+        "|---|---|---|---|---|---|",
+    ]
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = Cluster(Path(folder) / "cluster", count, engine_has=IMAGE)
+            code = Path(folder, "code")
+            code.mkdir()
+            (code / "say.sh").write_text(SCRIPT)
+            (code / "sleep.sh").write_text("exec sleep 600\n")
             job = {"image": IMAGE, "workdir": str(code), "command": ["say.sh"]}
-            hosts = cluster.hosts_yaml(Path(folder, "hosts.yaml"), **job)
-            return measure_on(cluster, cluster.home_at(Path(folder, "state")), hosts)
-        finally:
-            cluster.down()
+            try:
+                cluster.up()
+                hosts = cluster.hosts_yaml(Path(folder, "hosts.yaml"), **job)
+                home = cluster.home_at(Path(folder, "state"))
+                rows += [f"| {count} {row}" for row in on_cluster(cluster, home, hosts)]
+            finally:
+                cluster.down()
+    return [*rows, "", f"Load average at the end: {os.getloadavg()[0]:.0f}."]
 
 
-def measure_on(cluster: Cluster, home: Home, hosts: Path) -> Round:
-    found = Round(len(cluster.nodes))
-    assert_ok(ddpctl(home, "push", hosts))
-    found.push = assert_ok(ddpctl(home, "push", hosts))
-    say(f"push again {found.push.seconds:.1f} s, {found.push.cost}")
-    found.check = ddpctl(home, "check", hosts)
-    say(f"check {found.check.code} {found.check.seconds:.1f} s, {found.check.cost}")
-    if found.check.code:
-        say(found.check.out + found.check.err)
+def on_cluster(cluster: Cluster, home: Home, hosts: Path, rounds: int = 2) -> Iterator[str]:
+    """Ratios of each round, side by side; seconds of the last one."""
+
+    def row(what: str, done: Watched, bar: str = "") -> str:
+        say(f"{what}: {done.seconds:.1f} s, {done.cost}")
+        assert done.code == 0, done.out + done.err
+        return f"| {what} | {done.seconds:.1f} | | {bar} | {done.cost} |"
+
+    start = partial(ddpctl, home)
+    yield row("push of a script", start("push", hosts))
+    yield row("push again", start("push", hosts))
     for node in cluster.nodes:
         put = ["sh", "-c", "mkdir -p ~/code && cat > ~/code/say.sh"]
         cluster.exec(node, *put, user=USER, stdin=SCRIPT.encode())
-    found.hand_first, found.hand = by_hand(cluster)
-    say(f"by hand {found.hand_first:.1f} s, {found.hand:.1f} s")
-    found.launch = assert_ok(ddpctl(home, "launch", hosts, "--no-check", "--no-push"))
-    say(f"launch {found.launch.first:.1f} s, {found.launch.seconds:.1f} s, {found.launch.cost}")
-    say(found.launch.err)
-    return found
+    by_hand(cluster)  # the first containers of an engine take longer
+    firsts, totals = [], []
+    for _ in range(rounds):
+        hand_first, hand_total = by_hand(cluster)
+        time.sleep(REST)
+        launched = start("launch", hosts, "--no-check", "--no-push")
+        assert launched.code == 0, launched.err
+        firsts.append(launched.first / hand_first)
+        totals.append((launched.seconds - NAP) / (hand_total - NAP))
+        say(
+            f"launch {launched.first:.1f} {launched.seconds:.1f}, hand {hand_first:.1f} {hand_total:.1f}"
+        )
+        time.sleep(REST)
+    for what, seconds, theirs, ratios, bar in (
+        ("launch, to the last first line", launched.first, hand_first, firsts, "<= 1.5"),
+        (
+            "launch, without the ranks' own 3 s",
+            launched.seconds - NAP,
+            hand_total - NAP,
+            totals,
+            "",
+        ),
+    ):
+        times = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        yield f"| {what} | {seconds:.1f} | {theirs:.1f}: {times} times | {bar} | {launched.cost} |"
+    yield row("check", start("check", hosts), "<= 20 s")
+    code = home.start(
+        "launch", hosts, "--no-check", "--no-push", "--detach", "--", "sleep.sh"
+    ).wait()
+    assert code == 0
+    yield row("ps", start("ps", hosts))
+    yield row("kill", start("kill", hosts))
 
 
 def by_hand(cluster: Cluster) -> tuple[float, float]:
@@ -227,11 +270,11 @@ def by_hand(cluster: Cluster) -> tuple[float, float]:
     options = ["--user=1000:1000", "--env=HOME=/tmp", "--stop-timeout=60"]
     options += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace"]
     began = time.monotonic()
-    out_read, out_write = os.pipe()
-    with os.fdopen(out_write, "wb") as out:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as out:
         logins = hand.start_all(cluster, 1, 29500, options, ["say.sh"], out)
     ranks, first = set(), 0.0
-    with os.fdopen(out_read, "rb") as lines:
+    with os.fdopen(read, "rb") as lines:
         for line in lines:
             if match := FIRST.search(line):
                 ranks.add(match[1])
@@ -241,13 +284,88 @@ def by_hand(cluster: Cluster) -> tuple[float, float]:
     return first, time.monotonic() - began
 
 
-def assert_ok(watched: Watched) -> Watched:
-    assert watched.code == 0, watched.out + watched.err
-    return watched
+# --- simulated hosts ----------------------------------------------------------------------------
 
 
-def push_rows(count: int = 64, rate: int = 10, megabytes: int = 30) -> list[str]:
-    """A push over links of `rate` Mbit/s: to 8 hosts, to all, and to all with one dead and one slow."""
+def simulated_rows(counts: Sequence[int]) -> list[str]:
+    rows = ["| hosts | what | seconds | the launcher |", "|---|---|---|---|"]
+    for count in counts:
+        with tempfile.TemporaryDirectory() as name, simulated(Path(name), count) as hosts:
+            file = hosts.hosts_file()
+            launch = ("launch", file, "--no-check", "--no-push", "--detach")
+            for words in (
+                ("launch", file, "--dry-run"),
+                *([("check", file)] if count <= MOST_CHECKED else []),
+                launch,
+                ("ps", file),
+                ("kill", file),
+            ):
+                began = time.monotonic()
+                done = watch(hosts.ddpctl(*words), began)
+                what = " ".join(word for word in words if word != file)
+                verdict = "" if done.code == 0 else f" (exit {done.code})"
+                rows.append(f"| {count} | {what}{verdict} | {done.seconds:.1f} | {done.cost} |")
+                say(f"{rows[-1]}\n{done.err[-1000:]}")
+    return rows
+
+
+def star_rows(counts: Sequence[int]) -> list[str]:
+    rows = [
+        "| nodes | all joined | heartbeats/s | node 0 | a failure is known everywhere | its end, too |",
+        "|---|---|---|---|---|---|",
+    ]
+    for count in counts:
+        star = measure_star(count)
+        rows.append(
+            f"| {count} | {star.joined:.1f} s | {star.heartbeats:.0f} | {star.cpu:.0%} of a core, "
+            f"{star.memory} MB | {star.told:.2f} s | {star.over:.2f} s |"
+        )
+        say(rows[-1])
+    return rows
+
+
+def logs_rows(
+    counts: Sequence[int], ranks: int = 8, rate: int = 1000, seconds: int = 20
+) -> list[str]:
+    rows = [
+        "| hosts x ranks x lines/s | lines | written in | followed in | logs that differ | the launcher |",
+        "|---|---|---|---|---|---|",
+    ]
+    for count in counts:
+        how = {"SCALE_LOG_SECONDS": seconds, "SCALE_LOG_RANKS": ranks, "SCALE_LOG_RATE": rate}
+        generate = {key: str(value) for key, value in how.items()}
+        with (
+            tempfile.TemporaryDirectory() as name,
+            simulated(Path(name), count, **generate) as hosts,
+        ):
+            words = ("launch", hosts.hosts_file(ranks), "--no-check", "--no-push")
+            with Path(name, "out").open("wb") as out:
+                process, began = hosts.ddpctl(*words, stdout=out), time.monotonic()
+                done = watch(process, began)
+            ended = time.time()
+            assert done.code == 0, done.err
+            spoken = json.loads(Path(name, "spoken").read_text())
+            (logs,) = Path(name).glob("state/ddpctl/runs/*/logs")
+            differ = sum(not is_whole(logs, node, ranks, rate, seconds) for node in range(count))
+            lines = count * ranks * rate * seconds
+            rows.append(
+                f"| {count} x {ranks} x {rate} | {lines:,} | {spoken['seconds']:.1f} s "
+                f"| {ended - spoken['began']:.1f} s | {differ} | {done.cost} |"
+            )
+            say(f"{rows[-1]}\n{done.err[-500:]}")
+    return rows
+
+
+def is_whole(logs: Path, node: int, ranks: int, rate: int, seconds: int) -> bool:
+    """Whether a node's log is, byte for byte, what its ranks wrote."""
+    parts = spoken_by(node, ranks, rate, seconds)
+    with (logs / f"node-{node}.log").open("rb") as file:
+        return all(file.read(len(part)) == part for part in parts) and not file.read()
+
+
+def push_rows(counts: Sequence[int], rate: int = 10, megabytes: int = 15) -> list[str]:
+    """To each number of hosts, and to the most of them with one dead and one slow."""
+    count = max(counts)
     limit = megabytes * 8 / rate
     rows = ["| push | seconds | x the link's time |", "|---|---|---|"]
 
@@ -257,7 +375,7 @@ def push_rows(count: int = 64, rate: int = 10, megabytes: int = 30) -> list[str]
 
     with network(count, rate) as net:
         data = big_file(net, megabytes)
-        for hosts in (8, count):
+        for hosts in counts:
             done = push(Net(net.folder, hosts, rate, []), data)
             assert done.code == 0, done.document
             row(f"{hosts} hosts", done.seconds)
@@ -266,18 +384,24 @@ def push_rows(count: int = 64, rate: int = 10, megabytes: int = 30) -> list[str]
         net.limit(slow, rate // 10)
         cut_at = done.seconds / 2
         done = push(net, data, during=lambda: (time.sleep(cut_at), net.cut(dead)))
-        what = f"{count} hosts, {dead} cut off after {cut_at:.0f} s and {slow} at a tenth of the speed"
+        what = (
+            f"{count} hosts, {dead} cut off after {cut_at:.0f} s and {slow} at a tenth of the speed"
+        )
         row(f"{what}: the others", done.slowest(without=[dead, slow]))
     return rows
-
-
-def report(rounds: Sequence[Round]) -> str:
-    return "\n".join(map(str, rounds))
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
+
+PARTS: dict[str, tuple[Callable[[Sequence[int]], list[str]], Sequence[int]]] = {
+    "cluster": (cluster_rows, (48, 64)),
+    "simulated": (simulated_rows, (256, 1000)),
+    "star": (star_rows, (64, 256, 1000)),
+    "logs": (logs_rows, (64,)),
+    "push": (push_rows, (8, 64)),
+}
 
 if __name__ == "__main__":
     main()

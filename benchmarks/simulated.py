@@ -1,4 +1,4 @@
-"""Hundreds of hosts that are one sshd: each has an address of loopback, a home folder and a stand-in engine.
+"""Hundreds of hosts that are one sshd, each with an address of loopback, a home folder and an engine.
 
 SSH is real, and so is every command that a host runs, but for `docker system dial-stdio`: there a stand-in
 passes bytes to a process that answers as a Docker Engine does and starts nothing. All is inside a network
@@ -13,12 +13,13 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,27 +36,40 @@ SOURCE = Path(__file__).parents[1]
 # sshd runs this for every command. $3 of SSH_CONNECTION is the address that was dialled.
 HOST = """#!/bin/sh
 set -- $SSH_CONNECTION
-export HOME=%(folder)s/hosts/$3 PATH=%(folder)s/bin:$PATH
+export HOME=%(folder)s/hosts/$3 PATH=%(folder)s/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd "$HOME" || exit 1
 exec sh -c "$SSH_ORIGINAL_COMMAND"
 """
 # `docker system dial-stdio`: perl, because a thousand of them must fit into memory.
 DOCKER = r"""#!/usr/bin/perl
-use IO::Socket::UNIX; use IO::Select;
-my $s = IO::Socket::UNIX->new(Peer => "$ENV{HOME}/engine.sock") or die "Cannot connect to the Docker daemon\n";
-my $w = IO::Select->new($s, \*STDIN);
-while (my @ready = $w->can_read) {
-    for my $from (@ready) {
-        my $n = sysread($from, my $data, 65536);
-        if (!$n) { exit if $from == $s; $w->remove($from); shutdown($s, 1); next; }
-        my ($to, $at) = ($from == $s ? \*STDOUT : $s, 0);
-        while ($at < $n) { my $k = syswrite($to, $data, $n - $at, $at) // exit; $at += $k; }
+use Socket;
+socket(S, PF_UNIX, SOCK_STREAM, 0) and connect(S, pack_sockaddr_un("$ENV{HOME}/engine.sock"))
+    or die "Cannot connect to the Docker daemon\n";
+my ($in, $engine) = ("", "");
+vec($in, 0, 1) = vec($engine, fileno(S), 1) = 1;
+my $open = $in | $engine;
+while (select(my $ready = $open, undef, undef, undef)) {
+    for my $pair ([*S, *STDOUT, $engine], [*STDIN, *S, $in]) {
+        my ($from, $to, $bit) = @$pair;
+        next if ($ready & $bit) =~ /^\0*$/;
+        my $data;
+        if (!sysread($from, $data, 65536)) {
+            exit if $bit eq $engine;
+            $open = $engine; shutdown(S, 1); next;
+        }
+        my $at = 0;
+        $at += syswrite($to, $data, length($data) - $at, $at) // exit while $at < length($data);
     }
 }
 """
 INFO = {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": [], "CgroupDriver": "systemd",
         "DockerRootDir": "/var/lib/docker", "Runtimes": {"runc": {}}}  # fmt: skip
-INSPECTED_IMAGE = {"Id": LAYER, "RootFS": {"Layers": [LAYER]}, "Config": {"Env": []}, "Architecture": "amd64"}
+INSPECTED_IMAGE = {
+    "Id": LAYER,
+    "RootFS": {"Layers": [LAYER]},
+    "Config": {"Env": []},
+    "Architecture": "amd64",
+}
 CHECKED = b'ddpctl-check {"python": "3.13.5", "torch": "2.9.0", "cuda": "", "gpus": 0}\n'
 
 
@@ -103,7 +117,9 @@ def simulated(folder: Path, count: int, **generate: str) -> Iterator[Simulated]:
     for number in range(count):
         (folder / "hosts" / address(number)).mkdir(parents=True)
     for name in ("key", "host"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+        )
     kind, blob, *_ = (folder / "host.pub").read_text().split()
     (folder / "home/.ssh/known_hosts").write_text(f"[127.1.*]:{PORT} {kind} {blob}\n")
     for path, text in (("host.sh", HOST), ("bin/docker", DOCKER)):
@@ -112,6 +128,7 @@ def simulated(folder: Path, count: int, **generate: str) -> Iterator[Simulated]:
     (folder / "sshd_config").write_text(
         f"Port {PORT}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/key.pub\nStrictModes no\n"
         f"UsePAM no\nPidFile none\nMaxStartups 1000\nPermitRootLogin yes\nForceCommand {folder}/host.sh\n"
+        f"SetEnv HOME={folder}/home\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     sshd = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -122,7 +139,11 @@ def simulated(folder: Path, count: int, **generate: str) -> Iterator[Simulated]:
     try:
         subprocess.run(["ip", "-n", namespace, "link", "set", "lo", "up"], check=True)
         config = folder / "sshd_config"
-        processes.append(subprocess.Popen([*inside, sshd, "-D", "-e", "-f", config], stderr=(folder / "sshd.log").open("w")))
+        processes.append(
+            subprocess.Popen(
+                [*inside, sshd, "-D", "-e", "-f", config], stderr=(folder / "sshd.log").open("w")
+            )
+        )
         processes.append(subprocess.Popen(engines, cwd=SOURCE, env=os.environ | generate))
         while not (folder / "ready").exists():
             assert processes[1].poll() is None
@@ -153,7 +174,9 @@ class Container:
     @property
     def journal(self) -> Path | None:
         binds = [bind.split(":") for bind in self.arguments["HostConfig"]["Binds"]]
-        return next((Path(source, "journal") for source, target, _ in binds if target == "/ddpctl"), None)
+        return next(
+            (Path(source, "journal") for source, target, _ in binds if target == "/ddpctl"), None
+        )
 
     def inspected(self) -> dict[str, Any]:
         return {
@@ -198,15 +221,15 @@ class Engine:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                method, target, _ = head.split(" ", 2)
-                size = next((int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-length")), 0)
-                body = await reader.readexactly(size)
+                request = (await reader.readuntil(b"\r\n\r\n")).decode()
+                method, target, _ = request.split(" ", 2)
+                size = re.search(r"(?i)content-length: *(\d+)", request)
+                body = await reader.readexactly(int(size[1]) if size else 0)
                 status, answer = await self.answer(method, target, json.loads(body) if body else {})
                 text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 length = b"" if status == 204 else b"Content-Length: %d\r\n" % len(text)
-                writer.write(b"HTTP/1.1 %d OK\r\nApi-Version: 1.41\r\nContent-Type: application/json\r\n%b\r\n%b"
-                             % (status, length, b"" if status == 204 else text))  # fmt: skip
+                head = b"HTTP/1.1 %d OK\r\nApi-Version: 1.41\r\nContent-Type: application/json\r\n"
+                writer.write(head % status + length + b"\r\n" + (b"" if status == 204 else text))
                 await writer.drain()
         writer.close()
 
@@ -228,7 +251,8 @@ class Engine:
                 return 200, [
                     {"Id": each.name, "Labels": each.arguments["Labels"], "Mounts": []}
                     for each in self.containers.values()
-                    if key in each.arguments["Labels"] and value in ("", each.arguments["Labels"][key])
+                    if key in each.arguments["Labels"]
+                    and value in ("", each.arguments["Labels"][key])
                 ]
             case ["POST", "containers", "create"]:
                 self.containers[query["name"]] = Container(body, query["name"])
@@ -256,13 +280,21 @@ class Engine:
         return 204, b""
 
 
-async def engines(folder: Path, count: int, generate: Callable[[list[Container]], Any] | None = None) -> None:
+async def engines(folder: Path, count: int) -> None:
     every = [Engine() for _ in range(count)]
     for number, engine in enumerate(every):
-        await asyncio.start_unix_server(engine.serve, folder / "hosts" / address(number) / "engine.sock")
+        await asyncio.start_unix_server(
+            engine.serve, folder / "hosts" / address(number) / "engine.sock"
+        )
     (folder / "ready").touch()
     if seconds := os.environ.get("SCALE_LOG_SECONDS"):
-        await speak(every, float(seconds), int(os.environ["SCALE_LOG_RANKS"]), int(os.environ["SCALE_LOG_RATE"]))
+        await speak(
+            folder,
+            every,
+            float(seconds),
+            int(os.environ["SCALE_LOG_RANKS"]),
+            int(os.environ["SCALE_LOG_RATE"]),
+        )
     await asyncio.Event().wait()
 
 
@@ -280,8 +312,18 @@ def block_of(node_rank: int, ranks: int, lines: int) -> bytes:
     )
 
 
-async def speak(every: list[Engine], seconds: float, ranks: int, rate: int) -> None:
-    """Once all containers run: `rate` lines a second from each of `ranks` ranks of a node, then their end."""
+def spoken_by(node_rank: int, ranks: int, rate: int, seconds: float) -> Iterator[bytes]:
+    """A node's log as the launcher must write it, in parts."""
+    host = address(node_rank).encode()
+    rows = (row.split(b"\t") for row in block_of(node_rank, ranks, int(rate * TICK)).splitlines())
+    block = b"".join(b"[%b:%b] %b\n" % (host, rank, text) for _, rank, text in rows)
+    yield b"[%b:%d] first line\n" % (host, node_rank)
+    for number in range(int(seconds / TICK)):
+        yield block.replace(BLOCK, b"%08d" % number)
+
+
+async def speak(folder: Path, every: list[Engine], seconds: float, ranks: int, rate: int) -> None:
+    """Once all containers run: `rate` lines a second from each of a node's `ranks`, then their end."""
 
     def running() -> list[Container]:
         found = [c for engine in every for c in engine.containers.values() if c.state == "running"]
@@ -292,14 +334,18 @@ async def speak(every: list[Engine], seconds: float, ranks: int, rate: int) -> N
     await asyncio.sleep(2)
     containers, began = running(), time.monotonic()
     blocks = [block_of(rank, ranks, int(rate * TICK)) for rank in range(len(containers))]
-    files = [open(c.journal, "ab", buffering=0) for c in containers]  # noqa: SIM115
+    files = [c.journal.open("ab", buffering=0) for c in containers]
     for number in range(int(seconds / TICK)):
         for file, block in zip(files, blocks, strict=True):
             stamp = b"%.6f" % time.time()
             file.write(block.replace(b"@TIME", stamp).replace(BLOCK, b"%08d" % number))
             await asyncio.sleep(0)
         await asyncio.sleep(max(0.0, began + (number + 1) * TICK - time.monotonic()))
-    print(f"spoke for {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    spoken = {
+        "began": time.time() - (time.monotonic() - began),
+        "seconds": time.monotonic() - began,
+    }
+    (folder / "spoken").write_text(json.dumps(spoken))
     for container in containers:
         container.end(0)
 

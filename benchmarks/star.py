@@ -1,4 +1,4 @@
-"""The supervisors' star at node 0: its real code in one process, the real code of all other nodes in another."""
+"""The supervisors' star: node 0's real code in one process, that of all other nodes in another."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Times are in seconds. `hosts`: the names of all nodes by node rank; but for node 0, only the first."""
+    """Times are in seconds. `hosts`: the names of all nodes by rank; only the first but for node 0."""
 
     run_id: str
     attempt: int

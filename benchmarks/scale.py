@@ -290,19 +290,24 @@ def by_hand(cluster: Cluster) -> tuple[float, float]:
 def simulated_rows(counts: Sequence[int]) -> list[str]:
     rows = ["| hosts | what | seconds | the launcher |", "|---|---|---|---|"]
     for count in counts:
-        with tempfile.TemporaryDirectory() as name, simulated(Path(name), count) as hosts:
+        speaking = {"SCALE_LOG_SECONDS": "1", "SCALE_LOG_RANKS": "1", "SCALE_LOG_RATE": "10"}
+        with (
+            tempfile.TemporaryDirectory() as name,
+            simulated(Path(name), count, **speaking) as hosts,
+        ):
             file = hosts.hosts_file()
-            launch = ("launch", file, "--no-check", "--no-push", "--detach")
+            launch = ("launch", file, "--no-check", "--no-push")
             for words in (
                 ("launch", file, "--dry-run"),
                 *([("check", file)] if count <= MOST_CHECKED else []),
-                launch,
+                launch,  # ranks speak for a second, after two
+                (*launch, "--detach"),  # they run until they are killed
                 ("ps", file),
                 ("kill", file),
             ):
                 began = time.monotonic()
                 done = watch(hosts.ddpctl(*words), began)
-                what = " ".join(word for word in words if word != file)
+                what = " ".join(str(word) for word in words if word != file)
                 verdict = "" if done.code == 0 else f" (exit {done.code})"
                 rows.append(f"| {count} | {what}{verdict} | {done.seconds:.1f} | {done.cost} |")
                 say(f"{rows[-1]}\n{done.err[-1000:]}")

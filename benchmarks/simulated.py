@@ -1,8 +1,9 @@
 """Hundreds of hosts that are one sshd, each with an address of loopback, a home folder and an engine.
 
-SSH is real, and so is every command that a host runs, but for `docker system dial-stdio`: there a stand-in
-passes bytes to a process that answers as a Docker Engine does and starts nothing. All is inside a network
-namespace, and root's. A started container writes its journal: an event, lines if asked for, and its end.
+SSH is real, and so is every command that a host runs, but for two: `docker system dial-stdio` passes bytes
+to a process that answers as a Docker Engine does and starts nothing, and no search finds processes of a
+run. All is inside a network namespace, and root's. A started container writes its journal: an event, lines
+if asked for, and its end.
 
     python -m benchmarks.simulated FOLDER COUNT    the engines, until they are killed
 """
@@ -61,6 +62,11 @@ while (select(my $ready = $open, undef, undef, undef)) {
         $at += syswrite($to, $data, length($data) - $at, $at) // exit while $at < length($data);
     }
 }
+"""
+# A host's own processes, when `kill` looks for what is left: there are none, and not a thousand hosts'.
+GREP = """#!/bin/sh
+case $1 in -lzxF) exit 1 ;; esac
+exec /usr/bin/grep "$@"
 """
 INFO = {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": [], "CgroupDriver": "systemd",
         "DockerRootDir": "/var/lib/docker", "Runtimes": {"runc": {}}}  # fmt: skip
@@ -122,7 +128,7 @@ def simulated(folder: Path, count: int, **generate: str) -> Iterator[Simulated]:
         )
     kind, blob, *_ = (folder / "host.pub").read_text().split()
     (folder / "home/.ssh/known_hosts").write_text(f"[127.1.*]:{PORT} {kind} {blob}\n")
-    for path, text in (("host.sh", HOST), ("bin/docker", DOCKER)):
+    for path, text in (("host.sh", HOST), ("bin/docker", DOCKER), ("bin/grep", GREP)):
         (folder / path).write_text(text % {"folder": folder} if path == "host.sh" else text)
         (folder / path).chmod(0o755)
     (folder / "sshd_config").write_text(

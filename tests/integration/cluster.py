@@ -168,7 +168,12 @@ class Cluster:
     """Simulated hosts node0, node1, ... on a network of their own; with Python only if asked for."""
 
     def __init__(
-        self, folder: Path, count: int = 3, *, python3: bool = False, engine_has: str = TRAINER_IMAGE
+        self,
+        folder: Path,
+        count: int = 3,
+        *,
+        python3: bool = False,
+        engine_has: str = TRAINER_IMAGE,
     ) -> None:
         self.folder = folder
         self.engine_has = engine_has  # the image that the hosts' engines start with
@@ -471,7 +476,9 @@ def loaded_engine(keys: Path, image: str) -> str:
     look = ["run", "--rm", "--network=none", f"--volume={name}:/t", NODE_IMAGE, "ls", "/t"]
     if name in docker("volume", "ls", "-q").split() and "loaded" in docker(*look).split():
         return name
-    for old in docker("volume", "ls", "-q", "--filter", f"label={LABEL}.engine={TREE}-{image}").split():
+    for old in docker(
+        "volume", "ls", "-q", "--filter", f"label={LABEL}.engine={TREE}-{image}"
+    ).split():
         subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # in use: another's
     seed = f"{name}-seed"
     subprocess.run(["docker", "rm", "-f", "-v", seed], capture_output=True)

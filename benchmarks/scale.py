@@ -174,7 +174,7 @@ def main() -> None:
         if args.write:
             numbers = " ".join(map(str, counts))
             command = f"python -m benchmarks.scale {part} --hosts {numbers} --write"
-            write_section(f"Scale: {part}", command, text)
+            write_section(f"Scale: {part}, {numbers} hosts", command, text)
 
 
 # --- containers as hosts ------------------------------------------------------------------------

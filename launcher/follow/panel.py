@@ -9,16 +9,16 @@ import io
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..supervisor.events import Stopping
-from .metrics_poller import Gpus, Metrics, Progress
+from ..supervisor.events import Gpu, Stopping
 from .monitor import NodeOutcome
+from .progress import Progress
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further
@@ -47,12 +47,11 @@ def view(
     run_id: str,
     attempt: int,
     outcomes: Mapping[int, NodeOutcome],
-    metrics: Metrics,
+    progress: Progress | None,
     uptime: float,
     now: float = 0.0,  # unix seconds
 ) -> View:
     which = f"  attempt {attempt}" if attempt > 1 else ""
-    progress = metrics.progress
     return View(
         head=f"{run_id}{which}  up {clock(uptime)}",
         below=progress_words(progress) if progress else script_words(outcomes, now),
@@ -60,7 +59,7 @@ def view(
             (
                 f"{rank} {outcome.host}",
                 state_of(outcome),
-                gpu_words(metrics.gpus[rank]) if rank in metrics.gpus else "",
+                gpu_words(outcome.usage.gpus) if outcome.usage else "",
             )
             for rank, outcome in sorted(outcomes.items())
         ),
@@ -143,11 +142,14 @@ def printable(text: str) -> str:
     return "".join(kept)[:LAST_LINE].strip()
 
 
-def gpu_words(gpus: Gpus) -> str:
-    gib = 1024
-    name = "GPU" if gpus.count == 1 else "GPUs"
-    memory = f", {gpus.used / gib:.1f} of {gpus.total / gib:.0f} GiB" if gpus.total else ""
-    return f"{gpus.count} {name} {gpus.use:.0f} %{memory}"
+def gpu_words(gpus: Sequence[Gpu]) -> str:
+    """2 GPUs 97 %, 12.5 of 160 GiB"""
+    if not gpus:
+        return ""
+    gib, count = 1024, len(gpus)
+    used, total = sum(gpu.used for gpu in gpus), sum(gpu.total for gpu in gpus)
+    memory = f", {used / gib:.1f} of {total / gib:.0f} GiB" if total else ""
+    return f"{count} {'GPU' if count == 1 else 'GPUs'} {sum(gpu.use for gpu in gpus) / count:.0f} %{memory}"
 
 
 def clock(seconds: float) -> str:

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,8 @@ def main() -> None:
     args = parser.parse_args()
     need_cluster("scale")
     need_root_and("scale", "ip", "tc", "sshd", "ssh-keygen", "perl")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand hosts' sockets are ours, too
     for part in args.parts or PARTS:
         measure, usual = PARTS[part]
         counts = args.hosts or usual

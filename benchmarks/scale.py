@@ -168,7 +168,7 @@ def main() -> None:
     need_cluster("scale")
     need_root_and("scale", "ip", "tc", "sshd", "ssh-keygen", "perl")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand hosts' sockets are ours, too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for a thousand sockets
     for part in args.parts or PARTS:
         measure, usual = PARTS[part]
         counts = args.hosts or usual

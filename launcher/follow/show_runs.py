@@ -18,6 +18,7 @@ from ..runs.status import (
     document,
     list_runs,
     run_state,
+    waits_for,
 )
 from ..runs.unseen import report_unseen
 from ..stop.unconfirmed import finish_pending
@@ -38,7 +39,7 @@ class Selection:
     per_node: bool  # a row per node instead of a row per run
 
     def of(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        alive = {status.run_id for status in statuses if status.alive}
+        alive = {status.run_id for status in statuses if status.alive or status.waits}
         return [status for status in statuses if self.everything or status.run_id in alive]
 
     def text(self, statuses: Sequence[NodeStatus], clusters: Connected) -> str:
@@ -46,7 +47,7 @@ class Selection:
             return self._nothing(clusters)
         if self.per_node:
             return table([_node_row(status) for status in statuses], NODE_HEAD)
-        return table([_run_row(nodes) for nodes in by_run(statuses)], RUN_HEAD)
+        return table([_run_row(nodes, statuses) for nodes in by_run(statuses)], RUN_HEAD)
 
     def _nothing(self, clusters: Connected) -> str:
         hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
@@ -110,11 +111,14 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             console.print(text)  # the newest table stays
 
 
-def _run_row(nodes: Sequence[NodeStatus]) -> list[str]:
+def _run_row(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> list[str]:
     first = nodes[0]
     alive = sum(node.alive for node in nodes)
     state = run_state(nodes)
     since = min((node.started for node in nodes if node.started), default=None)
+    if state == "WAITING":
+        since = first.since
+        state = f"WAITING for {', '.join(waits_for(nodes, everything)) or 'its start'}"
     ended = max((node.ended for node in nodes if node.ended), default=None)
     return [
         first.run_id,
@@ -136,7 +140,7 @@ def _node_row(status: NodeStatus) -> list[str]:
         status.state,
         "-" if status.exit_code is None else str(status.exit_code),
         status.owner,
-        _time(status.ended or status.started),
+        _time(status.ended or status.started or (status.since if status.waits else None)),
     ]
 
 

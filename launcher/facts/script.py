@@ -79,6 +79,8 @@ if [ -n "$gpus" ]; then
   s nvidia
   xml=$(command -v nvidia-smi >/dev/null 2>&1 && timeout 20 nvidia-smi -q -x 2>/dev/null)
   printf '%s\n' "$xml"
+  s xid  # the first that this user may read
+  { dmesg || timeout 5 journalctl -kb -q --no-pager -n 10000; } 2>/dev/null | grep 'NVRM: Xid' | tail -n 64
   s gpuowners
   for pid in $(printf '%s\n' "$xml" | sed -n 's:.*<pid>\([0-9]*\)</pid>.*:\1:p'); do
     uid=$(grep '^Uid:' "/proc/$pid/status" 2>/dev/null | cut -f 2)

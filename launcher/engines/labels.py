@@ -33,6 +33,7 @@ class Seen(TypedDict):
     ended: NotRequired[float | None]
     error: NotRequired[str]
     image: NotRequired[str]
+    container: NotRequired[str]
 
 
 def read_status(
@@ -91,6 +92,7 @@ def inspected(answer: Mapping[str, Any]) -> Seen:
         "ended": _unix(state.get("FinishedAt")) if ended else None,
         "error": plain(state.get("Error")),
         "image": plain(mapping(answer.get("Config")).get("Image")),
+        "container": plain(answer.get("Id")),
     }
 
 

@@ -27,6 +27,8 @@ class NodeStatus:
     error: str = ""
     image: str = ""
     master_port: str = ""
+    gpus: tuple[str, ...] = ()  # UUIDs of those that it uses, or would use
+    container: str = ""  # its id, "" without one
 
     @property
     def alive(self) -> bool:

@@ -47,6 +47,16 @@ class Progress:
     eta: float | None = None  # seconds
     top1: float | None = None
 
+    @property
+    def brief(self) -> str:
+        """epoch 3/10  step 120/400"""
+        words = []
+        if self.epoch is not None:
+            words.append(f"epoch {self.epoch}" + (f"/{self.epochs}" if self.epochs else ""))
+        if self.step is not None:
+            words.append(f"step {self.step}" + (f"/{self.steps}" if self.steps else ""))
+        return "  ".join(words)
+
 
 @dataclass(frozen=True)
 class Gpus:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ..diagnosis.first_failure import FirstFailure
 from ..engines.choose import engine_traits
+from ..hosts.fold import names, ranges
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from .curves import chart_svg
 from .numbers import Chart
@@ -93,26 +94,25 @@ def _plan(record: RunRecord) -> str:
 def _hosts(record: RunRecord) -> str:
     if not record.attempts:
         return _table(enumerate(record.hosts), ("node", "host"))
-    rows = [
-        (attempt.attempt, node.node_rank, node.host, *_outcome(attempt, node))
-        for attempt in record.attempts
-        for node in attempt.nodes
-    ]
+    rows = [row for attempt in record.attempts for row in _node_rows(attempt)]
     return _table(rows, ("attempt", "node", "host", "outcome", "exit code"))
 
 
+def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
+    """A row for the nodes with one outcome, the smallest group first."""
+    groups: dict[tuple[str, object], list[NodeRecord]] = {}
+    for node in attempt.nodes:
+        groups.setdefault(_outcome(attempt, node), []).append(node)
+    for outcome, nodes in sorted(groups.items(), key=lambda group: len(group[1])):
+        hosts = names(dict.fromkeys(node.host for node in nodes))
+        yield attempt.attempt, ranges(node.node_rank for node in nodes), hosts, *outcome
+
+
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
-    """What became of the node, and its exit code. One failure stops all nodes, so only the node that
-    failed first has failed; the exit codes of the others would say only that they were stopped."""
-    first = attempt.first_failure.node_rank if attempt.first_failure else None
-    code = "" if node.exit_code is None else node.exit_code
-    if node.state != "FAILED":
-        return node.state.lower(), code
-    if attempt.state == "CANCELLED":
-        return "cancelled", code
-    if first is not None and first != node.node_rank:
-        return f"stopped, as node {first} failed", ""
-    return "failed", code
+    """What became of the node, and its exit code, which says nothing of one that was stopped."""
+    if node.state == "STOPPED" and attempt.first_failure:
+        return f"stopped, as node {attempt.first_failure.node_rank} failed", ""
+    return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 
 def _failures(record: RunRecord) -> str:

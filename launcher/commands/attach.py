@@ -9,6 +9,7 @@ def attach(
     run: options.Run = None,
     hosts: options.LookOn = None,
     on_exit: options.OnExit = None,
+    on_event: options.OnEvent = None,
     fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
@@ -16,7 +17,7 @@ def attach(
 ) -> int:
     """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
-    Exits as the run did. --on-exit is in addition to the one given to `launch`.
+    Exits as the run did. --on-exit and --on-event are in addition to those given to `launch`.
 
     \b
     ddpctl attach
@@ -28,7 +29,7 @@ def attach(
 
     console = options.console(quiet, verbose, plain, fold)
     folder = find(run, hosts, console)
-    code = attaching.attach(folder, console)
+    code = attaching.attach(folder, console, on_event)
     if on_exit is not None and (record := folder.load()).state not in exit_hook.LIVE:
         exit_hook.call(on_exit, folder, record, code, console)
     return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
+    from ..preflight.machine import Machine
     from ..preflight.run import Survey
     from ..terminal.console import Console
 
@@ -75,6 +77,7 @@ def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
         "node_ranks": list(ranks),
         "internal_ip": route.address if route else None,
         "interface": route.interface if route else None,
+        "nccl_env": dict(roce(survey, machine)) if machine else None,
         "why": route.why if route else "not tried",
         "docker": engine.version if engine else None,
         "storage_driver": engine.storage if engine else None,
@@ -84,6 +87,14 @@ def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
         "nccl": report.nccl if report else None,
         "clock_skew": round(machine.facts.clock_skew, 3) if machine else None,
     }
+
+
+def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
+    """What a launch will tell NCCL of the machine's RoCE."""
+    from ..start.environment import user_environment
+
+    address = survey.seen.route(machine).address or ""
+    return machine.facts.roce_settings(address, user_environment(survey.seen.cluster.job))
 
 
 def show(survey: Survey, console: Console) -> None:
@@ -97,6 +108,8 @@ def show(survey: Survey, console: Console) -> None:
         route = survey.seen.route(machine)
         if route.address:
             console.print(f"{machine.name}: {route.address} on {route.interface} ({route.why})")
+        for name, value in roce(survey, machine).items():
+            console.print(f"{machine.name}: {name}={value} (RoCE)")
     for line in findings.lines(survey.findings):
         console.print(line)
     if not survey.findings:

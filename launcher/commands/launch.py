@@ -64,6 +64,7 @@ def launch(
     ] = None,
     as_json: options.Json = False,
     on_exit: options.OnExit = None,
+    on_event: options.OnEvent = None,
     fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
@@ -78,6 +79,10 @@ def launch(
     environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),
     DDPCTL_EXIT_CODE, DDPCTL_ATTEMPT, DDPCTL_RUN_DIR, DDPCTL_FIRST_FAILURE, DDPCTL_FAILED_HOST.
     If the run was detached, this machine's recorder runs CMD. If CMD fails, you get a warning.
+
+    --on-event runs CMD for each event, one at a time, with the variables above and DDPCTL_EVENT
+    (attempt-started contact-lost contact-restored node-ended attempt-ended), DDPCTL_HOST,
+    DDPCTL_NODE_RANK, DDPCTL_MESSAGE. A CMD that takes longer than a minute is killed.
 
     \b
     ddpctl launch hosts.yaml
@@ -117,6 +122,7 @@ def launch(
         check=not no_check,
         hang_timeout=hang_timeout,
         on_exit=on_exit,
+        on_event=on_event,
     )
     console = options.console(quiet, verbose, plain, fold)
     if not dry_run:

@@ -136,6 +136,10 @@ OnExit = Annotated[
     str | None,
     typer.Option("--on-exit", metavar="CMD", help="Run CMD with sh when the run has ended."),
 ]
+OnEvent = Annotated[
+    str | None,
+    typer.Option("--on-event", metavar="CMD", help="Run CMD with sh for each event of the run."),
+]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Start the run, print its id and return.")
 ]

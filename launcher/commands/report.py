@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from . import complete, options
 
 
 def report(
-    run: options.Run = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN [RUN]]",
+            help="A run id or a unique prefix (default: the newest run), or two to compare.",
+            autocompletion=complete.runs,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Where to write it (default: RUN.html)."),
@@ -20,20 +27,29 @@ def report(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Write one HTML page about a run.
+    """Write one HTML page about a run, or one that compares two.
 
-    It has the plan, hosts, timeline, first failure, curves and the commands to run it again.
+    It has the first failure, curves, attempts, the ranks' stacks after a hang, what changed between
+    attempts, nodes, plan and the commands to run it again. Curves show their values where you point,
+    and the legend hides them.
 
-    The page loads nothing from the network and contains no value of the run's environment. The curves
-    come from metrics.jsonl in the run's output folder, which the trainer's rank 0 writes.
+    The page runs no script, loads nothing from the network and contains no value of the run's
+    environment. Loss, accuracy and throughput come from metrics.jsonl in the run's output folder,
+    which the trainer's rank 0 writes; the use of CPUs and GPUs comes from the supervisors.
 
     \b
     ddpctl report
     ddpctl report 20261121 -o overnight.html
+    ddpctl report monday tuesday -o compared.html
     """
+    from ..errors import UsageError
     from ..report.making import make
     from ..runs.find import find
 
     console = options.console(quiet, verbose)
-    folder = find(run, hosts, console)
-    return make(folder, out or Path(f"{folder.run_id}.html"), console)
+    if runs and len(runs) > 2:
+        raise UsageError(f"{len(runs)} runs: a report is about one run or compares two")
+    wanted: list[str | None] = [*runs] if runs else [None]
+    folders = [find(run, hosts, console) for run in wanted]
+    name = "-and-".join(folder.run_id for folder in folders)
+    return make(folders, out or Path(f"{name}.html"), console)

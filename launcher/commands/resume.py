@@ -25,6 +25,7 @@ def resume(
         bool, typer.Option("--force", help="Resume even if the run has succeeded.")
     ] = False,
     on_exit: options.OnExit = None,
+    on_event: options.OnEvent = None,
     fold: options.Folded = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
@@ -39,4 +40,5 @@ def resume(
     from ..start import resume as resuming
 
     console = options.console(quiet, verbose, plain, fold)
-    return resuming.resume(target, hosts, console, detach=detach, on_exit=on_exit, force=force)
+    hooks = {"on_exit": on_exit, "on_event": on_event}
+    return resuming.resume(target, hosts, console, detach=detach, force=force, **hooks)

@@ -360,6 +360,11 @@ _REMEDIES = (  # what the engine's refusal contains, and what to do about it
     ("No such image", "push it: `ddpctl push HOSTS --image`"),
     ("is already in use", "the same run is being started elsewhere, or `ddpctl kill` it first"),
     ("bind source path does not exist", "create the folder on that host or correct job.mounts"),
+    (
+        "creating mount source path",
+        "root on that host may not enter your home folder, as on NFS with "
+        "root squash: let ~/.ddpctl be a link to a folder of a local disk, or use a rootless engine",
+    ),
     ("no space left on device", "free space under Docker's data root on that host"),
     ("executable file not found", "the image needs python3 on its PATH"),
 )

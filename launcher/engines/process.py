@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -123,9 +124,18 @@ class LocalProcesses:
                 for path in node.glob("attempt-*")
                 if re.fullmatch(r"attempt-[0-9]{1,7}", path.name)
                 and (path / "labels.json").exists()
+                and _is_own(path)
             }
             if attempts:
                 yield attempts[max(attempts)]
+
+
+def _is_own(control: Path) -> bool:
+    """Whether it belongs to a node of this host: others may share the home folder."""
+    try:
+        return (control / "host").read_text().strip() == platform.node()
+    except (OSError, ValueError):
+        return False
 
 
 def _seen(control: Path) -> Seen:

@@ -7,7 +7,7 @@ the shell can do the work itself it does, because a process costs a small host m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,6 +89,7 @@ fi
 s clock; date +%s.%N
 s user; id
 s home; printf '%s\n' "$HOME"
+s folder; readlink -f "$HOME/.ddpctl" 2>/dev/null
 s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
 s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
@@ -133,6 +134,7 @@ class Gpu:
     name: str
     memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
     vendor: Literal["nvidia", "amd"] = "nvidia"
+    integrated: bool = False  # part of a processor: used only where the hosts file names its id
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,22 @@ class Facts:
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
     details: Details | None = None  # where asked for
+    resolved: str = ""  # ~/.ddpctl without links, which an engine's root may not follow on NFS
+
+    @property
+    def folder(self) -> str:
+        """~/.ddpctl there; "" if not known."""
+        return self.resolved or (self.home and f"{self.home}/.ddpctl")
 
     @property
     def has_amd_gpus(self) -> bool:
         return any(gpu.vendor == "amd" for gpu in self.gpus)
+
+    def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
+        """NCCL's variables for RoCE where `ip` is in use, unless the user sets one of them."""
+        if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets):
+            return {}
+        return rdma.nccl_settings(self.rdma_ports, ip)
 
     def interface_of(self, ip: str) -> str | None:
         """The interface that has `ip`, or None."""
@@ -178,15 +192,19 @@ def parse(text: str) -> Facts:
         raise ValueError("the script did not run to its end")
 
     def first(name: str) -> str:
-        return next((line.strip() for line in sections.get(name, [])), "")
+        return next((line.strip().replace("\t", "?") for line in sections.get(name, [])), "")
 
     uid, user, gid = _identity(first("user"))
     system, hostname, *release = first("system").split() or ["", ""]
     ssh = first("ssh").split()
     gpus, gpu_error = _gpus(sections.get("gpus", []))
     if not gpus and not gpu_error:
-        amd_gpus = amd.amd_gpus(sections.get("amd", []))
-        gpus = tuple(Gpu(index, *values, "amd") for index, values in enumerate(amd_gpus))
+        gpus = tuple(
+            Gpu(index, uuid, name, mib, "amd", integrated)
+            for index, (uuid, name, mib, integrated) in enumerate(
+                amd.amd_gpus(sections.get("amd", []))
+            )
+        )
     started, ended = _clock(first("clock")), _clock(first("end"))
     cores = first("cores")
     return Facts(
@@ -210,6 +228,7 @@ def parse(text: str) -> Facts:
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
+        resolved=folder if (folder := first("folder")).startswith("/") else "",
     )
 
 

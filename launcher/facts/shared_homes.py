@@ -1,6 +1,7 @@
 """Which hosts share one ~/.ddpctl, as with home folders on NFS.
 
-Each host writes a file with a name of its own and lists what it sees: mount types do not tell.
+Each host writes a file with a name of its own and lists what it sees: mount types do not tell. In a
+shared ~/.ddpctl, the file `host` in the folder of an attempt names the host whose node it is.
 """
 
 from __future__ import annotations
@@ -15,10 +16,22 @@ from ..ssh.node import Node
 
 T = TypeVar("T", bound=Hashable)
 
+# Defines `own FOLDER`: whether the folder of an attempt belongs to a node of this host, and
+# `open_attempts`: the folders in ~/.ddpctl, the current one, of attempts that have written to their
+# journal within a week and have not ended it. Their hosts may be in another hosts file.
+OWN = """
+own() { [ "$(cat "$1/host" 2>/dev/null)" = "$(uname -n)" ]; }
+open_attempts() {
+  for ballast in runs/*/nodes/*/attempt-*/ballast; do
+    if [ -n "$(find "${ballast%/*}/journal" -mtime -7 2>/dev/null)" ]; then echo "${ballast%/*}"; fi
+  done
+}
+"""
+
 # $1 name of the folder, $2 name of this host's file
-WRITE = 'mkdir -p "$HOME/.ddpctl/$1" && : > "$HOME/.ddpctl/$1/$2"'
+WRITE = 'umask 077; mkdir -p "$HOME/.ddpctl/$1" && : > "$HOME/.ddpctl/$1/$2"'
 LIST = 'ls "$HOME/.ddpctl/$1"'
-REMOVE = 'rm -rf "$HOME/.ddpctl/$1"'
+REMOVE = 'rm -rf "$HOME/.ddpctl/$1"; rmdir "$HOME/.ddpctl" 2>/dev/null; true'
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..engines.status import NodeStatus
 from ..logs.events import Unreadable
 from ..logs.journal import Record
 from ..logs.store import LogStore, Mark, offset_in
-from ..supervisor.events import End, Event
+from ..supervisor.events import End, Event, Usage
 from .node_watcher import (
     PROBE_TIMEOUT,
     Batch,
@@ -47,6 +47,16 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class ContactChange:
+    """Contact with a host was lost or restored; text: the notice for the user."""
+
+    node_rank: int
+    host: str
+    lost: bool
+    text: str
+
+
+@dataclass(frozen=True)
 class Line:
     host: str
     rank: int | None
@@ -61,6 +71,7 @@ class NodeOutcome:
     node_rank: int
     host: str
     events: list[tuple[float, Event]] = field(default_factory=list)
+    usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and skipped
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     end: End | None = None  # the supervisor's `end` event
@@ -100,7 +111,7 @@ class NodeOutcome:
         return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
 
-Seen = Lines | NodeOutcome | str | None
+Seen = Lines | NodeOutcome | ContactChange | str | None
 
 
 class Monitor:
@@ -128,8 +139,8 @@ class Monitor:
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
 
     def events(self) -> Iterator[Seen]:
-        """Lines, each node once when it has ended, notices (str), and None at least every POLL
-        seconds, however much the ranks print: that is when the caller looks at signals."""
+        """Lines, each node once when it has ended, changes of contact, notices (str), and None at least
+        every POLL seconds, however much the ranks print: that is when the caller looks at signals."""
         for watcher in self._watchers:
             watcher.start()
         try:
@@ -174,6 +185,9 @@ class Monitor:
                     outcome.unreadable = True
                     yield f"{outcome.host}: skipping events that cannot be read in its journal"
                 continue
+            if isinstance(record.event, Usage):  # one every few seconds, as long as the run lasts
+                outcome.usage = record.event
+                continue
             outcome.events.append((record.time, record.event))
             if isinstance(record.event, End):
                 outcome.end, outcome.end_received = record.event, time.monotonic()
@@ -192,21 +206,29 @@ class Monitor:
         if text:
             yield Lines(batch.node_rank, text)
 
-    def _take_contact(self, item: Contact) -> Iterator[str]:
+    def _take_contact(self, item: Contact) -> Iterator[ContactChange]:
         outcome = self.outcomes[item.node_rank]
+
+        def change(text: str) -> ContactChange:
+            return ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
+
         if item.lost is None:
             if outcome.lost_since is not None:
-                yield f"{outcome.host}: contact restored"
+                yield change(f"{outcome.host}: contact restored")
             outcome.lost_since = None
         elif item.gone and outcome.end is not None:
             return  # its end arrived during the probe
         elif item.gone:
             outcome.gone, outcome.lost_reason = True, item.lost
             outcome.lost_since = outcome.lost_since or time.monotonic()
-            yield f"lost contact with {item.lost}; not waiting for it: another node has failed"
+            yield change(
+                f"lost contact with {item.lost}; not waiting for it: another node has failed"
+            )
         elif outcome.lost_since is None:
             outcome.lost_since, outcome.lost_reason = time.monotonic(), item.lost
-            yield f"lost contact with {item.lost}; the run goes on, still trying to reach it"
+            yield change(
+                f"lost contact with {item.lost}; the run goes on, still trying to reach it"
+            )
 
     def _put(self, item: Item) -> None:
         while not self._closed.is_set():

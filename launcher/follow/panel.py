@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hosts.fold import names, ranges
-from ..supervisor.events import Stopping
-from .metrics_poller import Gpus, Metrics, Progress
+from ..supervisor.events import Gpu, Stopping
 from .monitor import NodeOutcome
+from .progress import Progress
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further
@@ -54,12 +54,11 @@ def view(
     run_id: str,
     attempt: int,
     outcomes: Mapping[int, NodeOutcome],
-    metrics: Metrics,
+    progress: Progress | None,
     uptime: float,
     now: float = 0.0,  # unix seconds
 ) -> View:
     which = f"  attempt {attempt}" if attempt > 1 else ""
-    progress = metrics.progress
     return View(
         head=f"{run_id}{which}  up {clock(uptime)}",
         below=progress_words(progress) if progress else script_words(outcomes, now),
@@ -67,35 +66,30 @@ def view(
             (
                 f"{rank} {outcome.host}",
                 state_of(outcome),
-                gpu_words(metrics.gpus[rank]) if rank in metrics.gpus else "",
+                gpu_words(outcome.usage.gpus) if outcome.usage else "",
             )
             for rank, outcome in sorted(outcomes.items())
         ),
-        folded=tuple(folded(outcomes, metrics.gpus)),
+        folded=tuple(folded(outcomes)),
     )
 
 
-def folded(outcomes: Mapping[int, NodeOutcome], gpus: Mapping[int, Gpus]) -> Iterator[Row]:
+def folded(outcomes: Mapping[int, NodeOutcome]) -> Iterator[Row]:
     """A row for the nodes in one state, and apart those with idle GPUs; the smallest group first."""
-    busy = max((found.use for found in gpus.values()), default=0.0) >= BUSY
+    gpus = {rank: o.usage.gpus for rank, o in outcomes.items() if o.usage and o.usage.gpus}
+    use = {rank: sum(gpu.use for gpu in found) / len(found) for rank, found in gpus.items()}
+    busy = max(use.values(), default=0.0) >= BUSY
     groups: dict[tuple[str, bool], list[int]] = {}
     for rank, outcome in sorted(outcomes.items()):
-        idle = busy and not outcome.done and rank in gpus and gpus[rank].use < IDLE
+        idle = busy and not outcome.done and use.get(rank, BUSY) < IDLE
         groups.setdefault((state_of(outcome), idle), []).append(rank)
     for (state, _), ranks in sorted(groups.items(), key=lambda group: len(group[1])):
         where = f"{ranges(ranks)} {names(dict.fromkeys(outcomes[rank].host for rank in ranks))}"
-        found = [gpus[rank] for rank in ranks if rank in gpus]
-        words = gpu_words(together(found)) if found else ""
+        words = gpu_words([gpu for rank in ranks for gpu in gpus.get(rank, ())])
         if len(ranks) == 1:
             yield where, state, words
         else:
             yield f"{len(ranks)} nodes", state, f"{words}  {where}".strip()
-
-
-def together(found: Sequence[Gpus]) -> Gpus:
-    count = sum(gpus.count for gpus in found)
-    use = sum(gpus.use * gpus.count for gpus in found) / count
-    return Gpus(count, use, sum(gpus.used for gpus in found), sum(gpus.total for gpus in found))
 
 
 def state_of(outcome: NodeOutcome) -> str:
@@ -170,12 +164,14 @@ def printable(text: str) -> str:
     return "".join(kept)[:LAST_LINE].strip()
 
 
-def gpu_words(gpus: Gpus) -> str:
-    gib = 1024
-    name = "GPU" if gpus.count == 1 else "GPUs"
-    digits = 1 if gpus.used < 100 * gib else 0
-    memory = f", {gpus.used / gib:.{digits}f} of {gpus.total / gib:.0f} GiB" if gpus.total else ""
-    return f"{gpus.count} {name} {gpus.use:.0f} %{memory}"
+def gpu_words(gpus: Sequence[Gpu]) -> str:
+    """2 GPUs 97 %, 12.5 of 160 GiB"""
+    if not gpus:
+        return ""
+    gib, count = 1024, len(gpus)
+    used, total = sum(gpu.used for gpu in gpus), sum(gpu.total for gpu in gpus)
+    memory = f", {used / gib:.{1 if used < 100 * gib else 0}f} of {total / gib:.0f} GiB" if total else ""
+    return f"{count} {'GPU' if count == 1 else 'GPUs'} {sum(gpu.use for gpu in gpus) / count:.0f} %{memory}"
 
 
 def clock(seconds: float) -> str:

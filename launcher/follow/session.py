@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..diagnosis.evidence import Evidence, NodeEvidence
 from ..diagnosis.failure_kinds import FailureKind
@@ -22,9 +23,9 @@ from ..runs.sync_logs import log_store
 from ..stop.stop import stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted
-from .metrics_poller import MetricsPoller
-from .monitor import Lines, Monitor, NodeOutcome
+from .monitor import ContactChange, Lines, Monitor, NodeOutcome
 from .panel import panel_lines, view
+from .progress import ProgressPoller
 from .run_lines import RunLines
 from .signals import Interrupts
 
@@ -32,6 +33,10 @@ EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6
 EXIT_INTERRUPTED = 130
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before the launcher does
+
+
+class OnEvent(Protocol):
+    def __call__(self, event: str, record: RunRecord, **values: object) -> None: ...
 
 
 @dataclass
@@ -44,6 +49,7 @@ class Session:
     console: Console
     interrupts: Interrupts
     start_recorder: Callable[[RunFolder], None]  # keeps the logs once this command leaves
+    on_event: OnEvent  # is told what happens: the event, the record and values
     owned: bool = True  # Ctrl-C can stop the run; otherwise it only leaves
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
     known: Mapping[int, Mark] = field(default_factory=dict)  # what was shown already, by node rank
@@ -75,14 +81,14 @@ class Session:
     @contextlib.contextmanager
     def _panel(self) -> Iterator[None]:
         """Nodes and progress below the log lines."""
-        poller = MetricsPoller(self.attempt)
+        poller = ProgressPoller(self.attempt)
         number = self.record.attempt.attempt
         began = parse_timestamp(self.record.attempt.started) or time.time()
 
         def render(columns: int, rows: int) -> list[str]:
             up = time.time() - began
             outcomes = self._monitor.outcomes
-            shown = view(self.record.run_id, number, outcomes, poller.metrics, up, time.time())
+            shown = view(self.record.run_id, number, outcomes, poller.progress, up, time.time())
             return panel_lines(shown, columns, rows)
 
         try:
@@ -99,6 +105,11 @@ class Session:
             self.console.flush()
             if isinstance(event, NodeOutcome):
                 self._node_ended(event)
+            elif isinstance(event, ContactChange):
+                self.console.say(event.text)
+                kind = "contact-lost" if event.lost else "contact-restored"
+                values = {"host": event.host, "node_rank": event.node_rank, "message": event.text}
+                self.on_event(kind, self.record, **values)
             elif event is not None:
                 self.console.say(event)
             number = self.interrupts.take()
@@ -118,9 +129,19 @@ class Session:
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
+        known = node.state in ("SUCCEEDED", "FAILED")  # to whoever followed before us
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
         self.folder.try_save(self.record, self.console)
+        if not known:
+            self.on_event(
+                "node-ended",
+                self.record,
+                host=outcome.host,
+                node_rank=outcome.node_rank,
+                exit_code="" if outcome.exit_code is None else outcome.exit_code,
+                message=node.state,
+            )
         if outcome.failed and not outcome.cancelled and self._failed_at is None:
             self._failed_at = time.monotonic()
 
@@ -207,6 +228,7 @@ class Session:
         for host, error in self._unconfirmed.items():
             self.console.error(f"{host}: stop not confirmed: {error}")
         report_end(self.folder.run_id, attempt, self.console)
+        self.on_event("attempt-ended", self.record, message=attempt.state)
         if self._interrupted:
             return EXIT_UNCONFIRMED if self._unconfirmed else EXIT_INTERRUPTED
         return EXIT[attempt.state]

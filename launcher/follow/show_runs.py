@@ -30,7 +30,7 @@ from ..ssh.node import Node
 from ..stop.unconfirmed import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
-from .metrics_poller import PROGRESS, Progress, parse_progress
+from .progress import PROGRESS, Progress, parse_progress
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]

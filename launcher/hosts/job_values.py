@@ -37,7 +37,7 @@ SET_BY_DDPCTL = frozenset(
         *("MASTER_ADDR", "MASTER_PORT"),
     }
 )
-OWN_MOUNTS = ("/checkpoints", "/output", "/ddpctl")
+OWN_MOUNTS = ("/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics")
 
 
 def image(tree: Tree) -> str:
@@ -114,6 +114,13 @@ def _mount(tree: Tree) -> str:
 def _is_own(target: str) -> bool:
     flat = target.rstrip("/")
     return not flat or any(flat == own or flat.startswith(own + "/") for own in OWN_MOUNTS)
+
+
+def folder_on_hosts(tree: Tree) -> str:
+    word = text(tree)
+    if not word.startswith("/") or ".." in PurePosixPath(word).parts or ":" in word:
+        raise wrong(tree, shown(word), "write the absolute path of a folder on the hosts")
+    return word
 
 
 def _device(tree: Tree) -> str:

@@ -69,6 +69,7 @@ class Job:
     max_restarts: int = 0
     stop_timeout: int = 60
     time_limit: int | None = None
+    metrics_dir: str | None = None
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,13 @@ JOB = {
         "stop_timeout to save, the run is CANCELLED and the exit code is 7.",
         shape=_NUMBER_OR_TEXT,
     ),
+    "metrics_dir": Key(
+        job_values.folder_on_hosts,
+        "an absolute path of a folder on the hosts",
+        "none",
+        "Each node keeps a Prometheus textfile there while it runs, for node_exporter's textfile "
+        "collector. The folder must exist, and the container's user must be able to write to it.",
+    ),
 }
 
 SECTIONS = {

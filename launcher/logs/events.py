@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from ..supervisor.events import (
     Clock,
     End,
+    Environment,
     Event,
     Joined,
     RankExit,
@@ -26,6 +27,7 @@ from ..supervisor.events import (
     ResourceUsage,
     Start,
     Stopping,
+    Usage,
 )
 
 LARGEST = 1e11  # of times and durations in seconds: no calendar overflows
@@ -34,7 +36,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but ta
 KINDS = {
     kind.kind: kind
     for kind in (Start, Joined, Refused, Clock, RankPids, RankExit, RankStacks, Stopping)
-    + (ResourceUsage, End)
+    + (ResourceUsage, End, Environment, Usage)
 }
 
 

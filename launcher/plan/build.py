@@ -6,7 +6,7 @@ A dry run builds it without asking the hosts: what only they know is then ASKED 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,9 @@ from .plan import (
     place_of,
 )
 from .supervisor_spec import SUPERVISOR
-from .topology import first_ranks, free_port, node_addresses, nproc_per_node
+from .topology import first_ranks, free_port, gpu_ids, node_addresses, nproc_per_node
 
+METRICS_DIR = "/ddpctl-metrics"  # in a container
 INFINIBAND = "/dev/infiniband"
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 STACK_BYTES = 67108864  # as NVIDIA's own images ask for
@@ -118,10 +119,10 @@ class _NodeBuilder:
         self.host, self.job = cluster.hosts[rank], cluster.job
         self.facts = found.facts[rank] if found else None
         self.image = found.images[rank] if found and found.images else cluster.job.image
-        self.home = f"{self.facts.home}/.ddpctl" if self.facts and self.facts.home else HOME
+        self.home = (self.facts and self.facts.folder) or HOME
         self.place = place_of(plan.run_id, rank, plan.attempt, self.home)
         self.data = f"{self.home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}"
-        self.paths = _job_paths(plan.engine, self.place, self.data, self.job.env)
+        self.paths = _job_paths(plan.engine, self.place, self.data, self.job)
         found_interface = self.facts.interface_of(address) if self.facts else None
         self.interface = self.host.interface or found_interface
         self.gpus = _container_gpus(self.host, self.facts)
@@ -157,8 +158,10 @@ class _NodeBuilder:
 
     def _container(self, env_names: tuple[str, ...]) -> Container:
         env = self._environment()
-        if self.facts and self.facts.infiniband and rdma.NAMES.isdisjoint(env_names):
-            env |= rdma.nccl_settings(self.facts.rdma_ports, self.address)
+        if self.facts:
+            env |= self.facts.roce_settings(self.address, env_names)
+        elif rdma.NAMES.isdisjoint(env_names):
+            env |= dict.fromkeys(sorted(rdma.NAMES), ASKED)
         return Container(
             name=self.place.container,
             image=self.image,
@@ -191,8 +194,9 @@ class _NodeBuilder:
         here = [self.nproc[rank] for rank in self._ranks_here()]
         if self.job.dataset:
             env["DDPCTL_DATA_DIR"] = self.paths.data
-        if self.interface:
-            env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = self.interface
+        if interface := self.interface or (None if self.facts else ASKED):
+            env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = interface
+        env["OMP_NUM_THREADS"] = ASKED
         if self.facts:
             threads = self.facts.cores // sum(count or 1 for count in here)
             env["OMP_NUM_THREADS"] = str(max(1, threads))
@@ -242,6 +246,8 @@ class _NodeBuilder:
         for mount in self.job.mounts:
             source, target, *mode = mount.split(":")
             mounts.append(Mount(source, target, read_only="ro" in mode, from_job=True))
+        if self.job.metrics_dir:
+            mounts.append(Mount(self.job.metrics_dir, METRICS_DIR, from_job=True))
         return tuple(mounts)
 
 
@@ -278,7 +284,7 @@ def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
     return plan.engine.in_container and user not in (str(uid), "0")
 
 
-def _job_paths(engine: EngineTraits, place: Place, data: str, env: Mapping[str, str]) -> JobPaths:
+def _job_paths(engine: EngineTraits, place: Place, data: str, job: Job) -> JobPaths:
     """The user may point checkpoints and output elsewhere by the variables that name them."""
     if engine.in_container:
         paths = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
@@ -293,12 +299,13 @@ def _job_paths(engine: EngineTraits, place: Place, data: str, env: Mapping[str, 
         )
     return dataclasses.replace(
         paths,
-        checkpoints=env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
-        output=env.get("DDPCTL_OUTPUT_DIR", paths.output),
+        checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
+        output=job.env.get("DDPCTL_OUTPUT_DIR", paths.output),
+        metrics=METRICS_DIR if job.metrics_dir and engine.in_container else job.metrics_dir,
     )
 
 
 def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
-    if host.gpus == "all":
-        return "all" if facts is None or facts.gpus else ()
-    return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
+    """`all`, or ids: also where `all` must not include the GPU of a processor."""
+    by_id = facts is not None and (not facts.gpus or any(gpu.integrated for gpu in facts.gpus))
+    return gpu_ids(host, facts) if by_id or host.gpus != "all" else "all"

@@ -40,6 +40,7 @@ class LaunchOptions(RunOptions):
     push: bool = True
     check: bool = True
     on_exit: str | None = None  # for `sh -c` once the run has ended; may hold a token
+    on_event: str | None = None  # the same, for each event
     by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
 
     def settled(self, command: Sequence[str]) -> LaunchOptions:

@@ -81,6 +81,7 @@ class JobPaths:
     output: str
     workspace: str
     data: str
+    metrics: str | None = None  # where the node's Prometheus textfile is written
 
 
 @dataclass(frozen=True)

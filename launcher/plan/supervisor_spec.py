@@ -36,4 +36,5 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "checkpoint_dir": node.paths.checkpoints,
         "output_dir": node.paths.output,
         "internal_ip": node.internal_ip,
+        "metrics_dir": node.paths.metrics,
     }

@@ -46,7 +46,7 @@ def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     """The ids of the GPUs that a node uses; none for `all` on a host without GPUs."""
     if host.gpus == "all":
-        return tuple(gpu.index for gpu in facts.gpus) if facts else ()
+        return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
 
 

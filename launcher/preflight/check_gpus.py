@@ -163,6 +163,9 @@ def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         if most == 0:
             what = "no GPU found: it is a CPU node"
             remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
+            if machine.facts.gpus:
+                what = "no GPU found but that of the processor: it is a CPU node"
+                remedy = "set gpus: 0 if that is intended, or gpus: [0] to use that one"
             yield warning(machine.name, "gpus", what, remedy)
         elif count == 0:
             what = f"no GPU found, while other hosts have {most}"

@@ -18,7 +18,7 @@ LEAST_INODES = 10_000
 SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
-def check_disk(machine: Machine, _: Inventory) -> Iterator[Finding]:
+def check_disk(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     """There is room under ~/.ddpctl (data, code, checkpoints) and under Docker's root (images)."""
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
@@ -26,8 +26,9 @@ def check_disk(machine: Machine, _: Inventory) -> Iterator[Finding]:
         yield failure(machine.name, "disk", what, "fix its permissions or free space there")
         return
     for folder in details.missing:
-        what = f"{folder}, listed in job.mounts, does not exist"
-        yield failure(machine.name, "disk", what, "create it there or correct job.mounts")
+        key = "job.metrics_dir" if folder == seen.cluster.job.metrics_dir else "job.mounts"
+        what = f"{folder}, named in {key}, does not exist"
+        yield failure(machine.name, "disk", what, f"create it there or correct {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
     if disk:
         yield from _room(machine, disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)

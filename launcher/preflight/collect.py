@@ -29,7 +29,8 @@ def examine(
     node = next((node for node in nodes if node.host.gpus != 0), nodes[0])
     first = 0 in ranks
     port = str(job.master_port) if first and job.master_port != "auto" else ""
-    check = [port, *(mount.split(":")[0] for mount in job.mounts)]
+    folders = [job.metrics_dir] if job.metrics_dir else []
+    check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
     try:
         node.connect()
         with ThreadPoolExecutor(2) as pool:

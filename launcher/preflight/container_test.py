@@ -74,7 +74,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
 
     def run(machine: Machine) -> ContainerReport:
         node = nodes[machine.rank]
-        folder = f"{machine.facts.home}/.ddpctl/check-{token}"
+        folder = f"{machine.facts.folder}/check-{token}"
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
         engine = container_engine(node, job.engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -10,56 +10,87 @@ import yaml
 from ..errors import DdpctlError, StateError, UsageError
 from ..runs.attempt import running_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
-from ..ssh.many import ask_each
+from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..state import write_atomically
 from ..terminal.console import Console
-from .numbers import charts_by_host
-from .page import page
+from .compare import comparison
+from .journals import Journals, began, parse_journals
+from .numbers import Chart, charts, together
+from .page import Shown, page
 
 # $1: the output folder. Of a very long run, only the newest part is drawn.
-READ = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'
+METRICS = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'
+# $1: the run's folder. Before each journal's events, its node and attempt.
+EVENTS = r"""
+cd "$1/nodes" 2>/dev/null || exit 0
+event=$(printf '^[0-9.]*\t!')
+for journal in */attempt-*/journal; do
+  printf '== %s\n' "${journal%/journal}"
+  LC_ALL=C grep -a "$event" "$journal" | tail -c 20000000
+done
+"""
 HIDDEN = "(not shown)"
 
 
-def make(folder: RunFolder, out: Path, console: Console) -> int:
-    """The exit code: 0, or 4 if a host did not answer; its curves are then missing on the page."""
-    record = folder.load()
-    metrics, failures = _metrics(folder, record, console)
-    notes = []
-    for host, error in failures.items():
-        notes.append(f"Curves of {host} may be missing: cannot see {error}")
-        console.error(f"no answer from {error}")
-    html = page(
-        record, charts_by_host(metrics), without_secrets(folder.hosts_file), notes, now=timestamp()
-    )
+def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
+    """One run's page, or the comparison of two.
+
+    The exit code: 0, or 4 if a host did not answer; what it knows is then missing on the page.
+    """
+    shown = [_collect(folder, console) for folder in folders]
+    html = page(shown[0]) if len(shown) == 1 else comparison(*shown)
     try:
         # ASCII with character references reads the same in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
         raise UsageError(f"{error}; or give another -o FILE") from None
     console.print(str(out))
-    return 4 if notes else 0
+    return 4 if any(run.notes for run in shown) else 0
 
 
-def _metrics(
+def _collect(folder: RunFolder, console: Console) -> Shown:
+    record = folder.load()
+    answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
+    for error in failures.values():
+        console.error(f"no answer from {error}")
+    journals = parse_journals(
+        record, [(node.name, events) for node, (_, events) in answers.items()]
+    )
+    return Shown(
+        record,
+        _charts(record, journals, {node.name: metrics for node, (metrics, _) in answers.items()}),
+        journals,
+        without_secrets(folder.hosts_file),
+        [f"Curves of {node.name} may be missing: cannot see {e}" for node, e in failures.items()],
+        now=timestamp(),
+    )
+
+
+def _charts(record: RunRecord, journals: Journals, metrics: dict[str, bytes]) -> list[Chart]:
+    nodes = journals.node_names()
+    drawn = together({host: charts(text, nodes) for host, text in metrics.items()})
+    return [*drawn, *journals.usage_charts(began(record))]
+
+
+def _ask(
     folder: RunFolder, record: RunRecord, console: Console
-) -> tuple[dict[str, bytes], Mapping[str, DdpctlError]]:
-    """metrics.jsonl of each host, and the error of each host that did not answer.
+) -> tuple[dict[Node, tuple[bytes, bytes]], dict[Node, DdpctlError]]:
+    """metrics.jsonl and the journals' events of each host, and the error of each that is silent.
 
-    The trainer's rank 0 writes it on node 0, which may be another host after a resume.
+    The trainer's rank 0 writes metrics on node 0, which may be another host after a resume.
     """
-    if not record.attempts:
-        return {}, {}
-    with running_attempt(folder, record) as party, console.step("reading the metrics of the run"):
-        places = dict(zip(party.nodes, party.places, strict=True))
-        machines = {(node.name, places[node].run_dir): node for node in reversed(party.nodes)}
+    with running_attempt(folder, record) as attempt, console.step("reading what the hosts know"):
+        places = dict(zip(attempt.nodes, attempt.places, strict=True))
+        machines = {(node.name, places[node].run_dir): node for node in reversed(attempt.nodes)}
 
-        def read(node: Node) -> bytes:
-            return node.script(READ, f"{places[node].run_dir}/output", timeout=60.0).stdout
+        def read(node: Node) -> tuple[bytes, bytes]:
+            run_dir = places[node].run_dir
+            metrics = node.script(METRICS, f"{run_dir}/output", timeout=60.0)
+            return metrics.stdout, node.script(EVENTS, run_dir, timeout=60.0).stdout
 
         nodes = sorted(machines.values(), key=lambda node: places[node].node_rank)
-        return ask_each(nodes, read)
+        return try_each(nodes, read)
 
 
 def without_secrets(path: Path) -> str:

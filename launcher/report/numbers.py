@@ -1,20 +1,22 @@
-"""The trainer's metrics.jsonl as curves: one for each attempt and each rank."""
+"""The trainer's metrics.jsonl as curves: one for each attempt, and each rank or node."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Point = tuple[float, float]
-MOST_RANKS = 16  # with more, the curves cannot be told apart, and only the totals are drawn
+NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
+MOST_CURVES = 16  # of ranks or nodes; more cannot be told apart, and only the totals are drawn
+LARGEST = 1e30  # a diverged loss; no chart has room for more
 
 
 @dataclass(frozen=True)
 class Curve:
-    """points: (step, value), as written."""
+    """points: (x, value)."""
 
     name: str
     points: tuple[Point, ...]
@@ -22,70 +24,108 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
+    """log: by powers of ten. top: the y axis goes from 0 at least to this; None: as the values do."""
+
     title: str
     curves: tuple[Curve, ...]
+    x: str = "step"
+    log: bool = False
+    top: float | None = None
 
 
-CHARTS = (  # title, then (kind of line, field, name of the curve)
-    ("Loss", (("train", "loss", "train"), ("eval", "loss", "eval"))),
-    ("Accuracy (top 1)", (("eval", "top1", "eval"),)),
-    ("Throughput (images/s)", (("train", "img_s", "train"),)),
+CHARTS = (  # the chart without curves, then (kind of line, field, name of the curve)
+    (Chart("Loss", (), log=True), (("train", "loss", "train"), ("eval", "loss", "eval"))),
+    (Chart("Accuracy (top 1)", ()), (("eval", "top1", "eval"),)),
+    (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
 )
 
 
-def charts(text: bytes) -> tuple[Chart, ...]:
-    """Each of CHARTS that has a value. Lines that the trainer did not write are skipped."""
+def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
+    """Each of CHARTS that has a value. Lines that the trainer did not write are skipped.
+
+    nodes: throughput is then drawn for each node instead of each rank.
+    """
     attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in _entries(text):
         kind = str(entry.get("kind"))
         if kind == "start":
             given = entry.get("attempt")
             attempt = given if isinstance(given, int) else attempt + 1
-        step = _number(entry.get("step"))
-        for name, whose, value in _values(entry):
-            number = _number(value)
-            if step is not None and number is not None:
-                points.setdefault((kind, name, attempt, whose), []).append((step, number))
+        step = number(entry.get("step"))
+        for name, whose, value in _values(entry, (nodes or {}).get(attempt, {})):
+            if step is not None and value is not None:
+                points.setdefault((kind, name, attempt, whose), []).append((step, value))
     attempts = sorted({attempt for _, _, attempt, _ in points})
     owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
+    node_names = {name for names in (nodes or {}).values() for name in names.values()}
+
+    def named(name: str, attempt: int, whose: str) -> str:
+        if whose in node_names:
+            return whose
+        return f"{name}{whose}{f', attempt {attempt}' if len(attempts) > 1 else ''}"
+
     made = []
-    for title, sources in CHARTS:
+    for chart, sources in CHARTS:
         curves = tuple(
-            Curve(
-                f"{name}{whose}{f', attempt {attempt}' if len(attempts) > 1 else ''}", tuple(found)
-            )
+            Curve(named(name, attempt, whose), tuple(found))
             for kind, field, name in sources
             for attempt in attempts
             for whose in owners
             if (found := points.get((kind, field, attempt, whose)))
         )
         if curves:
-            made.append(Chart(title, curves))
+            made.append(dataclasses.replace(chart, curves=curves))
     return tuple(made)
 
 
-def _values(entry: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(field, whose, value); whose is "" for all ranks together, then " of rank 0" and so on."""
+def _values(
+    entry: dict[str, Any], nodes: Mapping[int, str]
+) -> Iterator[tuple[str, str, float | None]]:
+    """(field, whose, value); whose is "" for all ranks together, " of rank 0", or a node's name."""
     for name, value in entry.items():
-        yield name, "", value
+        yield name, "", number(value)
     ranks = entry.get("ranks")
     for name, values in ranks.items() if isinstance(ranks, dict) else ():
-        if isinstance(values, list) and len(values) <= MOST_RANKS:
-            for rank, value in enumerate(values):
-                yield name, f" of rank {rank}", value
+        if not isinstance(values, list):
+            continue
+        found = [number(value) for value in values]
+        if name == "img_s" and set(nodes) == set(range(len(found))):
+            sums = dict.fromkeys(nodes.values(), 0.0)
+            for rank, value in enumerate(found):
+                sums[nodes[rank]] += value or 0.0
+            owned: dict[str, float | None] = {**sums}
+        else:
+            owned = {f" of rank {rank}": value for rank, value in enumerate(found)}
+        if len(owned) <= MOST_CURVES:
+            yield from ((name, whose, value) for whose, value in owned.items())
 
 
-def charts_by_host(texts: Mapping[str, bytes]) -> tuple[Chart, ...]:
-    """The charts of all hosts. If several have metrics, each curve is named after its host."""
-    made = {host: found for host, text in texts.items() if (found := charts(text))}
-    if len(made) < 2:
-        return next(iter(made.values()), ())
-    together: dict[str, list[Curve]] = {title: [] for title, _ in CHARTS}
-    for host, found in made.items():
+def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
+    """The charts of all parts. If several have any, each curve is named after its part."""
+    parts = {name: charts for name, charts in parts.items() if charts}
+    if len(parts) < 2:
+        return tuple(next(iter(parts.values()), ()))
+    made: dict[str, Chart] = {}
+    for name, found in parts.items():
         for chart in found:
-            curves = (Curve(f"{curve.name}, {host}", curve.points) for curve in chart.curves)
-            together[chart.title] += curves
-    return tuple(Chart(title, tuple(curves)) for title, curves in together.items() if curves)
+            before = made.get(chart.title, dataclasses.replace(chart, curves=()))
+            named = tuple(Curve(f"{curve.name}, {name}", curve.points) for curve in chart.curves)
+            made[chart.title] = dataclasses.replace(before, curves=before.curves + named)
+    return tuple(made.values())
+
+
+def totals(charts: Sequence[Chart]) -> list[Chart]:
+    """Without the curves of single ranks and nodes, unless a chart has no others."""
+    made = []
+    for chart in charts:
+        totals = tuple(curve for curve in chart.curves if not is_detail(curve.name))
+        made.append(dataclasses.replace(chart, curves=totals or chart.curves))
+    return made
+
+
+def is_detail(name: str) -> bool:
+    """Whether a curve is that of one rank or one node."""
+    return " of rank " in name or name.startswith("node ")
 
 
 def _entries(text: bytes) -> list[dict[str, Any]]:
@@ -93,14 +133,17 @@ def _entries(text: bytes) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             entries.append(entry)
     return entries
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
+    """With nine digits, as closer values cannot be told apart on an axis; None for what is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) <= sys.float_info.max else None
+    if not abs(value) <= LARGEST:
+        return None
+    return 0.0 if abs(value) < 1 / LARGEST else float(f"{value:.9g}")

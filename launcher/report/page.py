@@ -1,101 +1,151 @@
-"""The HTML page: made from a run's record and its charts. All data is escaped."""
+"""The HTML page about one run: made from its record, charts and journals. All data is escaped."""
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..diagnosis.first_failure import FirstFailure
+from ..diagnosis.stack_groups import verdict
 from ..engines.choose import engine_traits
 from ..hosts.fold import names, ranges
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
-from .curves import chart_svg
-from .numbers import Chart
+from ..runs.stacks import block
+from .charts import figures, text
+from .journals import Journals, changes
+from .numbers import Chart, totals
 
 # The policy is a second barrier: even unescaped data could load or run nothing.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}
-h1{{font-size:1.5rem}} h2{{font-size:1.15rem;margin-top:2rem}}
-table{{border-collapse:collapse}} td,th{{text-align:left;padding:.15rem 1rem .15rem 0;
-vertical-align:top}} th{{font-weight:600}}
-pre{{background:#f5f5f5;padding:.7rem;overflow-x:auto}} code,pre{{font-size:13px}}
-.SUCCEEDED{{color:#1a7f37}} .FAILED{{color:#b3261e}} .failure{{border-left:4px solid #b3261e;
-padding-left:1rem}} .chart{{margin:1rem 0}} svg text{{font-size:11px;fill:#555}}
-ul{{list-style:none;padding:0}} figcaption{{font-weight:600}}
-@media (prefers-color-scheme:dark){{body{{background:#161616;color:#ddd}} pre{{background:#242424}}
-svg text{{fill:#aaa}}}}
-</style></head><body>
-"""
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not allowed in HTML
-BAR, ROW, LABEL = 500, 26, 90  # length of a bar, height of a row, width of its label
+<title>{title}</title><style>{style}</style></head><body>"""
+SPAN = 1000  # units of the timeline's width
 
 
-def page(
-    record: RunRecord, charts: Sequence[Chart], hosts_file: str, notes: Sequence[str], now: str
-) -> str:
+@dataclass(frozen=True)
+class Shown:
     """hosts_file: its text, without secrets. notes: what is missing, and why. now: RFC 3339."""
-    state = record.state
-    kind = state if state in ("SUCCEEDED", "FAILED") else "other"
-    parts = [
-        HEAD.format(title=text(f"{record.run_id}: {state}")),
-        f'<h1>{text(record.run_id)} <span class="{kind}">{text(state)}</span></h1>',
-        f"<p>State at {text(now)}.</p>",
-        *(f'<p class="note">{text(note)}</p>' for note in notes),
-        _failures(record),
-        "<h2>Plan</h2>",
-        _plan(record),
-        "<h2>Hosts</h2>",
-        _hosts(record),
-        "<h2>Timeline</h2>",
-        _timeline(record.attempts, now),
-        "<h2>Curves</h2>",
-        "".join(chart_svg(chart) for chart in charts)
-        or "<p>The run wrote no metrics.jsonl with numbers to draw.</p>",
-        "<h2>Run it again</h2>",
-        f"<pre>{text(_commands(record))}</pre><p>With this hosts.yaml:</p>",
-        f"<pre>{text(hosts_file)}</pre>",
-        "</body></html>\n",
-    ]
-    return "\n".join(part for part in parts if part)
+
+    record: RunRecord
+    charts: Sequence[Chart]
+    journals: Journals
+    hosts_file: str
+    notes: Sequence[str]
+    now: str
 
 
-def text(value: object) -> str:
-    return escape(CONTROL.sub("\ufffd", str(value)))
+def page(run: Shown) -> str:
+    record = run.record
+    return document(
+        f"{record.run_id}: {record.state}",
+        f"<h1>{text(record.run_id)} {state(record.state)}</h1>",
+        f'<p class="soft">{text(summary(record))}, as of {text(run.now)}</p>',
+        *notes(run),
+        *failures(record),
+        *section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
+        '<div class="facts">',
+        *section("Results", table(results(run).items())),
+        *section("Attempts", _timeline(record.attempts, run.now)),
+        *section("Stacks of the last attempt", _stacks(run)),
+        *section("Changes between attempts", _changes(run)),
+        *section("Nodes", _nodes(record)),
+        *section("Plan", table((key, value) for key, value in plan(run).items() if value)),
+        "</div>",
+        '<div class="screen">',
+        *section("Run it again", f"<pre>{text(_commands(record))}</pre>"),
+        f"<p>With this hosts.yaml:</p><pre>{text(run.hosts_file)}</pre>",
+        "</div>",
+    )
 
 
-def _table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
+def document(title: str, *parts: str) -> str:
+    head = HEAD.format(title=text(title), style=_style())
+    return "\n".join([head, *parts, "</body></html>\n"])
+
+
+@functools.cache
+def _style() -> str:
+    return (Path(__file__).parent / "page.css").read_text()
+
+
+def section(title: str, body: str) -> Iterator[str]:
+    if body:
+        yield f"<section><h2>{text(title)}</h2>{body}</section>"
+
+
+def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
     top = "<tr>" + "".join(f"<th>{text(cell)}</th>" for cell in head) + "</tr>" if head else ""
-    body = ("<tr>" + "".join(f"<td>{text(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table>{top}{''.join(body)}</table>"
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table>{top}{body}</table></div>' if body else ""
 
 
-def _plan(record: RunRecord) -> str:
+def state(word: str) -> str:
+    return f'<span class="{_kind(word)}">{text(word)}</span>'
+
+
+def _kind(word: str) -> str:
+    return word if word in ("SUCCEEDED", "FAILED") else "other"
+
+
+def notes(run: Shown) -> list[str]:
+    return [f'<p class="note">{text(note)}</p>' for note in run.notes]
+
+
+def summary(record: RunRecord) -> str:
+    """attempt 2, 8 ranks on 2 nodes, 93.1 s"""
     last = record.attempts[-1] if record.attempts else None
-    rows = [
-        ("name", record.name),
-        ("owner", record.owner),
-        ("engine", record.engine),
-        ("image", f"{record.image} {record.image_digest or ''}" if record.image else ""),
-        ("dataset", record.dataset_digest or ""),
-        ("code", record.workdir_digest or ""),
-        ("command", shlex.join(record.command)),
-        ("ranks", f"{last.world_size} on {len(last.nodes)} nodes" if last else ""),
-        ("master", f"{last.master_addr}:{last.master_port}" if last else ""),
-    ]
-    return _table(row for row in rows if row[1])
+    if last is None:
+        return "nothing has started"
+    words = [f"attempt {last.attempt}", f"{last.world_size} ranks on {len(last.nodes)} nodes"]
+    return ", ".join([*words, *([_took(last)] if last.ended else [])])
 
 
-def _hosts(record: RunRecord) -> str:
+def plan(run: Shown) -> dict[str, str]:
+    """What was to run, and on what."""
+    record = run.record
+    last = record.attempts[-1] if record.attempts else None
+    versions = run.journals.versions(last.attempt) if last else {}
+    return {
+        "name": record.name,
+        "owner": record.owner,
+        "command": shlex.join(record.command),
+        "ranks": f"{last.world_size} on {len(last.nodes)} nodes" if last else "",
+        "master": f"{last.master_addr}:{last.master_port}" if last else "",
+        "engine": record.engine,
+        "image": f"{record.image} {record.image_digest or ''}" if record.image else "",
+        "dataset": record.dataset_digest or "",
+        "code": record.workdir_digest or "",
+        **{name: versions[name] for name in sorted(versions)},
+    }
+
+
+def results(run: Shown) -> dict[str, str]:
+    """The last value of each curve in the last attempt; of what is drawn over time, the mean."""
+    found = {"state": run.record.state, "attempts": str(len(run.record.attempts))}
+    for chart in totals(run.charts):
+        if chart.x == "step":
+            for curve in chart.curves:
+                name = re.sub(r", attempt \d+", "", curve.name)
+                found[f"{chart.title}, {name}"] = f"{curve.points[-1][1]:.5g}"
+        else:
+            values = [value for curve in chart.curves for _, value in curve.points]
+            found[f"{chart.title}, mean"] = f"{sum(values) / len(values):.5g}"
+    return found
+
+
+def _nodes(record: RunRecord) -> str:
     if not record.attempts:
-        return _table(enumerate(record.hosts), ("node", "host"))
+        return table(enumerate(record.hosts), ("node", "host"))
     rows = [row for attempt in record.attempts for row in _node_rows(attempt)]
-    return _table(rows, ("attempt", "node", "host", "outcome", "exit code"))
+    return table(rows, ("attempt", "node", "host", "outcome", "exit code"))
 
 
 def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
@@ -115,22 +165,18 @@ def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 
-def _failures(record: RunRecord) -> str:
-    parts = []
+def failures(record: RunRecord, of: str = "") -> Iterator[str]:
     for attempt in record.attempts:
         if attempt.first_failure:
-            title = text(f"First failure of attempt {attempt.attempt}")
-            parts.append(
-                f'<section class="failure"><h2>{title}</h2>{_story(attempt.first_failure)}</section>'
-            )
-    return "".join(parts)
+            title = text(f"First failure of {of}attempt {attempt.attempt}")
+            yield f'<section class="failure"><h2>{title}</h2>{_failure(attempt.first_failure)}</section>'
 
 
-def _story(failure: FirstFailure) -> str:
+def _failure(failure: FirstFailure) -> str:
     keys = ("host", "node_rank", "rank", "local_rank", "exit_code", "signal", "kind", "time")
     values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
     parts = [f"<p><strong>{text(failure.message or 'no message')}</strong></p>"]
-    parts.append(_table([(key, value) for key, value in values if value is not None]))
+    parts.append(table([(key, value) for key, value in values if value is not None]))
     if failure.excerpt:
         parts.append(f"<pre>{text(failure.excerpt)}</pre>")
     if failure.remedy:
@@ -139,50 +185,68 @@ def _story(failure: FirstFailure) -> str:
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
-    """A bar for each attempt, from start to end, with a mark at its first failure."""
+    """A row for each attempt, with a bar from start to end and a mark at its first failure."""
     spans = []
     for attempt in attempts:
         begin = parse_timestamp(attempt.started or attempt.created) or 0.0
         spans.append((begin, max(begin, parse_timestamp(attempt.ended or now) or begin)))
     if not spans:
         return "<p>Nothing has started.</p>"
-    first, last = spans[0][0], max(end for _, end in spans)
-    scale = BAR / ((last - first) or 1)
-    drawn, rows = [], []
-    for row, (attempt, (begin, end)) in enumerate(zip(attempts, spans, strict=True)):
-        y, x = row * ROW, LABEL + (begin - first) * scale
-        colour = {"SUCCEEDED": "#1a7f37", "FAILED": "#b3261e"}.get(attempt.state, "#888")
-        drawn.append(f'<text x="0" y="{y + 16}">{text(f"attempt {attempt.attempt}")}</text>')
-        drawn.append(
-            f'<rect x="{x:.1f}" y="{y + 5}" width="{max(2, (end - begin) * scale):.1f}" '
-            f'height="14" fill="{colour}"><title>{text(attempt.state)}</title></rect>'
-        )
-        failed = _failed_at(attempt)
+    first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
+    scale = SPAN / ((last - first) or 1)
+    rows = []
+    for attempt, (begin, end) in zip(attempts, spans, strict=True):
+        width = max(SPAN / 100, (end - begin) * scale)
+        bar = f'<rect x="{(begin - first) * scale:.1f}" y="2" width="{width:.1f}" height="12"/>'
+        failed = parse_timestamp(attempt.first_failure.time) if attempt.first_failure else None
         if failed is not None:
-            at = LABEL + (min(max(failed, first), last) - first) * scale
-            drawn.append(f'<path d="M{at:.1f} {y}v24" stroke="#f2a03d" stroke-width="3"/>')
-        took = f"{end - begin:.1f} s" if attempt.ended else ""
-        rows.append(
-            (attempt.attempt, attempt.state, attempt.started or "", attempt.ended or "", took)
+            at = (min(max(failed, first), last) - first) * scale
+            bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
+        cells = (
+            attempt.attempt,
+            attempt.by,
+            attempt.state,
+            _clock(attempt.started),
+            _took(attempt),
         )
-    picture = (
-        f'<svg class="timeline" viewBox="0 0 {LABEL + BAR + 10} {len(spans) * ROW}" role="img" '
-        f'aria-label="attempts over time">{"".join(drawn)}</svg>'
-    )
-    return picture + _table(rows, ("attempt", "state", "started", "ended", "took"))
+        rows.append(
+            "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + '<td class="span">'
+            f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
+            f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
+        )
+    head = "".join(f"<th>{word}</th>" for word in ("attempt", "by", "state", "started", "took", ""))
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
-def _failed_at(attempt: AttemptRecord) -> float | None:
-    return parse_timestamp(attempt.first_failure.time) if attempt.first_failure else None
+def _clock(time: str | None) -> str:
+    return (time or "").replace("T", " ").partition(".")[0]
+
+
+def _took(attempt: AttemptRecord) -> str:
+    begin, end = parse_timestamp(attempt.started or attempt.created), parse_timestamp(attempt.ended)
+    return f"{end - begin:.1f} s" if begin is not None and end is not None else ""
+
+
+def _stacks(run: Shown) -> str:
+    groups = run.journals.stack_groups(run.record.attempt.attempt) if run.record.attempts else []
+    lines = [*verdict(groups), *(line for group in groups for line in block(group))]
+    return f"<pre>{text(chr(10).join(lines))}</pre>" if groups else ""
+
+
+def _changes(run: Shown) -> str:
+    return table(changes(run.record, run.journals), ("attempt", "what", "before", "now"))
 
 
 def _commands(record: RunRecord) -> str:
     again = ["ddpctl", "launch", "hosts.yaml", "--", *record.command]
     if record.image and engine_traits(record.engine).in_container:
         again[3:3] = ["--image", record.image]
-    lines = ["ddpctl check hosts.yaml", shlex.join(again)]
-    lines += [
-        f"ddpctl resume {shlex.quote(record.run_id)}    # from its newest complete checkpoint"
-    ]
-    lines += [f"ddpctl fetch {shlex.quote(record.run_id)}     # its checkpoints, metrics and logs"]
-    return "\n".join(lines)
+    run_id = shlex.quote(record.run_id)
+    return "\n".join(
+        [
+            "ddpctl check hosts.yaml",
+            shlex.join(again),
+            f"ddpctl resume {run_id}    # from its newest complete checkpoint",
+            f"ddpctl fetch {run_id}     # its checkpoints, metrics and logs",
+        ]
+    )

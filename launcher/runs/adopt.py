@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DdpctlError, UsageError
+from ..facts.shared_homes import OWN
 from ..hosts import Cluster, dump
 from ..logs.events import parsed
 from ..ssh.many import one_per_account, try_each
@@ -28,12 +29,17 @@ from .record import (
 )
 
 # The attempts of run $1 on this host as NODE/attempt-N, an empty line, the newest one's run.json.
-REPORT = r"""
+REPORT = (
+    OWN
+    + r"""
 cd "$HOME/.ddpctl/runs/$1/nodes" 2>/dev/null || exit 0
-ls -d */attempt-*
+for attempt in $(ls -trd */attempt-*); do
+  if own "$attempt"; then echo "$attempt"; newest=$attempt; fi
+done
 echo
-cat "$(ls -td */attempt-* | head -n 1)/run.json"
+cat "${newest:-.}/run.json"
 """
+)
 ATTEMPT = re.compile(r"(\d{1,4})/attempt-(\d{1,4})")
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 DIGEST = re.compile(r"[a-z0-9:]{1,100}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..engines.labels import read_status
 from ..engines.status import NodeStatus
+from ..facts.shared_homes import OWN
 from ..logs.events import parsed
 from ..logs.journal import Reader
 from ..run_id import is_run_id
@@ -16,13 +17,16 @@ from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
 from ..supervisor.events import End
 
-# For the newest attempt of each node, three lines: `RUN NODE ATTEMPT MARKED ENDED`, run.json, and the
-# last record of the journal. MARKED is 1 if the user has cancelled it, ENDED unix seconds.
-LIST = r"""
+# For the newest attempt of each node of this host, three lines: `RUN NODE ATTEMPT MARKED ENDED`,
+# run.json, and the last record of the journal. MARKED is 1 if the user has cancelled it, ENDED unix
+# seconds.
+LIST = (
+    OWN
+    + r"""
 for node in "$HOME"/.ddpctl/runs/*/nodes/*; do
   cd "$node" 2>/dev/null || continue
   attempt=$(ls -d attempt-* 2>/dev/null | sort -t - -k 2n | tail -n 1)
-  cd "$attempt" 2>/dev/null || continue
+  cd "$attempt" 2>/dev/null && own . || continue
   run=${node%/nodes/*}
   [ -e cancelled ] && marked=1 || marked=0
   printf '%s %s %s %s %s\n' "${run##*/}" "${node##*/}" "${attempt#attempt-}" "$marked" \
@@ -31,6 +35,7 @@ for node in "$HOME"/.ddpctl/runs/*/nodes/*; do
   tail -n 1 journal 2>/dev/null | head -c 65536 | tr -d '\n'; echo
 done
 """
+)
 HEAD = re.compile(r"(\S{1,64}) (\d{1,7}) (\d{1,7}) ([01]) (\d{1,10})")
 
 
@@ -44,7 +49,7 @@ class _Described:
 
 
 def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
-    """The nodes that have ended on these hosts, each once although hosts may share a home folder."""
+    """The nodes that have ended on these hosts, each once although it may have moved."""
 
     def ask(node: Node) -> list[NodeStatus]:
         done = node.script(LIST, timeout=60.0)

@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from ..engines.attempt import RunningAttempt
 from ..errors import CommandFailed, DdpctlError, UsageError
+from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
-from ..ssh.many import ask_each
+from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
@@ -92,11 +93,9 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
 def list_files(
     attempt: RunningAttempt, console: Console
 ) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Every file of the run on every host, and an error for each host that did not answer."""
-    by_folder: dict[tuple[str, str], tuple[Node, Place]] = {}
-    for node, place in zip(attempt.nodes, attempt.places, strict=True):
-        by_folder.setdefault((node.name, place.run_dir), (node, place))
-    places = dict(by_folder.values())
+    """Every file of the run, once per file system, and an error for each host that did not answer."""
+    nodes = find_shared_homes(one_per_account(attempt.nodes)).leaders
+    places = dict(zip(attempt.nodes, attempt.places, strict=True))
 
     def ask(node: Node) -> list[RemoteFile]:
         done = node.script(LIST, places[node].run_dir, timeout=600.0)
@@ -106,7 +105,7 @@ def list_files(
             console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
         return files
 
-    found, failures = ask_each(list(places), ask)
+    found, failures = ask_each(nodes, ask)
     return [file for files in found.values() for file in files], failures
 
 

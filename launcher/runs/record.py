@@ -71,6 +71,7 @@ class AttemptRecord:
     first_failure: FirstFailure | None = None
     progress: bool | None = None  # whether it saved a checkpoint; found out before a restart
     by: str = "launch"  # launch, resume, or restart (after a failure, without being asked)
+    digests: dict[str, str] = field(default_factory=dict)  # of the image, dataset and code it used
 
     def settle_nodes(self) -> None:
         """Once the attempt has ended: one failure stops all nodes, so only the first one has FAILED.
@@ -213,6 +214,11 @@ def new_record(plan: Plan) -> RunRecord:
 
 
 def new_attempt(plan: Plan) -> AttemptRecord:
+    inputs = {
+        "image": plan.image_digest,
+        "dataset": plan.dataset_digest,
+        "code": plan.workdir_digest,
+    }
     return AttemptRecord(
         attempt=plan.attempt,
         state="PENDING",
@@ -224,6 +230,7 @@ def new_attempt(plan: Plan) -> AttemptRecord:
         master_addr=plan.master_addr,
         master_port=int(plan.master_port),
         by=plan.options.by,
+        digests={what: digest for what, digest in inputs.items() if digest},
     )
 
 

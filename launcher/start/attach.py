@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from ..follow.session import EXIT, Session, report_end
 from ..follow.show_logs import print_recorded
 from ..follow.signals import Interrupts
@@ -13,9 +15,10 @@ from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .detach import start_recorder
+from .event_hook import EventHook
 
 
-def attach(folder: RunFolder, console: Console) -> int:
+def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> int:
     """Follows the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
     with running_attempt(folder, record) as attempt:
@@ -26,7 +29,8 @@ def attach(folder: RunFolder, console: Console) -> int:
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
-        with Interrupts() as interrupts:
+        hook = EventHook(folder, on_event, console)
+        with Interrupts() as interrupts, contextlib.closing(hook):
             session = Session(
                 attempt,
                 folder,
@@ -34,6 +38,7 @@ def attach(folder: RunFolder, console: Console) -> int:
                 console,
                 interrupts,
                 start_recorder,
+                hook,
                 owned=False,
                 known=known,
             )

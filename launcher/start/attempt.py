@@ -29,11 +29,12 @@ from ..ssh.node import Node, connected
 from ..state import require_writable, state_home
 from ..stop.unconfirmed import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
-from . import exit_hook
+from . import event_hook, exit_hook
 from .all_or_none import attempt_of, start
 from .checkpoint_transfer import distribute_checkpoint
 from .detach import start_recorder
 from .environment import user_environment
+from .event_hook import EventHook
 from .run_folders import claim
 
 SHORTEST = 0.1  # seconds of a step that the sum of a start names
@@ -85,6 +86,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         with console.step("claiming the attempt"):
             claim(nodes[0], plan.nodes[0].place)
         folder, record = remember(wanted, plan)
+        hook = EventHook(folder, wanted.options.on_event, console)
         with failing_start_recorded(folder, record, console):
             if wanted.earlier:
                 compare(wanted.earlier, plan, console)
@@ -102,10 +104,12 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
             record.attempt.state, record.attempt.started = "RUNNING", timestamp()
             folder.try_save(record, console)
             report_start(plan, console)
+            hook("attempt-started", record, message=record.attempt.by)
             if times := where_time_went(console.steps):
                 console.say(times)
             console.steps.clear()
             if wanted.options.detach:
+                hook.close()
                 return detach(folder, console)
             session = Session(
                 attempt,
@@ -114,9 +118,11 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                 console,
                 interrupts,
                 start_recorder,
+                hook,
                 clock_skews=[f.clock_skew for f in facts],
             )
-            return session.follow()
+            with contextlib.closing(hook):
+                return session.follow()
 
 
 def prepare_plan(
@@ -202,6 +208,7 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     folder.save(record)
     if wanted.options.on_exit is not None:
         exit_hook.keep(folder, wanted.options.on_exit)
+    event_hook.keep(folder, wanted.options.on_event)
     return folder, record
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..errors import CommandFailed
+from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import HOME
 from ..runs.record import RunRecord
-from ..ssh.many import ask_each
+from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.stream import READ_SIZE, Completed
 from ..terminal.console import Console
@@ -128,15 +129,16 @@ def distribute_checkpoint(
 def checkpoint_folders(
     nodes: Sequence[Node], former: Sequence[Node], record: RunRecord
 ) -> list[CheckpointFolder]:
-    """One per account on a machine: two nodes there share its folder."""
+    """One per file system: nodes of one machine, and hosts with one home, share a folder."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
-    found: dict[object, CheckpointFolder] = {}
-    for rank, node in [*enumerate(nodes), *((None, node) for node in former)]:
-        entry = before.get(node.name)
+    ranks = {node: rank for rank, node in enumerate(nodes)}
+    found = []
+    for node in find_shared_homes(one_per_account((*nodes, *former))).leaders:
+        entry, rank = before.get(node.name), ranks.get(node)
         run_dir = entry.run_dir if entry else f"{HOME}/runs/{record.run_id}"
         same = entry is not None and entry.node_rank == rank
-        found.setdefault(node.host.account, CheckpointFolder(node, run_dir, rank, same))
-    return [*found.values()]
+        found.append(CheckpointFolder(node, run_dir, rank, same))
+    return found
 
 
 def list_checkpoints(folder: CheckpointFolder) -> HostCheckpoints:

@@ -11,8 +11,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..diagnosis.first_failure import headline
 from ..errors import DdpctlError
@@ -33,13 +34,14 @@ class Ending:
 
 
 def keep(folder: RunFolder, command: str) -> None:
-    """Not in run.json, which goes to the hosts: a command line may hold a token.
+    """Not in run.json, which goes to the hosts: a command line may hold a token."""
+    keep_command(folder.path / KEPT, command)
 
-    It is to run in the current directory, wherever the process that runs it is.
-    """
+
+def keep_command(path: Path, command: str) -> None:
+    """It is to run in the current directory, wherever the process that runs it is."""
     folder_now = shlex.quote(str(current_folder()))
-    text = f"cd {folder_now} 2>/dev/null\n{command}"
-    write_atomically(folder.path / KEPT, text, mode=0o600)
+    write_atomically(path, f"cd {folder_now} 2>/dev/null\n{command}", mode=0o600)
 
 
 def hand_over(folder: RunFolder) -> None:
@@ -77,31 +79,48 @@ def at_the_end(folder: RunFolder, console: Console, kept: str = KEPT) -> Iterato
 
 
 def call(command: str, folder: RunFolder, record: RunRecord, code: int, console: Console) -> None:
-    """Runs the command with its output on stderr: stdout carries the run's lines. Never raises."""
+    run_command(command, environment(folder, record, code), "--on-exit", console)
+
+
+def run_command(
+    command: str,
+    values: Mapping[str, str],
+    flag: str,
+    console: Console,
+    timeout: float | None = None,
+) -> None:
+    """Runs it with its output on stderr: stdout carries the run's lines. Never raises.
+
+    What hosts say reaches it as environment variables only, never as part of the command.
+    """
+    env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:
         done = subprocess.run(
             ["sh", "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
-            env={**os.environ, **environment(folder, record, code)},
+            env=env,
             check=False,
+            timeout=timeout,
         )
     except OSError as error:
-        console.say(f"warning: could not start the --on-exit command: {error.strerror}")
-        return
-    if done.returncode:
-        console.say(f"warning: the --on-exit command exited with {done.returncode}")
+        console.say(f"warning: could not start the {flag} command: {error.strerror}")
+    except subprocess.TimeoutExpired:
+        console.say(f"warning: the {flag} command was killed after {timeout:g} s")
+    else:
+        if done.returncode:
+            console.say(f"warning: the {flag} command exited with {done.returncode}")
 
 
-def environment(folder: RunFolder, record: RunRecord, code: int) -> dict[str, str]:
+def environment(folder: RunFolder, record: RunRecord, code: int | None) -> dict[str, str]:
     """The outcome as environment variables; empty where there is nothing to say."""
     failure = record.attempt.first_failure
     return {
-        "DDPCTL_ON_EXIT": "1",  # distinguishes this process from those of the run
+        "DDPCTL_HOOK": "1",  # distinguishes this process from those of the run
         "DDPCTL_RUN_ID": record.run_id,
         "DDPCTL_NAME": record.name,
         "DDPCTL_STATE": record.state,
-        "DDPCTL_EXIT_CODE": str(code),
+        "DDPCTL_EXIT_CODE": "" if code is None else str(code),
         "DDPCTL_ATTEMPT": str(record.attempt.attempt),
         "DDPCTL_RUN_DIR": str(folder.path),
         "DDPCTL_FIRST_FAILURE": headline(failure) if failure else "",

@@ -1,6 +1,7 @@
 """The recorder: a process on the launching machine that looks after a detached run.
 
-It keeps the logs, starts the restarts that job.max_restarts allows, and runs the --on-exit command.
+It keeps the logs, starts the restarts that job.max_restarts allows, and runs the commands of --on-exit
+and --on-event.
 `launcher.start.detach` starts it.
 """
 
@@ -15,7 +16,7 @@ from ..errors import DdpctlError
 from ..plan.options import LaunchOptions
 from ..runs.record import RunFolder
 from ..terminal.console import Console
-from . import exit_hook
+from . import event_hook, exit_hook
 from .attach import attach
 from .detach import READY
 from .restart import restart_until_done
@@ -29,8 +30,9 @@ def main() -> int:
         folder.load()
         report_ready()
         with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
-            ending.code = attach(folder, console)
-            options = LaunchOptions(**dataclasses.asdict(folder.load().options))
+            on_event = event_hook.kept(folder)
+            ending.code = attach(folder, console, on_event)
+            options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
             ending.code = restart_until_done(folder, options, ending.code, console)
         return ending.code
     except DdpctlError as error:

@@ -25,6 +25,7 @@ def resume(
     *,
     detach: bool,
     on_exit: str | None = None,
+    on_event: str | None = None,
     force: bool = False,
 ) -> int:
     """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
@@ -44,7 +45,7 @@ def resume(
     check_environment(record, cluster.job)
     refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id, console)
     kept = dataclasses.asdict(record.options)
-    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, by="resume")
+    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
 
 

@@ -18,11 +18,11 @@ from .supervisor_bundle import supervisor_file
 
 TAKEN = 17  # the exit code of CLAIM when the attempt has been claimed before
 
-# Creates the control folder $1, which only one command can do.
+# Creates the control folder $1, which only one command can do. `host` is its owner: see facts.shared_homes.
 CLAIM = r"""
 umask 077
 mkdir -p "${1%/*}" || exit 1
-mkdir "$1" 2>/dev/null && exit 0
+mkdir "$1" 2>/dev/null && uname -n > "$1/host" && exit 0
 [ -d "$1" ] && exit 17
 mkdir "$1"
 """
@@ -34,6 +34,7 @@ set -e
 run=$1 control=$2 code=$3 open=$4
 umask 077
 mkdir -p "$control/ranks"
+uname -n > "$control/host"
 umask 022
 mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"}
 if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then

@@ -2,6 +2,7 @@
 
 The traces are `~/.ddpctl` of the account that the hosts file names, and containers with our label
 that mount a part of it. Hosts of a live run are left alone. Images stay: other things may use them.
+Hosts that share one ~/.ddpctl clean it once, and only if no other host may have a live run in it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, DockerUnavailable
+from ..facts.shared_homes import OWN, find_shared_homes
 from ..hosts import Cluster, load
 from ..push.report import format_bytes
 from ..run_id import is_run_id
@@ -26,10 +28,17 @@ from .strays import carriers
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder takes long
 
-# The folder, then its parts as `KB NAME`; no parts where there is no folder.
-LOOK = r"""
-printf '%s\n' "$HOME/.ddpctl"
-cd "$HOME/.ddpctl" 2>/dev/null || exit 0
+# The folder, the host's own name, then, with $1, the parts of the folder as `KB NAME` and the attempts
+# that may run as `open RUN HOST`.
+LOOK = (
+    OWN
+    + r"""
+printf '%s\n' "$(readlink -f "$HOME/.ddpctl")" "$(uname -n)"
+[ -n "$1" ] && cd "$HOME/.ddpctl" 2>/dev/null || exit 0
+for attempt in $(open_attempts); do
+  run=${attempt#runs/}
+  printf 'open %s %s\n' "${run%%/*}" "$(cat "$attempt/host")"
+done
 for part in * .[!.]*; do
   [ -e "$part" ] || [ -L "$part" ] || continue
   if [ "$part" = runs ]; then
@@ -40,19 +49,19 @@ for part in * .[!.]*; do
 done
 :
 """
+)
 
 PART = re.compile(r"(\d{1,15})\t(.+)")
+OPEN = re.compile(r"open (\S{1,64}) ([\w.-]{1,255})")
 
-# Where the folder is a link to another disk, its target is emptied.
-REMOVE = r"""
+# The folder may be a link to another disk, and the link may be shared: first each host empties it.
+EMPTY = """
 cd "$HOME" || exit 1
-[ -e .ddpctl ] || [ -L .ddpctl ] || exit 0
-if [ -L .ddpctl ]; then
-  find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} + && rm -f .ddpctl
-else
-  rm -rf .ddpctl
-fi
+[ ! -e .ddpctl ] || find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} +
 """
+REMOVE = (
+    'cd "$HOME" && { rmdir .ddpctl || rm -f .ddpctl; } 2>/dev/null; true'  # unless it is a mount
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Traces:
     parts: tuple[tuple[str, int], ...]  # below it, with bytes
     nodes: tuple[NodeStatus, ...]  # containers that mount something of it, and local processes
     living: frozenset[str]  # run ids
+    hostname: str = ""  # as the host calls itself
+    open: tuple[tuple[str, str], ...] = ()  # run id and host name of attempts that may run
 
     @property
     def none(self) -> bool:
@@ -97,30 +108,35 @@ def clean(
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
         with console.step(f"looking for traces on {len(machines)} hosts"):
-            found, failures = look(machines, cluster)
-        kept = set() if kill else living(found)
-        to_go = [traces for traces in found if not traces.none and not traces.runs & kept]
+            leaders = find_shared_homes(machines).leaders
+            found, failures = look(machines, leaders, cluster)
+        kept = {} if kill else alive(found)
+        to_go = [traces for traces in found if not traces.none and not traces.runs & kept.keys()]
         if not as_json:
             listed(found, to_go, kept, console)
         answer = sure() if to_go else None
         left = found
         if answer:
             with console.step(f"removing them from {len(to_go)} hosts"):
-                end(machines, cluster, to_go, console)
-                left, failures = look(machines, cluster)
+                end(machines, leaders, cluster, to_go, console)
+                left, failures = look(machines, leaders, cluster)
     return report(found, left, failures, console, removed=bool(answer), as_json=as_json)
 
 
-def look(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Traces], dict[str, DdpctlError]]:
-    found, failures = ask_each(machines, lambda node: _look(node, cluster))
+def look(
+    machines: Sequence[Node], leaders: Sequence[Node], cluster: Cluster
+) -> tuple[list[Traces], dict[str, DdpctlError]]:
+    """leaders: the hosts that look into ~/.ddpctl; what the others see is the same."""
+    found, failures = ask_each(machines, lambda node: _look(node, node in leaders, cluster))
     return list(found.values()), failures
 
 
-def _look(node: Node, cluster: Cluster) -> Traces:
-    output = node.script(LOOK, timeout=TIMEOUT).stdout.decode(errors="replace")
-    folder, *rows = output.splitlines() or [""]
+def _look(node: Node, leads: bool, cluster: Cluster) -> Traces:
+    output = node.script(LOOK, "parts" if leads else "", timeout=TIMEOUT).stdout
+    folder, hostname, *rows = [*output.decode(errors="replace").splitlines(), "", ""]
     if not folder.startswith("/"):
         raise CommandFailed(f"{node.name}: cannot find the home folder: {folder!r}")
+    attempts = [match for row in rows if (match := OPEN.fullmatch(row)) and is_run_id(match[1])]
     found = [match for row in rows if (match := PART.fullmatch(row))]
     parts = [(match[2], int(match[1]) * 1024) for match in found]
     nodes: list[NodeStatus] = []
@@ -132,19 +148,34 @@ def _look(node: Node, cluster: Cluster) -> Traces:
                 raise
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
     working = {run_id for _, run_id, _ in carriers(node)} & known
-    alive = {s.run_id for s in nodes if s.alive and is_run_id(s.run_id)}
-    return Traces(node.name, folder, tuple(parts), tuple(nodes), frozenset(alive | working))
+    running = {s.run_id for s in nodes if s.alive and is_run_id(s.run_id)}
+    return Traces(
+        host=node.name,
+        folder=folder,
+        parts=tuple(parts),
+        nodes=tuple(nodes),
+        living=frozenset(running | working),
+        hostname=hostname,
+        open=tuple((match[1], match[2]) for match in attempts),
+    )
 
 
-def living(found: Sequence[Traces]) -> set[str]:
-    return {run_id for traces in found for run_id in traces.living}
+def alive(found: Sequence[Traces]) -> dict[str, str]:
+    """The live runs, each with "" or the name of the unseen host on which it may run."""
+    seen = {traces.hostname for traces in found}
+    elsewhere = {run: host for traces in found for run, host in traces.open if host not in seen}
+    return {**elsewhere, **{run_id: "" for traces in found for run_id in traces.living}}
 
 
 def end(
-    machines: Sequence[Node], cluster: Cluster, to_go: Sequence[Traces], console: Console
+    machines: Sequence[Node],
+    leaders: Sequence[Node],
+    cluster: Cluster,
+    to_go: Sequence[Traces],
+    console: Console,
 ) -> None:
     """Stops live runs on all hosts first, then removes containers and folders."""
-    for run_id in sorted(living(to_go)):
+    for run_id in sorted(set().union(*(traces.living for traces in to_go))):
         kill_run(machines, cluster, run_id, console)
     by_host = {traces.host: traces for traces in to_go}
 
@@ -153,32 +184,38 @@ def end(
         for engine in every_engine(node) if containers else ():
             for status in containers if engine.traits.in_container else ():
                 engine.remove(status)
-        done = node.script(REMOVE, timeout=TIMEOUT)
-        if done.code != 0:
-            reason = done.stderr.decode(errors="replace").strip().splitlines() or [
-                "no reason given"
-            ]
-            raise CommandFailed(
-                f"{node.name}: {reason[-1]}; files of another user need that user (or root) to be removed"
-            )
+        if node in leaders:
+            _remove(node, EMPTY)
 
-    _, failures = try_each([node for node in machines if node.name in by_host], act)
+    hosts = [node for node in machines if node.name in by_host]
+    _, failures = try_each(hosts, act)
+    emptied = [node for node in hosts if node in leaders and node not in failures]
+    failures |= try_each(emptied, lambda node: _remove(node, REMOVE))[1]
     for failure in failures.values():
         console.error(str(failure))
 
 
+def _remove(node: Node, script: str) -> None:
+    done = node.script(script, timeout=TIMEOUT)
+    if done.code != 0:
+        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise CommandFailed(
+            f"{node.name}: {reason[-1]}; files of another user need that user (or root) to be removed"
+        )
+
+
 def listed(
-    found: Sequence[Traces], to_go: Sequence[Traces], kept: set[str], console: Console
+    found: Sequence[Traces], to_go: Sequence[Traces], kept: Mapping[str, str], console: Console
 ) -> None:
     for traces in to_go:
         for line in traces.lines():
             console.print(line)
     for traces in found:
-        if here := sorted(traces.runs & kept):
-            console.say(
-                f"{traces.host}: not cleaned: {', '.join(here)} is alive; stop it with "
-                "`ddpctl kill`, or clean with --kill"
-            )
+        for run_id in sorted(traces.runs & kept.keys()):
+            why = "is alive; stop it with `ddpctl kill`, or clean with --kill"
+            if kept[run_id]:
+                why = f"may be alive on {kept[run_id]}, which was not asked; --kill removes it"
+            console.say(f"{traces.host}: not cleaned: {run_id} {why}")
 
 
 def report(

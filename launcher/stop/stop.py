@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from ..engines.base import Engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError
+from ..facts.shared_homes import OWN
 from ..ssh.many import ask_each
 from ..ssh.node import Node
 
-# Tells every supervisor of run $1 that the user wants it to end, so that SIGTERM is no failure.
-MARK_CANCELLED = r"""
+# Tells this host's supervisors of run $1 that the user wants it to end, so that SIGTERM is no failure.
+# Each host marks its own: what another one writes, an NFS client may see too late.
+MARK_CANCELLED = f"""{OWN}
 for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
-  if [ -d "$folder" ]; then : > "$folder/cancelled" || exit 1; fi
+  if own "$folder"; then : > "$folder/cancelled" || exit 1; fi
 done
 """
 
-# The visible processes of run $1 on this host, whoever their parent is now; not the --on-exit command.
+# The visible processes of run $1 on this host, whoever their parent is now; not those of --on-exit.
 PROCESSES = r"""
 grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
-  xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null | tr -cd '0-9\n'
+  xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null | tr -cd '0-9\n'
 """
 
 ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end

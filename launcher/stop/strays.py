@@ -29,7 +29,7 @@ STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 # read everyone's: it gets only runs that have a folder in its own home.
 CARRIERS = r"""
 for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null |
-    xargs -r grep -LzxF DDPCTL_ON_EXIT=1 2>/dev/null); do
+    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
   p=${e#/proc/}; p=${p%/environ}
   r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
   [ "$(id -u)" != 0 ] || [ -d "$HOME/.ddpctl/runs/$r" ] || continue

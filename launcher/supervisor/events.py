@@ -79,6 +79,33 @@ class Start(Event):
 
 
 @dataclass(frozen=True)
+class Environment(Event):
+    """What the node runs on: versions by name, and the names of its variables without their values."""
+
+    kind = "environment"
+    versions: dict[str, str]
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """use: percent; used and total: MiB, 0 where not reported."""
+
+    use: int
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Usage(Event):
+    """How busy the node is. cores: CPU cores busy since the sample before."""
+
+    kind = "usage"
+    cores: float
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True)
 class Joined(Event):
     """Another node has connected to node 0."""
 

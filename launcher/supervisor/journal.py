@@ -48,10 +48,13 @@ class Journal:
         self.lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
     def event(self, event: Event) -> None:
-        record = b"%.6f\t!\t%b\n" % (time.time(), json.dumps(document(event)).encode())
-        if not self._append(record):
+        if not self.sample(event):
             self._drop_ballast()
-            self._append(record)
+            self.sample(event)
+
+    def sample(self, event: Event) -> bool:
+        """An event that may be lost. False: the disk is full."""
+        return self._append(b"%.6f\t!\t%b\n" % (time.time(), json.dumps(document(event)).encode()))
 
     def close(self) -> None:
         self._drop_ballast()

@@ -19,6 +19,7 @@ from .coordinator import JOIN_GRACE, SETTLE
 from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping, signal_name
 from .journal import Journal
 from .liveness import Liveness
+from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers
 from .proc import adopt_orphans, descendants, kill_descendants, send, syscall
 from .rank_logs import RankLogs
@@ -28,6 +29,7 @@ from .server import Server
 from .spec import Spec, read_spec
 from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
+from .usage import Sampler, environment
 
 BUSY_POLL = 0.02  # seconds between two looks while logs grow or ranks start
 POLL = 0.05  # seconds between two looks at other times
@@ -50,6 +52,8 @@ class Supervisor:
         self.peers: Peers = peers(spec, self.journal, self.selector)
         self.liveness = Liveness(spec.output_dir)
         self.resources = Resources(spec)
+        self.sampler = Sampler()
+        self.metrics = MetricsFile(spec, self.journal)
         self.phase = "running"  # then done: torchrun ended well; or stopped
         self.early: Reason | None = None  # the first rank that exited with 0, if one did
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
@@ -65,6 +69,7 @@ class Supervisor:
         self.journal.event(Start(os.getpid(), tuple(self.spec.argv), self.spec.host))
         try:
             self.start()
+            self.journal.event(environment())
             while not self.finished():
                 self.turn()
             return self.conclude()
@@ -99,6 +104,7 @@ class Supervisor:
         self.check_torchrun()
         self.peers.turn(self.status())
         self.take_stacks()
+        self.sample()
         self.obey()
         self.escalate()
 
@@ -225,6 +231,12 @@ class Supervisor:
         if found is not None:
             self.journal.event(RankStacks(tuple(found)))
 
+    def sample(self) -> None:
+        usage = self.sampler.turn() if self.phase == "running" else None
+        if usage is not None:
+            self.journal.sample(usage)
+            self.metrics.write(usage, len(self.ranks.alive()), self.liveness.log_age())
+
     def record_exit(self, rank: Rank) -> None:
         message, call_stack = self.logs.error(rank.local_rank)
         self.journal.event(
@@ -322,6 +334,7 @@ class Supervisor:
         self.peers.close()
         if self.left:
             self.journal.say("these processes could not be killed: %s" % self.left)
+        self.metrics.remove()
         self.journal.event(End(state, code, reason, tuple(self.left)))
         self.journal.close()
         return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, shell_status(code))

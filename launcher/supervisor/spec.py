@@ -30,6 +30,7 @@ class Spec:
     checkpoint_dir: str | None
     output_dir: str | None
     internal_ip: str | None
+    metrics_dir: str | None = None  # for a Prometheus textfile
     hang_timeout: float | None = None  # without progress; None: forever
     time_limit: float | None = None  # from the start of the attempt
     start_timeout: float = 60.0  # for all nodes to join

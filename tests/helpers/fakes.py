@@ -71,6 +71,10 @@ class FakeNode:
         return next(Path(source) for source, to, *_ in binds if to == CONTROL_DIR) / "journal"
 
     @property
+    def mounts(self) -> list[dict[str, str]]:
+        return [{"Source": bind.split(":")[0]} for bind in self.arguments["host_config"]["Binds"]]
+
+    @property
     def inspected(self) -> dict[str, Any]:
         return {
             "Name": "/" + self.arguments["name"],
@@ -118,6 +122,11 @@ class FakeHost:
     def __init__(self, name: str, home: Path) -> None:
         self.name, self.home = name, home
         home.mkdir(parents=True)
+        self.tools = home.with_name(f"{home.name}-tools")  # first in its PATH
+        self.tools.mkdir()
+        uname = self.tools / "uname"
+        uname.write_text(f'#!/bin/sh\n[ "$1" = -n ] && echo {name} || exec /usr/bin/uname "$@"\n')
+        uname.chmod(0o755)
         self.reachable = True
         self.nodes: dict[str, FakeNode] = {}  # by container name
         self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
@@ -172,8 +181,8 @@ class FakeMachine(LocalMachine):
 
     def open(self, argv: Sequence[str], **how: Any) -> LocalStream:
         self.host.ask("open", *argv)
-        home = str(self.host.home)
-        return super().open(["env", "-C", home, f"HOME={home}", *argv], **how)
+        home, path = str(self.host.home), f"{self.host.tools}:{os.environ['PATH']}"
+        return super().open(["env", "-C", home, f"HOME={home}", f"PATH={path}", *argv], **how)
 
 
 class FakeDocker:
@@ -212,7 +221,7 @@ class FakeDocker:
             return self.host.lies["containers"]  # type: ignore[no-any-return]
         key, _, value = filters["label"][0].partition("=")
         return [
-            {"Id": name, "Labels": node.arguments["labels"], "Mounts": []}
+            {"Id": name, "Labels": node.arguments["labels"], "Mounts": node.mounts}
             for name, node in self.host.nodes.items()
             if key in node.arguments["labels"] and value in ("", node.arguments["labels"][key])
         ]
@@ -291,6 +300,12 @@ class FakeCluster:
 
     def _docker(self, node: Node) -> Client:
         return Client(node.name, FakeDocker(self.host(node.name)))  # type: ignore[arg-type]
+
+    def share_home(self, *names: str) -> Path:
+        """Let these hosts have one home folder, as on NFS. Returns its .ddpctl."""
+        for name in names:
+            self.hosts[name].home = self.hosts[names[0]].home
+        return self.hosts[names[0]].home / ".ddpctl"
 
     def host(self, name: str) -> FakeHost:
         return self.hosts.get(name, self.local)

@@ -211,7 +211,8 @@ class Cluster:
             self.exec(node, "rm", "-f", "/run/dockerd.off")
             self.take_gpus(node)
         self.wait_healthy(self.nodes)
-        sweep = "docker ps -aq | xargs -r docker rm -f; rm -rf /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
+        sweep = "docker ps -aq | xargs -r docker rm -f; umount /home/ddp/.ddpctl 2>/dev/null; "
+        sweep += "rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
         for node in self.nodes:
             self.exec(node, "sh", "-c", sweep)
 
@@ -353,6 +354,12 @@ class Cluster:
         here = ["run", "--rm", "--network=host", *POWERS, NODE_IMAGE, "sh", "-ec"]
         docker(*here, f"{find}; {command}")
 
+    def share_home(self, *nodes: str) -> None:
+        """One ~/.ddpctl for these hosts, as with home folders on NFS. `reset` ends it."""
+        share = "mkdir -p .ddpctl && chown ddp: /shared .ddpctl && mount --bind /shared .ddpctl"
+        for node in nodes:
+            self.exec(node, "sh", "-c", f"cd /home/{USER} && {share}")
+
     # -- GPUs that are none
 
     def give_gpus(self, node: str, count: int) -> None:
@@ -391,6 +398,7 @@ class Cluster:
     def _make_hosts(self, template: str) -> None:
         labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={self.project}"]
         volumes = [f"{self.container(node)}-docker" for node in self.nodes]
+        docker("volume", "create", *labels, f"{self.project}-shared")
         for node, volume in zip(self.nodes, volumes, strict=True):
             docker("volume", "create", *labels, volume)
             place = [
@@ -402,9 +410,12 @@ class Cluster:
                 f"--name={self.container(node)}",
                 f"--env=CGROUP_PARENT={self.container(node)}",
             ]
-            mount = f"--volume={volume}:/var/lib/docker"
+            mounts = [
+                f"--volume={volume}:/var/lib/docker",
+                f"--volume={self.project}-shared:/shared",
+            ]
             docker(
-                "create", *names, *labels, *place, *POWERS, "--no-healthcheck", mount, self.image
+                "create", *names, *labels, *place, *POWERS, "--no-healthcheck", *mounts, self.image
             )
             docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
         root = Path(docker("volume", "inspect", "--format={{.Mountpoint}}", template)).parents[1]

@@ -26,7 +26,7 @@ from launcher.facts import gpu_use
 from launcher.facts.hardware import details
 from launcher.facts.nvidia import parse_nvidia
 from launcher.facts.script import parse
-from launcher.follow.metrics_poller import parse_gpus, parse_progress
+from launcher.follow.progress import parse_progress
 from launcher.logs.events import parsed_event
 from launcher.logs.journal import Reader
 from launcher.plan.plan import place_in
@@ -40,6 +40,7 @@ from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.stop import clean, strays
 from launcher.stop.stop import pids_in
+from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer, plain
 
 pytestmark = pytest.mark.slow

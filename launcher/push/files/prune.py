@@ -10,7 +10,7 @@ from typing import Any
 from ...engines.choose import engine_traits
 from ...engines.mounts import mounted_by_runs
 from ...errors import DdpctlError, PushFailed
-from ...facts.shared_homes import find_shared_homes
+from ...facts.shared_homes import OWN, find_shared_homes
 from ...hosts import Cluster
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
@@ -23,16 +23,17 @@ from .scan import scan
 TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
 MIN_AGE = 5  # seconds; after a push it takes a while until a container mounts the tree
 
-# Prints DATASETS_OR_WORKDIRS/DIGEST for each tree that a process of a run has in its environment.
-USED = r"""
+# Prints the digest of each tree that an attempt uses which may still run, on whichever host.
+USED = (
+    OWN
+    + r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-for file in runs/*/nodes/*/attempt-*/pid; do
-  [ -f "$file" ] || continue
-  read -r pid rest < "$file"
-  tr '\000' '\n' < "/proc/$pid/environ"
-done 2>/dev/null | grep -oE '(datasets|workdirs)/[0-9a-f]{64}'
+for attempt in $(open_attempts); do
+  grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{64}' "$attempt/run.json" | grep -oE '[0-9a-f]{64}'
+done
 exit 0
 """
+)
 
 # Prints "FOLDER KB" for each tree and draft but those to keep.
 # $1 least age in seconds; the others: digests to keep
@@ -129,10 +130,10 @@ def _find(node: Node, keep: set[str]) -> list[Unused]:
 
 
 def _in_use(node: Node, cluster: Cluster) -> set[str]:
-    """Digests of trees that containers and processes of runs use there."""
+    """Digests of trees that containers and open attempts of runs use there."""
     mounts = mounted_by_runs(node, engine_required=engine_traits(cluster.job.engine).in_container)
     used = "\n".join([*mounts, _script(node, USED)])
-    return set(re.findall(r"(?:datasets|workdirs)/([0-9a-f]{64})", used))
+    return set(re.findall(r"\b[0-9a-f]{64}\b", used))
 
 
 def _remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from pathlib import Path
 
 import pytest
@@ -124,10 +125,13 @@ def test_odd_files_of_the_process_engine_are_skipped(
     monkeypatch.setenv("HOME", str(tmp_path))
     runs = tmp_path / ".ddpctl" / "runs"
 
-    def control(run_id: str, attempt: str, labels: str, pid: str = "") -> None:
+    def control(
+        run_id: str, attempt: str, labels: str, pid: str = "", host: str = platform.node()
+    ) -> None:
         folder = runs / run_id / "nodes" / "0" / attempt
         folder.mkdir(parents=True)
         (folder / "labels.json").write_text(labels)
+        (folder / "host").write_text(host)
         if pid:
             (folder / "pid").write_text(pid)
 
@@ -135,6 +139,7 @@ def test_odd_files_of_the_process_engine_are_skipped(
     text = json.dumps(whole)
     control("20261122-101500-ab12", "attempt-2", text, "-1 5")  # a negative pid is a group
     control("20261122-101500-ab12", "attempt-x", text)
+    control("r-other-host", "attempt-1", text, host="shares the home")
     control("UPPER CASE", "attempt-1", text)
     control("r-list", "attempt-1", "[]")
     control("r-torn", "attempt-1", '{"run-id"')

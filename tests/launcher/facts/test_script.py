@@ -168,6 +168,7 @@ def test_amd_gpus_from_sysfs(tmp_path: Path) -> None:
             f"drm_render_minor {render}",
         }
     tree["class/drm/renderD129/device/mem_info_vram_total"] = str(64 * 2**30)
+    tree["class/drm/renderD129/device/hwmon/hwmon3/in0_label"] = "vddgfx"
     write_tree(tmp_path, tree)
     found = answer_below(tmp_path, "gpus")
     assert found.gpus == (
@@ -177,6 +178,25 @@ def test_amd_gpus_from_sysfs(tmp_path: Path) -> None:
     assert found.has_amd_gpus
     assert found.gpu_groups == ((os.getgid(),) if os.getgid() else ())
     assert answer_below(tmp_path).gpus == ()  # not asked for
+
+
+def test_an_amd_gpu_that_is_part_of_a_processor_is_told_by_its_voltages(tmp_path: Path) -> None:
+    """Its memory may be 512 MiB or 96 GiB, and KFD lists it as any other."""
+    node = "class/kfd/kfd/topology/nodes/1"
+    device = "class/drm/renderD128/device"
+    write_tree(
+        tmp_path,
+        {
+            f"{node}/gpu_id": "4001",
+            f"{node}/name": "raphael",
+            f"{node}/properties": "cpu_cores_count 0\nsimd_count 4\ndrm_render_minor 128",
+            f"{device}/mem_info_vram_total": str(96 * 2**30),
+            f"{device}/hwmon/hwmon1/in0_label": "vddgfx",
+            f"{device}/hwmon/hwmon1/in1_label": "vddnb",
+        },
+    )
+    [gpu] = answer_below(tmp_path, "gpus").gpus
+    assert (gpu.name, gpu.integrated) == ("AMD raphael", True)
 
 
 def test_of_two_vendors_nvidia_is_used() -> None:

@@ -19,9 +19,11 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.follow.metrics_poller import Gpus, Metrics, parse_gpus, parse_progress
 from launcher.follow.monitor import Line, NodeOutcome
 from launcher.follow.panel import gpu_words, panel_lines, view
+from launcher.follow.progress import parse_progress
+from launcher.supervisor.events import Gpu, Usage
+from launcher.supervisor.usage import parse_gpus
 from launcher.terminal import live
 
 START = {"kind": "start", "attempt": 2, "total_steps": 400, "steps_per_epoch": 100}
@@ -36,7 +38,7 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
     text = lines_of(START, {**TRAIN, "step": 20}, TRAIN, {"kind": "eval", "top1": 0.5}) + b'{"to'
     progress = parse_progress(text, attempt=2)
     assert progress is not None
-    shown = view("r", 2, {}, Metrics(progress), 61).below
+    shown = view("r", 2, {}, progress, 61).below
     assert shown == "epoch 1/4  step 120/400  loss 1.2500  top1 50.00 %  512 images/s  eta 1:02:05"
     assert parse_progress(text, attempt=3) is None
     assert parse_progress(lines_of(TRAIN, START), attempt=2) is None
@@ -58,20 +60,20 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
     outcome = NodeOutcome(0, "a")
     outcome.tail.extend(Line("a", 0, text, 100.0 + n) for n, text in enumerate(texts))
     last = 99.0 + len(texts)
-    assert view("r", 1, {0: outcome}, Metrics(None), 0, now=last + 9).below == words
-    silent = view("r", 1, {0: outcome}, Metrics(None), 0, now=last + 75).below
+    assert view("r", 1, {0: outcome}, None, 0, now=last + 9).below == words
+    silent = view("r", 1, {0: outcome}, None, 0, now=last + 75).below
     assert silent == f"no line for 0:01:15  {words}"
 
 
 def test_gpus_of_a_host_are_told_together() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
-    assert gpus == Gpus(count=2, use=25.0, used=4096, total=163840)
-    assert parse_gpus(b"NVIDIA-SMI has failed\n") is None
-    assert parse_gpus(b"1, 1, " + b"9" * 5000) is None
+    assert gpus == (Gpu(50, 1024, 81920), Gpu(0, 3072, 81920))
+    assert parse_gpus(b"NVIDIA-SMI has failed\n") == ()
+    assert parse_gpus(b"1, 1, " + b"9" * 5000) == ()
     spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
-    assert spark is not None and gpu_words(spark) == "1 GPU 50 %"
-    outcomes = {0: NodeOutcome(0, "a")}
-    shown = view("r", 1, outcomes, Metrics(None, {0: gpus}), 0)
+    assert gpu_words(spark) == "1 GPU 50 %"
+    outcomes = {0: NodeOutcome(0, "a", usage=Usage(1.0, gpus))}
+    shown = view("r", 1, outcomes, None, 0)
     assert shown.rows == (("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB"),)
 
 
@@ -80,22 +82,22 @@ def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cur
     outcomes[0].tail.append(Line("h0", 0, b"older", 1.0))
     outcomes[1].tail.append(Line("h1", 3, b"10%\r20% \x1b[2Jdone", 2.0))
     outcomes[0].lost_since = 5.0
-    shown = view("r", 1, outcomes, Metrics(), 3600)
+    shown = view("r", 1, outcomes, None, 3600)
     assert (shown.head, shown.below) == ("r  up 1:00:00", "[h1:3] 20%  [2Jdone")
     assert [state for _, state, _ in shown.rows] == ["contact lost", "running"]
 
 
 def test_a_panel_is_never_larger_than_its_room() -> None:
     outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
-    lines = panel_lines(view("r" * 90, 1, outcomes, Metrics(), 0), 40, 8)
+    lines = panel_lines(view("r" * 90, 1, outcomes, None, 0), 40, 8)
     assert len(lines) == 8
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40
     assert plain[-1].split() == ["50", "nodes", "starting", "0-49"]
 
 
-def plain_panel(outcomes: dict[int, NodeOutcome], metrics: Metrics, *size: int) -> list[str]:
-    lines = panel_lines(view("r1", 1, outcomes, metrics, 0), *size)
+def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
+    lines = panel_lines(view("r1", 1, outcomes, None, 0), *size)
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
 
 
@@ -106,13 +108,13 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for outcome in outcomes.values():
         outcome.tail.append(Line(outcome.host, 0, b"x", 1.0))
+        outcome.usage = Usage(1.0, (Gpu(97, 61000, 81920),) * 8)
     outcomes[7].lost_since = 1.0
-    gpus = {rank: Gpus(8, 97.0, 8 * 61000, 8 * 81920) for rank in range(64)}
-    gpus[20] = Gpus(8, 0.5, 8 * 61000, 8 * 81920)
-    shown = plain_panel(outcomes, Metrics(None, gpus), *size)[3:]
+    outcomes[20].usage = Usage(1.0, (Gpu(1, 61000, 81920),) * 8)
+    shown = plain_panel(outcomes, *size)[3:]
     assert [" ".join(row.split()) for row in shown] == [
         "7 gpu08 contact lost 8 GPUs 97 %, 477 of 640 GiB",
-        "20 gpu21 running 8 GPUs 0 %, 477 of 640 GiB",
+        "20 gpu21 running 8 GPUs 1 %, 477 of 640 GiB",
         f"62 nodes running 496 GPUs 97 %, 29547 of 39680 GiB {FOLDED[size[0]]}",
     ]
     assert max(map(len, shown)) < size[0]

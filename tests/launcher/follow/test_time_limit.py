@@ -46,7 +46,16 @@ def test_the_time_limit_is_a_cancellation_with_its_reason(
     )
     with Interrupts() as interrupts:
         attempt = RunningAttempt((running,))
-        session = Session(attempt, folder, record, Console(), interrupts, print, clock_skews=[0.0])
+        session = Session(
+            attempt,
+            folder,
+            record,
+            Console(),
+            interrupts,
+            print,
+            lambda *_, **__: None,
+            clock_skews=[0.0],
+        )
         code = session.follow()
     assert code == 7
     [saved] = folder.load().attempts

@@ -20,8 +20,10 @@ from launcher.logs.journal import Reader, Record
 from launcher.supervisor.events import (
     Clock,
     End,
+    Environment,
     Event,
     Frame,
+    Gpu,
     Joined,
     RankExit,
     RankPids,
@@ -33,6 +35,7 @@ from launcher.supervisor.events import (
     Start,
     Stopping,
     Thread,
+    Usage,
     document,
 )
 from launcher.supervisor.journal import Journal
@@ -51,6 +54,8 @@ EVENTS: list[Event] = [
     RankStacks((STACK,)),
     Stopping(REASON),
     ResourceUsage(1, 2 << 30, {"shm": 0, "output": None}),
+    Environment({"torch": "2.5.1"}, ("HOME",)),
+    Usage(1.5, (Gpu(97, 40960, 81920),)),
     End("hung", 1, REASON, (99,)),
 ]
 

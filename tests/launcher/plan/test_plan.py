@@ -119,7 +119,7 @@ def test_a_dry_run_asks_nobody_and_says_what_is_asked() -> None:
     assert plan.world_size == 4
     assert plan.master_addr == "gpu1"
     assert plan.control_port == ASKED
-    assert plan.nodes[0].container.env.get("NCCL_SOCKET_IFNAME") is None
+    assert plan.nodes[0].container.env["NCCL_SOCKET_IFNAME"] == ASKED
 
 
 def test_one_process_a_gpu_and_one_on_a_cpu_host() -> None:
@@ -193,6 +193,18 @@ def test_amd_gpus_reach_the_container_as_devices() -> None:
     shown = plan_text(plan)
     for line in ("gpus        1,3 (AMD)", "gpus        all (AMD)", "group-add   109"):
         assert line in shown
+
+
+def test_all_leaves_out_the_gpu_of_a_processor() -> None:
+    own = Gpu(0, "", "AMD raphael", 512, "amd", integrated=True)
+    both = facts(gpus=(own, Gpu(1, "", "AMD navi31", 24576, "amd")))
+    text = "hosts: [a, b, {host: c, gpus: [0]}]"
+    plan = planned(text, found=Found((both, facts(gpus=(own,)), both), ("i",) * 3))
+    card, cpu, named = (node.container for node in plan.nodes)
+    assert (card.gpus, card.env["ROCR_VISIBLE_DEVICES"]) == ((1,), "1")
+    assert (cpu.gpus, cpu.devices) == ((), ())
+    assert (named.gpus, named.env["ROCR_VISIBLE_DEVICES"]) == ((0,), "0")
+    assert [node.nproc_per_node for node in plan.nodes] == [1, 1, 1]
 
 
 def roce(name: str, ip: str, index: int = 3, gbits: int = 400, **changes: Any) -> RdmaPort:
@@ -292,7 +304,9 @@ def test_this_machine_among_others_is_known_by_the_address_they_see() -> None:
 
 
 def test_the_plan_prints_all_that_a_launch_will_do() -> None:
-    options = LaunchOptions(name="n", hang_timeout=90.0, on_exit="mail me", detach=True)
+    options = LaunchOptions(
+        name="n", hang_timeout=90.0, on_exit="mail me", detach=True, on_event="log it"
+    )
     cluster = parse(TWO, "hosts.yaml")
     host = facts(infiniband=True)
     found = Found((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
@@ -301,6 +315,7 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     for row in (
         ["hang-timeout", "90 s"],
         ["on-exit", "mail me"],
+        ["on-event", "log it"],
         ["detach", "yes"],
         ["max-restarts", "0"],
         ["entrypoint", "python3 -I -S /ddpctl/supervisor.pyz /ddpctl/spec.json"],
@@ -322,6 +337,13 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
 def test_a_dry_run_does_not_know_the_hosts_infiniband() -> None:
     container = planned("hosts: [a, b]").nodes[0].container
     assert (container.devices, container.cap_add) == ((ASKED,), (ASKED,))
+    asked = {name for name, value in container.env.items() if value == ASKED}
+    assert asked == {
+        "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+    }  # fmt: skip
+    mine = planned("hosts: [a]", env_names=("NCCL_IB_HCA",)).nodes[0].container
+    assert "NCCL_IB_GID_INDEX" not in mine.env
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
     assert (finding.severity, finding.host, finding.check) == ("warning", "gpu2", "gpus")
     assert finding.what == "no GPU found: it is a CPU node"
     assert "gpus: 0" in finding.remedy
+    own = Gpu(0, "", "AMD raphael", 512, "amd", integrated=True)
+    finding = one(judge(bare(0, 0), with_facts(bare(1, "all"), gpus=(own,))))
+    assert "no GPU found but that of the processor" in finding.what
 
 
 def rail(
@@ -210,7 +213,7 @@ FAULTS = {
     ),
     "folder of job.mounts": (
         lambda m: with_details(m, missing=("/scratch",)),
-        ("failure", "disk", "/scratch, listed in job.mounts, does not exist", "job.mounts"),
+        ("failure", "disk", "/scratch, named in job.mounts, does not exist", "job.mounts"),
     ),
     "home that cannot be written": (
         lambda m: with_details(m, home_error="Read-only file system"),

@@ -38,20 +38,30 @@ def prune(machine: Machine, data: Path, confirm: Callable[[str], bool]) -> push.
     return push.prune([machine.node], cluster, confirm, Console())
 
 
-def test_what_this_hosts_file_or_a_process_uses_is_kept(machines: Machines, tmp_path: Path) -> None:
+def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
+    machines: Machines, tmp_path: Path
+) -> None:
+    """Whichever host runs the attempt: it may share this home and be in no hosts file of ours."""
     (machine,) = machines(1)
-    first, second, current = versions(machine, tmp_path / "data", 3)
-    attempt = machine.home / ".ddpctl" / "runs" / "r" / "nodes" / "0" / "attempt-1"
-    attempt.mkdir(parents=True)
+    first, ended, dead, current = versions(machine, tmp_path / "data", 4)
     home = machine.home / ".ddpctl"
-    environment = {**os.environ, "DDPCTL_DATA_DIR": f"{home}/datasets/{first}"}
-    with subprocess.Popen(["sleep", "60"], env=environment) as process:
-        (attempt / "pid").write_text(f"{process.pid} 1")
-        done = prune(machine, tmp_path / "data", lambda text: second in text)
-        process.kill()
-    assert [tree.folder for _, tree in done.trees] == [f"datasets/{second}"]
+
+    def attempt(run: str, digest: str) -> Path:
+        folder = home / "runs" / run / "nodes" / "0" / "attempt-1"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"dataset_digest": digest}))
+        (folder / "journal").touch()
+        (folder / "ballast").touch()
+        return folder
+
+    attempt("open", first)
+    (attempt("ended", ended) / "ballast").unlink()
+    os.utime(attempt("dead", dead) / "journal", (1, 1))
+    done = prune(machine, tmp_path / "data", lambda text: ended in text)
+    gone = {f"datasets/{ended}", f"datasets/{dead}"}
+    assert {tree.folder for _, tree in done.trees} == gone
     assert {path.name for path in machine.trees("datasets")} == {first, current}
-    assert not (home / "manifests" / second).exists()
+    assert not (home / "manifests" / ended).exists()
 
 
 def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,130 +18,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reported_run import EVIL, TIMES, journals_of, metrics_lines, record_of, shown
 
-from launcher.diagnosis.first_failure import FirstFailure
-from launcher.report.curves import MOST_POINTS, chart_svg, colour_of, thinned
+from launcher.report.compare import comparison
+from launcher.report.journals import parse_journals
 from launcher.report.making import without_secrets
-from launcher.report.numbers import Chart, Curve, charts, charts_by_host
+from launcher.report.numbers import Chart, Curve
 from launcher.report.page import page
-from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
-
-EVIL = "<script>document.title='taken'</script><img src=\"http://evil.example/x\">&'"
-
-TIMES = ("2026-11-21T05:00:00.000Z", "2026-11-21T05:00:01.000Z", "2026-11-21T05:00:40.000Z")
-
-
-def record_of(evil: str = "plain") -> RunRecord:
-    failure = FirstFailure(
-        host=f"gpu2{evil}",
-        node_rank=1,
-        rank=3,
-        local_rank=None,
-        exit_code=1,
-        signal=None,
-        kind="exception",
-        time="2026-11-21T05:00:30.000Z",
-        message=f"ValueError: boom {evil}",
-        excerpt=f"Traceback {evil}\x1b[31m\n  line two",
-        remedy=f"look at {evil}",
-    )
-    nodes = [NodeRecord(0, f"gpu1{evil}", "/r", "FAILED", 1), NodeRecord(1, "gpu2", "/r")]
-    attempts = [
-        AttemptRecord(
-            1, "FAILED", TIMES[0], nodes, 4, "10.0.0.1", 29500, TIMES[1], TIMES[2], failure
-        ),
-        AttemptRecord(2, "SUCCEEDED", TIMES[2], nodes, 4, "10.0.0.1", 29500, TIMES[2], TIMES[2]),
-    ]
-    return RunRecord(
-        run_id="20261121-050000-abcd",
-        name=f"night{evil}",
-        owner=f"me{evil}",
-        engine="docker",
-        hosts=["gpu1", "gpu2"],
-        image=f"image{evil}",
-        image_digest="sha256:1",
-        dataset_digest=None,
-        workdir_digest=None,
-        command=["train.py", "two words", evil],
-        stop_timeout=60,
-        attempts=attempts,
-    )
-
-
-def metrics_lines() -> bytes:
-    lines = [{"kind": "start", "attempt": 1}]
-    lines += [
-        {"kind": "train", "step": step, "loss": 2.5 - step / 100, "img_s": 1000 + step}
-        for step in range(0, 100, 10)
-    ]
-    lines += [{"kind": "eval", "step": 100, "top1": 0.625, "loss": 1.25}]
-    lines += [{"kind": "train", "step": 110, "loss": None}, {"kind": "train", "step": 120}]
-    return "\n".join(json.dumps(line) for line in lines).encode() + b'\n{"kind": "train", "st'
-
-
-def test_charts_are_read_from_whole_lines_and_finite_numbers() -> None:
-    loss, accuracy, throughput = charts(metrics_lines() + b"\n[1]\n" + b'{"loss": NaN, "step": 1}')
-    assert [curve.name for curve in loss.curves] == ["train", "eval"]
-    assert loss.curves[0].points[0] == (0, 2.5) and len(loss.curves[0].points) == 10
-    assert accuracy.curves[0].points == ((100, 0.625),)
-    assert throughput.curves[0].points[-1] == (90, 1090)
-
-
-def test_a_resumed_run_has_a_curve_for_each_attempt() -> None:
-    text = b"".join(
-        json.dumps(line).encode() + b"\n"
-        for attempt in (1, 3)
-        for line in (
-            {"kind": "start", "attempt": attempt},
-            {"kind": "train", "step": attempt, "loss": 1.0},
-        )
-    )
-    (loss,) = charts(text)
-    assert [curve.name for curve in loss.curves] == ["train, attempt 1", "train, attempt 3"]
-
-
-def test_each_rank_has_its_curves_beside_that_of_all() -> None:
-    own = {"loss": [1.5, 0.5], "img_s": [10.0, 20.0]}
-    train = {"kind": "train", "step": 5, "loss": 1.0, "img_s": 30.0, "ranks": own}
-    test = {"kind": "eval", "step": 5, "top1": 0.5, "ranks": {"top1": [0.25, None]}}
-    loss, accuracy, throughput = charts(f"{json.dumps(train)}\n{json.dumps(test)}\n".encode())
-    drawn = {curve.name: curve.points for curve in loss.curves}
-    assert list(drawn) == ["train", "train of rank 0", "train of rank 1"]
-    assert drawn["train of rank 1"] == ((5, 0.5),)
-    assert [curve.name for curve in accuracy.curves] == ["eval", "eval of rank 0"]
-    assert [curve.points[0][1] for curve in throughput.curves] == [30.0, 10.0, 20.0]
-    many = {"kind": "train", "step": 5, "loss": 1.0, "ranks": {"loss": [1.0] * 64}}
-    assert len(charts(json.dumps(many).encode())[0].curves) == 1
-
-
-def test_hosts_that_all_wrote_metrics_have_curves_of_their_own() -> None:
-    line = b'{"kind": "train", "step": 1, "loss": 1.0}\n'
-    (loss,) = charts_by_host({"gpu1": line, "gpu2": b"", "gpu3": line})
-    assert [curve.name for curve in loss.curves] == ["train, gpu1", "train, gpu3"]
-    (alone,) = charts_by_host({"gpu1": b"", "gpu2": line})
-    assert [curve.name for curve in alone.curves] == ["train"]
-
-
-def test_other_scripts_have_no_charts() -> None:
-    assert charts(b"") == () and charts(b"hello\n{}\n") == ()
-
-
-def test_a_curve_of_one_point_or_of_equal_values_is_drawn() -> None:
-    svg = chart_svg(Chart("flat", (Curve("a", ((5, 1.0),)), Curve("b", ((5, 1.0), (6, 1.0))))))
-    assert svg.count("<polyline") == 2 and "nan" not in svg
-
-
-def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
-    points = tuple((float(x), 1.0) for x in range(100_001))
-    kept = thinned(points)
-    assert len(kept) <= MOST_POINTS + 1
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
+from launcher.runs.record import NodeRecord, RunFolder
 
 
 class Seen(HTMLParser):
     """Every tag that a browser would see, with its attributes; and whether they nest."""
 
-    VOID = ("meta", "rect", "path", "circle", "br")
+    VOID = ("meta", "rect", "path", "circle", "br", "input")
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,8 +51,8 @@ class Seen(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_nothing_of_the_users_is_markup_and_nothing_is_loaded() -> None:
-    made = page(record_of(EVIL), charts(metrics_lines()), EVIL, [EVIL], EVIL)
+@pytest.mark.parametrize("made", [page(shown(EVIL)), comparison(shown(EVIL), shown(EVIL))])
+def test_nothing_of_the_users_is_markup_and_nothing_is_loaded(made: str) -> None:
     seen = Seen()
     seen.feed(made)
     names = {tag for tag, _ in seen.tags}
@@ -188,26 +78,40 @@ def structure(html: str) -> list[tuple[str, list[str]]]:
     return [(tag, sorted(attributes)) for tag, attributes in seen.tags]
 
 
-def altered(value: Any, string: Callable[[], str]) -> Any:
-    """The value with other strings, and strings in place of its numbers."""
+def altered(value: Any, string: Callable[[], str], numbers: bool) -> Any:
+    """The value with other strings; numbers: also in place of its numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return dataclasses.replace(
-            value, **{name: altered(entry, string) for name, entry in fields.items()}
+            value, **{name: altered(entry, string, numbers) for name, entry in fields.items()}
         )
     if isinstance(value, dict):
-        return {key: altered(entry, string) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [altered(entry, string) for entry in value]
-    return value if value is None or value in ("docker", *TIMES) else string()
+        return {key: altered(entry, string, numbers) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(altered(entry, string, numbers) for entry in value)
+    if value is None or value in ("docker", *TIMES) or not (numbers or isinstance(value, str)):
+        return value
+    return string()
 
 
 @given(st.data())
 def test_no_element_and_no_attribute_comes_from_data(data: st.DataObject) -> None:
-    def made(string: Callable[[], str]) -> list[tuple[str, list[str]]]:
+    def made(hostile: Callable[[], str]) -> list[tuple[str, list[str]]]:
+        count = itertools.count()
+
+        def string() -> str:  # equal ones would share a colour or a row
+            return f"{next(count)}{hostile()}"
+
         curves = tuple(Curve(string(), ((0.0, 1.0), (1.0, 2.0))) for _ in range(2))
-        record = altered(record_of(), string)
-        return structure(page(record, [Chart(string(), curves)], string(), [string()], TIMES[2]))
+        run = dataclasses.replace(
+            shown(),
+            record=altered(record_of(), string, numbers=True),
+            journals=altered(journals_of(), string, numbers=False),
+            charts=[Chart(string(), curves)],
+            hosts_file=string(),
+            notes=[string()],
+        )
+        return structure(page(run)) + structure(comparison(run, run))
 
     assert made(lambda: data.draw(HOSTILE)) == made(lambda: "plain")
 
@@ -219,14 +123,14 @@ def test_one_node_has_failed_and_the_others_were_stopped_or_cancelled() -> None:
     attempt.nodes[2].state = "SUCCEEDED"
     attempt.nodes[2].exit_code = 0
     attempt.settle_nodes()
-    made = page(record, [], "", [], TIMES[2])
+    made = page(dataclasses.replace(shown(), record=record))
     assert "<td>gpu0</td><td>stopped, as node 1 failed</td><td></td>" in made
     assert "<td>gpu1</td><td>failed</td><td>1</td>" in made
     assert "<td>gpu2</td><td>succeeded</td><td>0</td>" in made
     attempt.state, attempt.first_failure = "CANCELLED", None
     attempt.nodes[1].state = attempt.nodes[0].state = "FAILED"
     attempt.settle_nodes()
-    made = page(record, [], "", [], TIMES[2])
+    made = page(dataclasses.replace(shown(), record=record))
     assert "<td>0-1</td><td>gpu[0-1]</td><td>cancelled</td><td>1</td>" in made
 
 
@@ -236,7 +140,7 @@ def test_64_nodes_are_a_row_for_each_outcome_with_the_failed_one_first() -> None
     record.attempts = [attempt]
     attempt.nodes = [NodeRecord(n, f"gpu{n:02}", "/r", "FAILED", 1) for n in range(64)]
     attempt.settle_nodes()
-    hosts = page(record, [], "", [], TIMES[2]).split("<h2>Hosts</h2>")[1].split("<h2>")[0]
+    hosts = page(dataclasses.replace(shown(), record=record)).split("<h2>Hosts</h2>")[1].split("<h2>")[0]
     assert re.findall("<tr><td>.*?</tr>", hosts) == [
         "<tr><td>1</td><td>1</td><td>gpu01</td><td>failed</td><td>1</td></tr>",
         "<tr><td>1</td><td>0,2-63</td><td>gpu[00,02-63]</td>"
@@ -244,9 +148,13 @@ def test_64_nodes_are_a_row_for_each_outcome_with_the_failed_one_first() -> None
     ]
 
 
-def test_the_page_tells_the_run() -> None:
-    made = html.unescape(page(record_of(), charts(metrics_lines()), "hosts: [gpu1]", [], "now"))
-    for told in (
+def words(page: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", " ", page))
+
+
+def test_the_page_describes_the_run() -> None:
+    made = words(page(shown()))
+    for expected in (
         "20261121-050000-abcd",
         "First failure of attempt 1",
         "ValueError: boom",
@@ -254,11 +162,43 @@ def test_the_page_tells_the_run() -> None:
         "4 on 2 nodes",
         "attempt 2",
         "39.0 s",
-        "0.625 at the end",
+        "Accuracy (top 1), eval  0.625",
+        "GPU use (%), mean  91",
+        "node 1 (gpu2): 91 at minute 1",
         "ddpctl launch hosts.yaml --image imageplain -- train.py 'two words' plain",
         "hosts: [gpu1]",
     ):
-        assert told in made
+        assert expected in made
+
+
+def test_the_page_shows_what_changed_between_attempts_and_where_ranks_hung() -> None:
+    made = words(page(shown()))
+    assert re.search(r"2\s+torch\s+2\.1\s+2\.2", made)
+    assert re.search(r"2\s+code\s+111111111111\s+222222222222", made)
+    assert re.search(r"2\s+environment variables\s+-\s+NCCL_DEBUG", made)
+    assert not re.search(r"2\s+kernelplain\s+6", made)  # it is the same
+    assert "rank 3 of gpu2 is not where the other ranks are" in made
+
+
+def test_two_runs_are_compared_in_the_same_charts_and_what_differs_stands_out() -> None:
+    other = dataclasses.replace(shown(), record=record_of())
+    other.record.run_id = "20261122-050000-beef"
+    other.record.image_digest = "sha256:2"
+    made = comparison(shown(), other)
+    assert "20261121-050000-abcd" in made and "20261122-050000-beef" in made
+    assert "<li" in made and "train, A</label>" in made and "train, B</label>" in made
+    differing = re.findall(r'<tr class="differs"><td>([^<]*)</td>', made)
+    assert differing == ["image"]
+    assert made.count("First failure of B, attempt 1") == 1
+
+
+def test_a_host_speaks_only_for_its_own_nodes() -> None:
+    record = record_of()
+    event = b'1.0\t!\t{"versions": {"torch": "%s"}, "kind": "environment"}\n'
+    lie = b"== 0/attempt-1\n" + event % b"9" + b"== 1/attempt-1\n" + event % b"2" + b"== x/y\n"
+    journals = parse_journals(record, [("gpu2", lie), ("elsewhere", lie)])
+    assert [(node.node_rank, node.host) for node in journals.nodes] == [(1, "gpu2")]
+    assert journals.versions(1) == {"torch": "2"}
 
 
 def test_no_value_of_the_environment_is_on_the_page(tmp_path: Path) -> None:
@@ -300,7 +240,7 @@ def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None
     done = report(env, tmp_path, "-o", "out.html")
     assert (done.returncode, done.stdout) == (0, "out.html\n"), done.stderr
     made = (tmp_path / "out.html").read_text()
-    assert "0.625 at the end" in made and "s3cret" not in made
+    assert "0.625 at step 100" in made and "s3cret" not in made
     done = report(env, tmp_path, "-o", "no/such/folder/out.html")
     assert done.returncode == 2 and "no/such/folder/out.html: cannot be written" in done.stderr
 
@@ -320,44 +260,4 @@ def test_a_host_that_is_not_seen_hides_no_other(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (4, "out.html\n"), done.stderr
     assert "no answer from 127.0.0.1: connection refused" in done.stderr
     made = (tmp_path / "out.html").read_text()
-    assert "0.625 at the end" in made and "Curves of 127.0.0.1 may be missing" in made
-
-
-def browser() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("no chromium: run scripts/test-setup")
-        pytest.skip("NO BROWSER: the report was not seen; run scripts/test-setup")
-    return found
-
-
-@pytest.mark.real
-def test_a_real_browser_shows_the_page(tmp_path: Path) -> None:
-    env = local_run(tmp_path)
-    assert report(env, tmp_path, "-o", "out.html").returncode == 0
-    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --window-size=900,2400"
-    argv = [browser(), *flags.split(), f"--user-data-dir={tmp_path / 'profile'}"]
-    url = (tmp_path / "out.html").as_uri()
-    env = {**env, "HOME": str(tmp_path)}
-    picture = tmp_path / "page.png"
-    done = subprocess.run(
-        [*argv, f"--screenshot={picture}", "--dump-dom", url],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "<title>20261121-050000-abcd: SUCCEEDED</title>" in done.stdout  # no script changed it
-    assert "<img" not in done.stdout and "<script" not in done.stdout
-    assert done.stdout.count("<polyline") == 4
-    assert "Refused to" not in done.stderr and "net::ERR" not in done.stderr
-
-
-def test_no_two_curves_share_a_colour() -> None:
-    curves = tuple(Curve(str(n), ((n, 1.0),)) for n in range(64))
-    svg = chart_svg(Chart("many", curves))
-    assert len(set(re.findall('stroke="([^"]*)" stroke-width', svg))) == len(curves)
-    assert all(f'fill="{colour_of(n)}"' in svg for n in range(64))
+    assert "0.625 at step 100" in made and "Curves of 127.0.0.1 may be missing" in made

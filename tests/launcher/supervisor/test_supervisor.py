@@ -19,7 +19,7 @@ from supervisors import NPROC, Attempt, Node, attempt, spec, until
 
 from launcher.logs.journal import Reader
 from launcher.start.supervisor_bundle import FOLDER, supervisor_file
-from launcher.supervisor.events import End
+from launcher.supervisor.events import End, Environment
 from launcher.supervisor.journal import BALLAST, Journal
 from launcher.supervisor.main import time_to_save
 from launcher.supervisor.proc import children
@@ -52,6 +52,10 @@ def test_stdout_carries_the_same_lines_with_their_rank(wrote: Node) -> None:
     printed = (wrote.folder / "stdout").read_bytes().split(b"\n")
     mine = [line.partition(b"] ")[2] for line in printed if line.startswith(b"[gpu1:1] ")]
     assert mine == expected_lines(1, 1000)
+
+
+def test_the_journal_has_what_the_node_runs_on(wrote: Node) -> None:
+    assert {"python", "torch", "kernel"} <= set(wrote.event(Environment).versions)
 
 
 def test_the_last_record_is_the_end(wrote: Node) -> None:

@@ -1,0 +1,167 @@
+"""What the nodes' journals tell about a run: its environment, usage and stacks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..diagnosis.stack_groups import StackGroup, grouped, located
+from ..hosts.fold import names
+from ..logs.journal import Reader
+from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
+from ..supervisor.events import Environment, Event, RankPids, RankStacks, Usage
+from .numbers import MOST_CURVES, Chart, Curve, Point, number
+
+HEAD = re.compile(rb"== (\d{1,7})/attempt-(\d{1,7})")
+
+
+@dataclass(frozen=True)
+class NodeJournal:
+    """The events of one node in one attempt, each with its time (unix seconds)."""
+
+    attempt: int
+    node_rank: int
+    host: str
+    events: Sequence[tuple[float, Event]]
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node_rank} ({self.host})"
+
+
+@dataclass(frozen=True)
+class Journals:
+    nodes: Sequence[NodeJournal] = field(default_factory=list)
+
+    def of(self, attempt: int) -> list[NodeJournal]:
+        return [node for node in self.nodes if node.attempt == attempt]
+
+    def node_names(self) -> dict[int, dict[int, str]]:
+        """attempt -> rank -> the name of its node, where the attempt has several nodes."""
+        found: dict[int, dict[int, str]] = {}
+        for node in self.nodes:
+            for _, event in node.events:
+                if isinstance(event, RankPids) and len(self.of(node.attempt)) > 1:
+                    ranks = (int(rank) for rank in event.pids if rank.isdecimal())
+                    found.setdefault(node.attempt, {}).update(dict.fromkeys(ranks, node.name))
+        return found
+
+    def stack_groups(self, attempt: int) -> list[StackGroup]:
+        """Where the ranks were when the supervisors last took their stacks."""
+        ranks = []
+        for node in self.of(attempt):
+            taken = [event for _, event in node.events if isinstance(event, RankStacks)]
+            if taken:
+                ranks += [located(stack, node.host, node.node_rank) for stack in taken[-1].ranks]
+        return grouped(ranks)
+
+    def versions(self, attempt: int) -> dict[str, str]:
+        """Of each thing, the version; where hosts differ, each version with its hosts."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for node in self.of(attempt):
+            for _, event in node.events:
+                if isinstance(event, Environment):
+                    for thing, version in event.versions.items():
+                        found.setdefault(thing, {}).setdefault(version, []).append(node.host)
+        return {
+            thing: next(iter(hosts))
+            if len(hosts) == 1
+            else ", ".join(f"{version} on {names(where)}" for version, where in hosts.items())
+            for thing, hosts in found.items()
+        }
+
+    def variables(self, attempt: int) -> set[str]:
+        """The names of environment variables, on any node."""
+        events = (event for node in self.of(attempt) for _, event in node.events)
+        return {name for e in events if isinstance(e, Environment) for name in e.variables}
+
+    def usage_charts(self, began: float) -> tuple[Chart, ...]:
+        """began: unix seconds at which the x axis begins."""
+        use: dict[str, list[Point]] = {}
+        memory: dict[str, list[Point]] = {}
+        cores: dict[str, list[Point]] = {}
+        for node in self.nodes:
+            for time, usage in node.events:
+                if not isinstance(usage, Usage):
+                    continue
+                minutes = number((time - began) / 60) or 0.0
+                cores.setdefault(node.name, []).append((minutes, number(usage.cores) or 0.0))
+                if usage.gpus:
+                    mean = sum(gpu.use for gpu in usage.gpus) / len(usage.gpus)
+                    use.setdefault(node.name, []).append((minutes, number(mean) or 0.0))
+                    used = sum(gpu.used for gpu in usage.gpus) / 1024
+                    memory.setdefault(node.name, []).append((minutes, number(used) or 0.0))
+        drawn = (
+            ("GPU use (%)", 100.0, use),
+            ("GPU memory (GiB)", 1.0, memory),
+            ("CPU cores busy", 1.0, cores),
+        )
+        return tuple(
+            Chart(title, tuple(Curve(n, tuple(p)) for n, p in found.items()), "minute", top=top)
+            for title, top, found in drawn
+            if 0 < len(found) <= MOST_CURVES
+        )
+
+
+def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
+    """reports: of each host, its name and what making.EVENTS printed there.
+
+    A host speaks only for the nodes that ran on it.
+    """
+    hosts = {
+        (attempt.attempt, node.node_rank): node.host
+        for attempt in record.attempts
+        for node in attempt.nodes
+    }
+    found: dict[tuple[int, int], NodeJournal] = {}
+    for host, text in reports:
+        for (attempt, rank), lines in _sections(text).items():
+            if hosts.get((attempt, rank)) == host:
+                records = Reader().feed(b"".join(lines))
+                events = [(r.time, r.event) for r in records if r.event is not None]
+                found[attempt, rank] = NodeJournal(attempt, rank, host, events)
+    return Journals([found[key] for key in sorted(found)])
+
+
+def _sections(text: bytes) -> dict[tuple[int, int], list[bytes]]:
+    """The lines of each journal, by attempt and node rank."""
+    lines: list[bytes] = []
+    found: dict[tuple[int, int], list[bytes]] = {}
+    for line in text.splitlines(keepends=True):
+        if match := HEAD.fullmatch(line.rstrip(b"\n")):
+            lines = found[int(match[2]), int(match[1])] = []
+        else:
+            lines.append(line)
+    return found
+
+
+def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:
+    """(attempt, what, before, now) for everything that differs from the attempt before."""
+    found = []
+    for before, now in zip(record.attempts, record.attempts[1:], strict=False):
+        old, new = _circumstances(before, journals), _circumstances(now, journals)
+        for what in dict.fromkeys([*old, *new]):
+            if old.get(what) and new.get(what) and old[what] != new[what]:
+                found.append((now.attempt, what, old[what], new[what]))
+        names_before, names_now = (journals.variables(a.attempt) for a in (before, now))
+        if names_before and names_now and names_before != names_now:
+            gone = ", ".join(sorted(names_before - names_now))
+            added = ", ".join(sorted(names_now - names_before))
+            found.append((now.attempt, "environment variables", gone or "-", added or "-"))
+    return found
+
+
+def _circumstances(attempt: AttemptRecord, journals: Journals) -> Mapping[str, str]:
+    return {
+        "hosts": names(node.host for node in attempt.nodes),
+        "ranks": str(attempt.world_size),
+        **{what: digest.removeprefix("sha256:")[:12] for what, digest in attempt.digests.items()},
+        **journals.versions(attempt.attempt),
+    }
+
+
+def began(record: RunRecord) -> float:
+    """Unix seconds at which the first attempt started, 0 if none did."""
+    attempts = record.attempts
+    return parse_timestamp(attempts[0].started or attempts[0].created) or 0.0 if attempts else 0.0

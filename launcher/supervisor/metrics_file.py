@@ -1,0 +1,91 @@
+"""Metrics of this node for Prometheus, in a file that node_exporter's textfile collector reads."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import time
+
+from .events import Usage
+from .journal import Journal
+from .spec import Spec
+
+STALE = 600.0  # seconds after which a file is a killed supervisor's: living ones write every 10 s
+TAIL = 65536  # bytes of metrics.jsonl that are looked at
+TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr"}
+TRAIN["img_s"] = "images_per_second"
+
+
+class MetricsFile:
+    """Does nothing unless the job names a folder. Whole at any time, and gone when the node has ended."""
+
+    def __init__(self, spec: Spec, journal: Journal) -> None:
+        self._spec, self._journal = spec, journal
+        self._began = time.time()
+        name = "ddpctl-%s-%d.prom" % (spec.run_id, spec.node_rank)
+        self._path = os.path.join(spec.metrics_dir, name) if spec.metrics_dir else None
+        if spec.metrics_dir:
+            for path in glob.glob(os.path.join(glob.escape(spec.metrics_dir), "ddpctl-*.prom")):
+                try:
+                    if time.time() - os.stat(path).st_mtime > STALE:
+                        os.unlink(path)
+                except OSError:
+                    pass  # another user's, or gone
+
+    def write(self, usage: Usage, ranks: int, log_age: float) -> None:
+        if self._path is None:
+            return
+        values = {
+            "ranks_running": float(ranks),
+            "attempt_started_timestamp_seconds": self._began,
+            "last_output_timestamp_seconds": time.time() - log_age,
+            "cpu_cores_busy": usage.cores,
+            **{"train_" + name: value for name, value in self._training().items()},
+        }
+        lines = [self._line(name, value) for name, value in values.items()]
+        for number, gpu in enumerate(usage.gpus):
+            lines.append(self._line("gpu_utilization_ratio", gpu.use / 100, number))
+            lines.append(self._line("gpu_memory_used_bytes", gpu.used << 20, number))
+            lines.append(self._line("gpu_memory_bytes", gpu.total << 20, number))
+        scratch = self._path + ".new"  # not *.prom, so that it is not read
+        try:
+            with open(scratch, "w") as file:
+                file.write("".join(sorted(lines)))
+            os.chmod(scratch, 0o644)
+            os.replace(scratch, self._path)
+        except OSError as error:
+            self._journal.say("no metrics: %s: %s" % (self._path, error.strerror))
+            self._path = None
+
+    def remove(self) -> None:
+        try:
+            if self._path:
+                os.unlink(self._path)
+        except OSError:
+            pass
+
+    def _line(self, name: str, value: float, gpu: int | None = None) -> str:
+        spec = self._spec
+        labels = {"run_id": spec.run_id, "attempt": spec.attempt, "node_rank": spec.node_rank}
+        if gpu is not None:
+            labels["gpu"] = gpu
+        shown = ",".join("%s=%s" % (key, json.dumps(str(text))) for key, text in labels.items())
+        return "ddpctl_%s{%s} %r\n" % (name, shown, float(value))
+
+    def _training(self) -> dict[str, float]:
+        """The trainer's newest numbers, on the node that writes them."""
+        try:
+            with open(os.path.join(self._spec.output_dir or "", "metrics.jsonl"), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+                lines = file.read().split(b"\n")
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                entry = json.loads(line)
+                if entry["kind"] == "train":
+                    return {TRAIN[key]: float(entry[key]) for key in TRAIN if key in entry}
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+                pass  # torn, or another script's
+        return {}

@@ -1,0 +1,130 @@
+"""Charts: what is read from metrics.jsonl, and that whatever it holds can be drawn."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reported_run import metrics_lines
+
+from launcher.report.charts import MOST_POINTS, colour_of, figures, powers, thinned
+from launcher.report.numbers import LARGEST, Chart, Curve, charts, number, together
+
+
+def test_charts_are_read_from_whole_lines_and_finite_numbers() -> None:
+    loss, accuracy, throughput = charts(metrics_lines() + b"\n[1]\n" + b'{"loss": NaN, "step": 1}')
+    assert [curve.name for curve in loss.curves] == ["train", "eval"]
+    assert loss.curves[0].points[0] == (0, 2.5) and len(loss.curves[0].points) == 10
+    assert accuracy.curves[0].points == ((100, 0.625),)
+    assert throughput.curves[0].points[-1] == (90, 1090)
+
+
+def test_a_resumed_run_has_a_curve_for_each_attempt() -> None:
+    text = b"".join(
+        json.dumps(line).encode() + b"\n"
+        for attempt in (1, 3)
+        for line in (
+            {"kind": "start", "attempt": attempt},
+            {"kind": "train", "step": attempt, "loss": 1.0},
+        )
+    )
+    (loss,) = charts(text)
+    assert [curve.name for curve in loss.curves] == ["train, attempt 1", "train, attempt 3"]
+
+
+OWN = {"loss": [1.5, 0.5, 1.0, 1.0], "img_s": [10.0, 20.0, 30.0, None]}
+TRAIN = {"kind": "train", "step": 5, "loss": 1.0, "img_s": 60.0, "ranks": OWN}
+
+
+def test_each_rank_has_its_curves_beside_that_of_all() -> None:
+    test = {"kind": "eval", "step": 5, "top1": 0.5, "ranks": {"top1": [0.25, None]}}
+    loss, accuracy, throughput = charts(f"{json.dumps(TRAIN)}\n{json.dumps(test)}\n".encode())
+    drawn = {curve.name: curve.points for curve in loss.curves}
+    assert list(drawn)[:3] == ["train", "train of rank 0", "train of rank 1"]
+    assert drawn["train of rank 1"] == ((5, 0.5),)
+    assert [curve.name for curve in accuracy.curves] == ["eval", "eval of rank 0"]
+    assert [curve.points[0][1] for curve in throughput.curves] == [60.0, 10.0, 20.0, 30.0]
+    many = {"kind": "train", "step": 5, "loss": 1.0, "ranks": {"loss": [1.0] * 64}}
+    assert len(charts(json.dumps(many).encode())[0].curves) == 1
+
+
+def test_throughput_is_that_of_nodes_where_their_ranks_are_known() -> None:
+    nodes = {0: {0: "node 0 (a)", 1: "node 0 (a)", 2: "node 1 (b)", 3: "node 1 (b)"}}
+    *_, throughput = charts(json.dumps(TRAIN).encode(), nodes)
+    found = {curve.name: curve.points[0][1] for curve in throughput.curves}
+    assert found == {"train": 60.0, "node 0 (a)": 30.0, "node 1 (b)": 30.0}
+
+
+def test_hosts_that_all_wrote_metrics_have_curves_of_their_own() -> None:
+    line = b'{"kind": "train", "step": 1, "loss": 1.0}\n'
+    (loss,) = together({"gpu1": charts(line), "gpu2": (), "gpu3": charts(line)})
+    assert [curve.name for curve in loss.curves] == ["train, gpu1", "train, gpu3"]
+    (alone,) = together({"gpu1": (), "gpu2": charts(line)})
+    assert [curve.name for curve in alone.curves] == ["train"]
+
+
+def test_other_scripts_have_no_charts() -> None:
+    assert charts(b"") == () and charts(b"hello\n{}\n") == ()
+    assert figures(()) == ""
+
+
+NUMBERS = st.one_of(
+    st.floats(), st.integers(), st.sampled_from([1.0, 1 + 2**-52, 1e16, 1e16 + 2, 5e-324, -1e29])
+)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4), st.booleans())
+@example([(0, 1.0), (1, 1 + 2**-52)], True)
+@example([(1e16, 1.0), (1e16 + 2, 1.0)], False)
+def test_any_numbers_can_be_drawn(values: list[tuple[float, float]], log: bool) -> None:
+    numbers = ((number(x), number(y)) for x, y in values)
+    points = tuple((x, y) for x, y in numbers if x is not None and y is not None)
+    if points:
+        drawn = figures([Chart("a", (Curve("b", points),), log=log)])
+        assert not re.search(r'="[^"]*(nan|inf)', drawn)
+        assert len(drawn) < 40_000
+
+
+def test_a_diverged_loss_is_drawn_and_what_is_no_number_is_not() -> None:
+    assert number(1e29) == 1e29 and number(LARGEST * 10) is None
+    assert number(float("nan")) is None and number("1") is None and number(True) is None
+
+
+def test_losses_have_a_logarithmic_axis_with_a_tick_for_each_power_of_ten() -> None:
+    points = tuple((float(x), 10.0 ** (2 - x)) for x in range(5))
+    drawn = figures([Chart("Loss", (Curve("train", points),), log=True)])
+    dots = [float(y) for y in re.findall(r'<circle cx="[^"]*" cy="([^"]*)"', drawn)]
+    gaps = [round(b - a) for a, b in itertools.pairwise(dots)]
+    assert len(set(gaps)) == 1 and gaps[0] > 20  # equal steps for equal factors
+    labels = re.findall(r'<text x="-[^>]*>([^<]*)</text>', drawn)
+    assert labels == ["0.01", "0.1", "1", "10", "100"]
+    assert powers(0.3, 0.9) == [0.5]
+    assert "0.01 at step 4" in drawn
+
+
+def test_a_value_is_shown_where_the_reader_points() -> None:
+    drawn = figures(charts(metrics_lines()))
+    assert ">eval: 0.625 at step 100</text>" in drawn
+    assert drawn.count("<circle") == drawn.count('class="tip"') == 22
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends_and_spikes() -> None:
+    points = [(float(x), 1.0) for x in range(100_001)]
+    points[54_321] = (54_321.0, 9.0)
+    kept = thinned(points)
+    assert len(kept) <= MOST_POINTS + 4
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert points[54_321] in kept
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+
+
+def test_one_legend_names_every_curve_and_no_two_share_a_colour() -> None:
+    curves = tuple(Curve(str(n), ((n, 1.0), (n + 1, 2.0))) for n in range(64))
+    drawn = figures([Chart("many", curves), Chart("again", curves[:3])])
+    assert drawn.count('<ul class="legend">') == 1 and drawn.count("<li") == 64
+    assert len(set(re.findall(r"--c:([^}]*)}", drawn))) == 64
+    assert drawn.count('class="series color-2"') == 2 * 2  # its line and its points
+    assert all(f"--c:{colour_of(n)}" in drawn for n in range(64))

@@ -1,0 +1,101 @@
+"""--on-event: every event once, in order, with its values; what hosts say is never part of a command."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from local_machine import Machine
+
+from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
+from launcher.start import event_hook
+from launcher.start.event_hook import EventHook
+from launcher.terminal.console import Console
+
+NOTE = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT [$DDPCTL_NODE_RANK] $DDPCTL_MESSAGE" >> "$HOME/events"'
+
+
+def record_of(folder: RunFolder) -> RunRecord:
+    nodes = [NodeRecord(0, "gpu1", "/r")]
+    attempt = AttemptRecord(1, "RUNNING", "", nodes, 1, "10.0.0.1", 29500)
+    return RunRecord(
+        folder.run_id, "n", "me", "docker", ["gpu1"], "i", None, None, None, [], 60, [attempt]
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return RunFolder(tmp_path / "20261122-100000-abcd")
+
+
+def test_events_run_their_commands_one_after_the_other_without_delaying_the_caller(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    hook = EventHook(folder, f"sleep 0.2; {NOTE}", Console())
+    began = time.monotonic()
+    for number in range(3):
+        hook("contact-lost", record_of(folder), host="gpu1", node_rank=number, message="gone")
+    assert time.monotonic() - began < 0.2
+    hook.close()
+    lines = (tmp_path / "events").read_text().splitlines()
+    assert lines == [f"contact-lost 1 [{number}] gone" for number in range(3)]
+
+
+def test_what_a_host_says_is_an_environment_variable_and_never_a_command(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    evil = "$(touch taken); `touch taken`\n'; touch taken; '\0"
+    hook = EventHook(folder, 'printf %s "$DDPCTL_MESSAGE" > message', Console())
+    hook("contact-lost", record_of(folder), host=evil, message=evil)
+    hook.close()
+    assert (tmp_path / "message").read_text() == evil.rstrip("\0")
+    assert [path.name for path in tmp_path.iterdir()] == ["message"]
+
+
+def test_a_command_that_hangs_or_fails_is_a_warning(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(event_hook, "TIMEOUT", 0.2)
+    hook = EventHook(folder, '[ "$DDPCTL_EVENT" = a ] && exec sleep 60; exit 3', Console())
+    hook("a", record_of(folder))
+    hook("b", record_of(folder))
+    hook.close()
+    told = capfd.readouterr().err
+    assert "the --on-event command was killed after 0.2 s" in told
+    assert "the --on-event command exited with 3" in told
+
+
+def events(machine: Machine) -> list[str]:
+    path = machine.folder / "home" / "events"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.real
+def test_a_run_reports_its_start_its_nodes_and_its_end(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ddpctl("launch", "hosts.yaml", "--on-event", NOTE)
+    first, *nodes, last = events(machine)
+    assert first == "attempt-started 1 [] launch"
+    assert sorted(nodes) == ["node-ended 1 [0] SUCCEEDED", "node-ended 1 [1] SUCCEEDED"]
+    assert last == "attempt-ended 1 [] SUCCEEDED"
+    machine.ddpctl("resume", "--force")  # without the flag there is no command
+    assert len(events(machine)) == 4
+
+
+@pytest.mark.real
+def test_detached_the_recorder_goes_on(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.ddpctl("launch", "hosts.yaml", "--detach", "--on-event", NOTE)
+    deadline = time.monotonic() + 120
+    while len(events(machine)) < 4:
+        assert time.monotonic() < deadline, events(machine)
+        time.sleep(0.1)
+    assert [line.split()[0] for line in events(machine)] == [
+        "attempt-started",
+        "node-ended",
+        "node-ended",
+        "attempt-ended",
+    ]

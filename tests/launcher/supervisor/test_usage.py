@@ -1,0 +1,122 @@
+"""What a node reports of itself while it runs: versions, the use of CPUs and GPUs, and for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from supervisors import spec
+
+from launcher.supervisor import usage
+from launcher.supervisor.events import Gpu, Usage
+from launcher.supervisor.journal import Journal
+from launcher.supervisor.metrics_file import STALE, MetricsFile
+from launcher.supervisor.usage import Sampler, environment
+
+GPUS = (Gpu(97, 40960, 81920),)
+
+
+def test_the_environment_has_versions_and_the_names_of_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    found = environment()
+    assert re.fullmatch(r"3\.\d+\.\d+\S*", found.versions["python"])
+    assert {"kernel", "numpy"} <= set(found.versions)
+    assert "MY_TOKEN" in found.variables and "s3cret" not in repr(found)
+
+
+def sampled(monkeypatch: pytest.MonkeyPatch, path: Path, script: str) -> Usage:
+    program = path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(usage, "INTERVAL", 0.5)
+    sampler = Sampler()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if sample := sampler.turn():
+            return sample
+    raise AssertionError("no sample")
+
+
+def test_a_sample_has_the_busy_cores_and_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sample = sampled(monkeypatch, tmp_path, "echo 97, 40960, 81920")
+    assert sample.gpus == GPUS and 0 <= sample.cores < 1000
+
+
+def test_a_driver_that_hangs_costs_a_sample_its_gpus_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert sampled(monkeypatch, tmp_path, "exec sleep 60").gpus == ()
+
+
+def test_without_nvidia_smi_there_are_samples_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert sampled(monkeypatch, tmp_path, "exit 127").gpus == ()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "metrics").mkdir()
+    return tmp_path / "metrics"
+
+
+def metrics_file(folder: Path) -> MetricsFile:
+    made = spec(
+        run_id="run-1", attempt=2, dir=str(folder.parent), metrics_dir=str(folder),
+        output_dir=str(folder.parent),
+    )  # fmt: skip
+    return MetricsFile(made, Journal(str(folder.parent), "gpu1"))
+
+
+def test_prometheus_reads_one_whole_file_while_the_node_runs(folder: Path) -> None:
+    lines = (
+        '{"kind": "train", "step": 7, "loss": 0.5, "img_s": 900}\n{"kind": "eval"}\n{"kind": "tr'
+    )
+    (folder.parent / "metrics.jsonl").write_text(lines)
+    file = metrics_file(folder)
+    file.write(Usage(1.5, GPUS), ranks=8, log_age=3.0)
+    assert [path.name for path in folder.iterdir()] == ["ddpctl-run-1-0.prom"]
+    text = (folder / "ddpctl-run-1-0.prom").read_text()
+    labels = 'run_id="run-1",attempt="2",node_rank="0"'
+    for line in (
+        f"ddpctl_ranks_running{{{labels}}} 8.0",
+        f"ddpctl_train_loss{{{labels}}} 0.5",
+        f"ddpctl_train_images_per_second{{{labels}}} 900.0",
+        f'ddpctl_gpu_utilization_ratio{{{labels},gpu="0"}} 0.97',
+        f'ddpctl_gpu_memory_used_bytes{{{labels},gpu="0"}} {float(40960 << 20)}',
+    ):
+        assert f"{line}\n" in text
+    sample = re.compile(r'ddpctl_[a-z_]+\{[a-z_]+="[^"\\]*"(,[a-z_]+="[^"\\]*")*\} [-0-9.e+]+')
+    assert all(sample.fullmatch(line) for line in text.splitlines())
+    file.remove()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_killed_supervisors_file_goes_with_the_next_run_and_a_living_ones_stays(
+    folder: Path,
+) -> None:
+    for name, age in (("ddpctl-old-0.prom", 2 * STALE), ("ddpctl-new-0.prom", 5.0)):
+        (folder / name).write_text("")
+        os.utime(folder / name, (0, time.time() - age))
+    (folder / "other.prom").write_text("")
+    os.utime(folder / "other.prom", (0, 0))
+    metrics_file(folder)
+    assert {path.name for path in folder.iterdir()} == {"ddpctl-new-0.prom", "other.prom"}
+
+
+def test_a_folder_that_cannot_be_written_is_reported_once(folder: Path) -> None:
+    file = metrics_file(folder)
+    folder.rmdir()
+    file.write(Usage(0.0), 1, 0.0)
+    file.write(Usage(0.0), 1, 0.0)
+    journal = (folder.parent / "journal").read_text()
+    assert journal.count("no metrics: ") == 1 and "No such file or directory" in journal

@@ -1,6 +1,8 @@
 """Compare the trainer with the published recipes (seed_recipe.py): same images, processes and epochs.
 
     python -m benchmarks.trainer [--epochs 2] [--rounds 3] [--ranks 2]
+    python -m benchmarks.trainer --scaling     speed and efficiency with 1, 2, 4 and 8 ranks
+    python -m benchmarks.trainer --loader      share of a step that waits for decoded images
 
 Bars on 2 CPU cores: >= 2.0 x images/s for ResNet-18 with the CIFAR stem, >= 1.7 x with the ImageNet
 stem, at the same accuracy or better; <= 3 % of an epoch outside forward, backward and optimizer;
@@ -27,6 +29,7 @@ from benchmarks.results import write_section
 need_modules("trainer", "torch", "numpy", "torchvision", "PIL")
 
 import torch
+from PIL import Image
 
 from trainer.data.synthetic import Arrays
 from trainer.errors import DataError
@@ -58,9 +61,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--gpu", action="store_true", help="the rows of `make gpu` instead")
+    parser.add_argument("--scaling", action="store_true", help="1, 2, 4 and 8 ranks instead")
+    parser.add_argument("--loader", action="store_true", help="decoding JPEGs instead")
     given = parser.parse_args()
     if given.gpu:
         return on_gpu()
+    if given.scaling:
+        return scaling()
+    if given.loader:
+        return loader()
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "sitecustomize.py").write_text(SHIM.read_text())
         os.environ["PYTHONPATH"] = scratch
@@ -96,6 +105,7 @@ def on_gpu() -> int:
             "One technique at a time": ["--techniques", "--ranks", "1", "--epochs", "2"],
             "DP, DDP and AMP": ["--ranks", str(count), "--epochs", "2"],
             "Ranks": ["--scaling", ",".join(counts), "--epochs", "2"],
+            "Whole steps as CUDA graphs": ["--scaling", "1", "--cuda-graph", "--epochs", "2"],
             "--preset fast": ["--scaling", str(count), "--preset", "fast", "--epochs", "10"],
         }
         text = f"{count} x {torch.cuda.get_device_name()}, torch {torch.__version__}; "
@@ -107,6 +117,67 @@ def on_gpu() -> int:
     print(text)
     write_section("trainer on a GPU", "make gpu", text)
     return 0
+
+
+def scaling() -> int:
+    """The same training with 1, 2, 4 and 8 ranks of one thread each, at the same global batch."""
+    with tempfile.TemporaryDirectory() as scratch:
+        data = subset(10_000, Path(scratch))
+        flags = ["--data", str(data), "--model", "resnet8", "--global-batch", "256"]
+        flags += ["--epochs", "2", "--threads", "1", "--print-every", "4", "--lr", "0.2"]
+        command = [sys.executable, "-m", "trainer", "bench", "--scaling", "1,2,4,8", *flags]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    text = (
+        f"{os.cpu_count()} CPU cores, so more ranks than that share them. ResNet-8, 10,000 images "
+    )
+    text += "of Fashion-MNIST, global batch 256, one thread per rank, two epochs; torch "
+    text += f"{torch.__version__}.\n\n```\n{done.stdout.rstrip()}\n```"
+    print(text)
+    write_section("trainer scaling", "python -m benchmarks.trainer --scaling", text)
+    return 0
+
+
+def loader() -> int:
+    """ResNet-18 at 224 pixels, with two threads that decode JPEGs of ImageNet's usual size."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "sitecustomize.py").write_text(SHIM.read_text())
+        os.environ["PYTHONPATH"] = scratch
+        tree = Path(scratch) / "tree"
+        size = photographs(tree, {"train": 480, "val": 16})
+        flags = ["--data", str(tree), "--model", "resnet18", "--batch-size", "16", "--workers", "2"]
+        flags += ["--epochs", "1", "--print-every", "1", "--out", str(Path(scratch) / "out")]
+        torchrun(1, ["-m", "trainer", *flags, "--lr", "0.01"])
+        found = [r for r in records(Path(scratch) / "out/metrics.jsonl") if r["kind"] == "train"]
+    waited, stepped = (sum(record[key] for record in found) for key in ("data_ms", "step_ms"))
+    text = (
+        f"ResNet-18, batch 16, one epoch of {len(found)} steps; JPEGs of 500x375 pixels, {size} kB "
+    )
+    text += f"each; {os.cpu_count()} CPU cores, on which training and two decoding threads run.\n\n"
+    text += f"- waiting for images: {waited / len(found):.1f} ms of a step of "
+    text += f"{stepped / len(found):.0f} ms, {waited / stepped:.2%} (bar 5 %)"
+    print(text)
+    write_section("trainer loader", "python -m benchmarks.trainer --loader", text)
+    return 0
+
+
+def photographs(tree: Path, counts: dict[str, int]) -> int:
+    """An ImageFolder tree of pictures that are as hard to decode as photographs. Returns the mean
+    size of a file in kB."""
+    generator, sizes = torch.Generator().manual_seed(0), []
+    for split, count in counts.items():
+        for number in range(count):
+            folder = tree / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = sum(
+                torch.nn.functional.interpolate(
+                    torch.randn(1, 3, edge, edge, generator=generator), (375, 500), mode="bilinear"
+                )
+                for edge in (4, 16, 64, 250)
+            )
+            pixels = (picture[0] * 30 + 128).clamp(0, 255).byte().permute(1, 2, 0).numpy()
+            Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=92)
+            sizes.append((folder / f"{number}.jpg").stat().st_size)
+    return sum(sizes) // len(sizes) // 1000
 
 
 def real_images() -> Arrays:
@@ -189,19 +260,8 @@ def trainer(stem: Stem, data: Path, given: argparse.Namespace, scratch: Path) ->
 def train(stem: Stem, data: Path, given: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     out = scratch / "out"
     flags = ["--model", "resnet18", "--stem", stem.name, "--data", str(data), "--out", str(out)]
-    flags += [
-        "--batch-size",
-        str(stem.batch),
-        "--epochs",
-        str(given.epochs),
-        "--amp",
-        "bf16",
-        "--lr",
-        str(stem.lr),
-        "--warmup-epochs",
-        "0.2",
-    ]
-    flags += ["--resume", "none"]
+    flags += ["--batch-size", str(stem.batch), "--epochs", str(given.epochs), "--lr", str(stem.lr)]
+    flags += ["--amp", "bf16", "--warmup-epochs", "0.2", "--resume", "none"]
     torchrun(given.ranks, ["-m", "trainer", *flags])
     return records(out / "metrics.jsonl")
 

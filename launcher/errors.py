@@ -4,12 +4,14 @@
     ├── UsageError              exit 2   a wrong flag or argument
     │   └── HostsFileError      exit 2   all problems of a hosts file
     ├── PreflightError          exit 3   `check` found a failure
+    │   └── GpusTaken           exit 3   other runs have the GPUs (in start/all_or_none.py)
     ├── HostUnreachable         exit 4   no SSH connection
     ├── DockerUnavailable       exit 3   SSH works, the host's engine does not answer
     ├── CommandTimeout          exit 4   SSH works, the host does not answer in time
     ├── CommandFailed           exit 1   a command on a host failed
     ├── StateError              exit 1   a file or folder on this machine cannot be written
     ├── PushFailed              exit 5
+    ├── RunKilled               exit 7   `kill` ended a run that waited in line
     ├── StopUnconfirmed         exit 6   a host may still run something
     └── NodesFailed             the worst exit code of the errors that it carries, one per host
 
@@ -73,6 +75,10 @@ class PushFailed(DdpctlError):
 
 class StopUnconfirmed(DdpctlError):
     exit_code = 6
+
+
+class RunKilled(DdpctlError):
+    exit_code = 7
 
 
 class NodesFailed(DdpctlError):

@@ -120,3 +120,10 @@ def test_the_supervisor_is_packed_from_the_installed_files(
     )
     ours = {f"supervisor/{path.name}" for path in (ROOT / "launcher/supervisor").glob("*.py")}
     assert set(done.stdout.split()) == {"__main__.py", *ours}, done.stderr
+
+
+def test_ci_tests_the_oldest_torch_that_pyproject_names() -> None:
+    bounds = re.findall(r'"(torch|torchvision)>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert len(bounds) == 2
+    for name, oldest in bounds:
+        assert f" {name}=={oldest}.0 " in (ROOT / ".github/workflows/ci.yml").read_text()

@@ -1,6 +1,6 @@
 """`python -m trainer [FLAGS]`, and its other commands: ckpt, data, bench, plot.
 
-torch is imported late, so that --help, a mistyped flag and `ckpt ls` answer at once.
+torch is imported late, so that --help and a mistyped flag answer at once.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class Config:
                    choices=("local", "sync", "frozen"))
     channels_last: bool = flag("network", True, "NHWC memory layout")
     compile: bool = flag("network", False, "torch.compile inside DDP", "--torchcompile")
+    cuda_graph: bool = flag("network", False, "replay whole steps as a CUDA graph (one GPU)")
     compile_mode: str = flag("network", "default", "what torch.compile optimises for",
                              choices=("default", "reduce-overhead", "max-autotune"))
 
@@ -202,6 +203,15 @@ class Config:
             yield f"--label-smoothing {self.label_smoothing}: must be 0 to 1"
         if not 0 <= self.momentum < 1:
             yield f"--momentum {self.momentum}: must be 0 to 1"
+        changing = [
+            *(self.opt != "sgd", self.amp == "fp16", self.grad_accum_steps > 1),
+            *(self.mixup, self.cutmix, self.canonical_shards),
+        ]
+        if self.cuda_graph and any(changing):
+            yield (
+                "--cuda-graph needs --opt sgd, and none of --amp fp16, --grad-accum-steps, --mixup, "
+                "--cutmix, --canonical-shards"
+            )
         if self.randaugment > 30:
             yield f"--randaugment {self.randaugment}: must be at most 30"
         if not 0 <= self.ema < 1:

@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -358,10 +358,24 @@ def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     """Copy a flat tensor back into `tensors`."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    copy([part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)], tensors)
+
+
+def copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
+
+
+@contextlib.contextmanager
+def kept_aside(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Afterwards, `tensors` are as they were."""
+    own = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        copy(own, tensors)
 
 
 @contextlib.contextmanager
@@ -373,16 +387,12 @@ def averaged_statistics(model: nn.Module, ranks: Ranks, when: bool) -> Iterator[
     that evaluating and saving never change the training that follows.
     """
     tensors = statistics(model) if when else []
-    if not tensors:
+    with kept_aside(tensors):
+        if tensors:
+            # In float64, so that the mean of equal values is that value at any world size.
+            mean = ranks.sum_(flatten(tensors).double()) / ranks.world_size
+            unflatten(mean, tensors)
         yield
-        return
-    own = flatten(tensors)
-    # In float64, so that the mean of equal values is that value at any world size.
-    unflatten(ranks.sum_(own.double()) / ranks.world_size, tensors)
-    try:
-        yield
-    finally:
-        unflatten(own, tensors)
 
 
 def of_every_rank(tensors: list[torch.Tensor], ranks: Ranks) -> torch.Tensor:

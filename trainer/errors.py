@@ -62,11 +62,8 @@ class ReplicaMismatch(TrainerError):
     located = True
 
 
-_ALL = (
-    *(TrainerError, PeerLost, OutOfMemory, UsageError, DataError, CheckpointError, Diverged),
-    ReplicaMismatch,
-)
-KINDS: dict[str, type[TrainerError]] = {kind.__name__: kind for kind in _ALL}
+KINDS: dict[str, type[TrainerError]] = {"TrainerError": TrainerError}
+KINDS |= {kind.__name__: kind for kind in TrainerError.__subclasses__()}
 
 
 def print_error(error: TrainerError) -> None:

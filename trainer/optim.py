@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .config import Config
-from .distributed import statistics
+from .distributed import copy, kept_aside, statistics
 from .errors import UsageError
 
 FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
@@ -116,6 +116,14 @@ def lr_at(step: int, config: Config, plan: Plan) -> float:
     return config.min_lr + (plan.peak_lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
 
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """Where part `index` of `parts` starts and ends in a batch of `size`. Sizes differ by at most
     one, and W ranks with k parts each cut a batch as W*k ranks with one part do."""
@@ -140,23 +148,14 @@ class Ema:
             torch._foreach_lerp_(self.values, self.live, 1 - decay)
 
     def load(self, values: Sequence[torch.Tensor]) -> None:
-        _copy(values, self.values)
+        copy(values, self.values)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the network has the averages."""
-        own = [tensor.detach().clone() for tensor in self.live]
-        _copy(self.values, self.live)
-        try:
+        with kept_aside(self.live):
+            copy(self.values, self.live)
             yield
-        finally:
-            _copy(own, self.live)
-
-
-def _copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value)
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -169,13 +168,15 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         {"params": others, "weight_decay": other_decay},
     ]
     if config.opt == "sgd":
+        lr: float | torch.Tensor = config.lr
+        if config.cuda_graph:  # a graph would repeat a number for ever
+            lr = torch.tensor(config.lr, device=weights[0].device)
         return torch.optim.SGD(
             groups,
-            lr=config.lr,
+            lr=lr,
             momentum=config.momentum,
             nesterov=config.nesterov and config.momentum > 0,
             fused=True,
         )
-    if config.opt == "adam":
-        return torch.optim.Adam(groups, lr=config.lr, fused=True)
-    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+    adaptive = torch.optim.Adam if config.opt == "adam" else torch.optim.AdamW
+    return adaptive(groups, lr=config.lr, fused=True)

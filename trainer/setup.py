@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import NEEDS_GPU, Config
-from .data import Images, load_dataset
+from .data import Images, Resident, load_dataset
 from .distributed import (
     Ranks,
     backend,
@@ -138,6 +138,10 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     on_gpu = ranks.device.type == "cuda"
     if config.bn == "sync" and not on_gpu:
         raise UsageError(NEEDS_GPU)
+    if config.cuda_graph and not (on_gpu and ranks.world_size == 1 and isinstance(data, Resident)):
+        raise UsageError(
+            "--cuda-graph needs a single rank on a GPU, and images that stay there (CIFAR, synthetic)"
+        )
     stem = choose_stem(config.model, config.stem, config.width, data.image_size)
     amp = config.amp
     if amp == "auto":

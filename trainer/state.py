@@ -94,6 +94,7 @@ class Training:
     progress: Progress
     disks: Disks
     losses: tuple[Loss, Loss]  # of training and of evaluation
+    graphed: Callable[[Training, torch.Tensor], None] | None = None  # with --cuda-graph
     profiler: torch.profiler.profile | None = None
     writer: Writer = field(default_factory=Writer)
     copy_problems: list[str] = field(default_factory=list)

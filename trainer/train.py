@@ -25,10 +25,11 @@ from .ending import Watch, finish, preempted
 from .errors import Diverged
 from .evaluate import export, record_evaluation, selecting_split
 from .logs import say, train_line
-from .optim import lr_at, part_bounds
+from .optim import lr_at, part_bounds, set_rate
 from .setup import begin, meet
 from .state import Stopped, StopRequest, Training, finish_writing, save
 from .tools import canonical_shards
+from .tools.cuda_graph import GraphedStep
 
 
 def main(config: Config, env: Mapping[str, str]) -> int:
@@ -76,6 +77,8 @@ def run(t: Training, env: Mapping[str, str]) -> int:
 def train(t: Training) -> None:
     if t.eval_pending:
         end_epoch(t)
+    if t.config.cuda_graph:
+        t.graphed = GraphedStep(backward_and_update)
     with t.profiler or contextlib.nullcontext():
         while t.step < t.plan.total_steps:
             train_epoch(t)
@@ -112,16 +115,25 @@ def train_epoch(t: Training) -> None:
 def train_step(t: Training, order: torch.Tensor) -> None:
     """Advance by one optimizer step. `order`: the epoch's permutation of samples."""
     rate = lr_at(t.step, t.config, t.plan)
-    for group in t.optimizer.param_groups:
-        group["lr"] = rate
+    set_rate(t.optimizer, rate)
     start, end = t.plan.batch_of(t.step)
     batch = order[start:end]
+    if t.graphed:
+        seed_network(t, part=0)
+        t.graphed(t, batch)
+    else:
+        backward_and_update(t, batch)
+    if t.ema:
+        t.ema.update(t.step)
+    t.step += 1
+
+
+def backward_and_update(t: Training, batch: torch.Tensor) -> None:
     if t.config.canonical_shards:
         canonical_shards.backward(t, batch, micro_batch_loss)
     else:
         backward(t, batch)
     update(t)
-    t.step += 1
 
 
 def backward(t: Training, batch: torch.Tensor) -> None:
@@ -155,8 +167,8 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
         x = cutout(x, indices, c.cutout, seed=c.seed, epoch=epoch)
     x, share = mix(x, c.mixup, c.cutmix, seed=mixed_seed(f"mix/{c.seed}/{t.step}/{part}"))
     t.progress.data_seconds += time.perf_counter() - began
-    # What the network draws, for dropout, depends on the micro-batch alone: nothing to save.
-    torch.manual_seed(mixed_seed(f"network/{c.seed}/{t.step}/{part}"))
+    if not t.graphed:  # seeding is not allowed while capturing
+        seed_network(t, part)
     # A single image has no batch statistics.
     single = last - first < 2 and c.bn == "local"
     with fixed_statistics(t.model, when=single), t.autocast():
@@ -172,6 +184,11 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
     return loss
 
 
+def seed_network(t: Training, part: int) -> None:
+    """What the network draws, for dropout, depends on the micro-batch alone: nothing to save."""
+    torch.manual_seed(mixed_seed(f"network/{t.config.seed}/{t.step}/{part}"))
+
+
 def update(t: Training) -> None:
     if t.config.clip_grad_norm:
         if t.scaler:
@@ -183,8 +200,6 @@ def update(t: Training) -> None:
     else:
         t.optimizer.step()
     t.optimizer.zero_grad()
-    if t.ema:
-        t.ema.update(t.step)
 
 
 def poll(t: Training, last: bool) -> None:
@@ -209,7 +224,7 @@ def poll(t: Training, last: bool) -> None:
         step, numbers = t.polls.popleft()
         stop |= read_poll(t, step, numbers())
     if t.progress.due(t.step) or last or stop:
-        rate = t.optimizer.param_groups[0]["lr"]
+        rate = float(t.optimizer.param_groups[0]["lr"])
         fields = t.progress.fields(t.step, t.epoch, rate)
         t.metrics.write("train", **fields)
         if t.ranks.first:

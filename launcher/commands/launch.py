@@ -53,6 +53,20 @@ def launch(
         str | None,
         typer.Option("--time-limit", metavar="D", help="Override job.time_limit, such as 2h30m."),
     ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait",
+            metavar="[DURATION]",
+            help="Wait in line while other runs have the GPUs; give up after DURATION.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", min=1, metavar="N", help="Run on any N of the hosts whose GPUs are free."
+        ),
+    ] = None,
     hang_timeout: Annotated[
         float | None,
         typer.Option(
@@ -88,6 +102,7 @@ def launch(
     ddpctl launch hosts.yaml
     ddpctl launch hosts.yaml --detach -- train.py --epochs 90
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
+    ddpctl launch hosts.yaml --nodes 2 --wait 8h --detach
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
     from ..hosts import load, override_job, select
@@ -121,6 +136,8 @@ def launch(
         push=not no_push,
         check=not no_check,
         hang_timeout=hang_timeout,
+        wait=wait_seconds(wait),
+        nodes=nodes,
         on_exit=on_exit,
         on_event=on_event,
     )
@@ -133,6 +150,19 @@ def launch(
     else:
         console.print(render.plan_text(plan))
     return 0
+
+
+def wait_seconds(text: str | None) -> int | None:
+    """As LaunchOptions.wait."""
+    from ..errors import UsageError
+    from ..hosts import seconds_in
+
+    if text is None or text == options.FOREVER:
+        return None if text is None else 0
+    seconds = seconds_in(text)
+    if not seconds:
+        raise UsageError(f"--wait {text}: write for example 2h30m, or no duration to wait on")
+    return seconds
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:

@@ -22,7 +22,7 @@ class WithCommandLine(TyperCommand):
         at = args.index("--") if "--" in args else len(args)
         if at == len(args):
             self._refuse_flags_of_the_script(ctx, args)
-        rest = super().parse_args(ctx, args[:at])
+        rest = super().parse_args(ctx, with_values(args[:at]))
         ctx.args = args[at + 1 :]
         return rest
 
@@ -55,6 +55,16 @@ class WithCommandLine(TyperCommand):
                 script = at
 
 
+def with_values(args: list[str]) -> list[str]:
+    """`--wait` alone gets the value that stands for it: typer has no option whose value may be absent."""
+    words: list[str] = []
+    for place, word in enumerate(args):
+        following = args[place + 1] if place + 1 < len(args) else ""
+        bare = word == "--wait" and not following[:1].isdigit()
+        words.append(f"--wait={FOREVER}" if bare else word)
+    return words
+
+
 class WithFolders(TyperCommand):
     """A command whose --dataset and --workdir may name a folder, as those of `launch` do."""
 
@@ -73,6 +83,7 @@ class WithFolders(TyperCommand):
 
 _FOLDERS = ("--dataset", "--workdir")
 
+FOREVER = "forever"  # the value of `--wait` without one
 DEFAULT_HOSTS = "hosts.yaml"
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]

@@ -46,6 +46,18 @@ class Engine(Protocol):
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         """All nodes of runs on this host, in any state; of one run if `run_id` is given."""
 
+    def claims(self) -> Sequence[NodeStatus]:
+        """What uses, is about to use or waits for GPUs here: nodes that run, are created, or wait.
+
+        Quicker than `list`, and knows less of each node.
+        """
+
+    def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
+        """Leaves a ticket that `list` and `claims` show as a node in state `waiting`."""
+
+    def withdraw(self, status: NodeStatus) -> bool:
+        """Removes a ticket or a node that has not started. False: it has started meanwhile."""
+
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Everything of ddpctl on this host, runs and checks, that uses something below `folder`."""
 

@@ -19,7 +19,7 @@ from .base import Exec
 from .docker_client import Client, asking, docker_of, doing
 from .docker_exec import DockerExec
 from .engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
-from .labels import inspected, mapping, read_status, status_at
+from .labels import Seen, inspected, mapping, read_status, seen_in_list, status_at, unix
 from .status import NodeStatus
 
 RUN_LABEL = f"{LABEL}.run-id"
@@ -28,6 +28,7 @@ PYTHON_IN_IMAGE = (
     'docker image inspect "$0" >/dev/null 2>&1 || exit; '
     'exec docker run --rm -i --network host --entrypoint python3 "$0" "$@"'
 )
+CONFLICT = 409  # the Engine API's status where a container runs or is being removed
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -71,8 +72,45 @@ class Docker:
         return status_at(place, self.host, name, seen)
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        rows = self._labelled(RUN_LABEL + (f"={run_id}" if run_id else ""))
-        return list(self._statuses(row["Id"] for row in rows))
+        label = RUN_LABEL + (f"={run_id}" if run_id else "")
+        nodes = self._statuses(row["Id"] for row in self._labelled(label))
+        return [*nodes, *self._tickets(label)]
+
+    def claims(self) -> Sequence[NodeStatus]:
+        rows = self._labelled(RUN_LABEL)
+        read = (self._read(_name(row), row.get("Labels"), seen_in_list(row)) for row in rows)
+        return [*(status for status in read if status), *self._tickets(RUN_LABEL)]
+
+    def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
+        with doing(self.host, "wait in line"):
+            self._api.create_volume(name, labels=dict(labels))
+
+    def _tickets(self, label: str) -> Iterator[NodeStatus]:
+        """Volumes, which need no image: labels and the time of their creation are all there is."""
+        answer = mapping(self._api.volumes(filters={"label": [label]})).get("Volumes")
+        for row in filter(mapping, answer if isinstance(answer, list) else ()):
+            created = unix(row.get("CreatedAt"))
+            seen: Seen = {"state": "waiting", "exit_code": None, "created": created}
+            if status := self._read(str(row.get("Name")), row.get("Labels"), seen):
+                yield status
+
+    def withdraw(self, status: NodeStatus) -> bool:
+        try:
+            self._withdraw(status)
+        except docker.errors.NotFound:
+            return True
+        except docker.errors.APIError as error:
+            if error.status_code != CONFLICT:
+                raise
+            return False
+        return True
+
+    def _withdraw(self, status: NodeStatus) -> None:
+        """Without force: of a start and a removal at once, the engine lets one fail."""
+        if status.state == "waiting":
+            self._api.remove_volume(status.handle)
+        else:
+            self._api.remove_container(status.handle, v=True)
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
@@ -82,12 +120,17 @@ class Docker:
         return DockerExec(self._client, status.handle, command, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
+        if status.state == "waiting":
+            return
         with contextlib.suppress(docker.errors.NotFound), doing(self.host, "stop the container"):
             if status.state == "paused":
                 self._api.unpause(status.handle)  # a paused process cannot answer SIGTERM
             self._api.stop(status.handle, timeout=int(timeout))
 
     def remove(self, status: NodeStatus) -> None:
+        if status.state == "waiting":
+            self.withdraw(status)
+            return
         with doing(self.host, "remove the container"):
             self._remove(status.handle)
 
@@ -95,7 +138,7 @@ class Docker:
         try:
             self._api.remove_container(name, force=True, v=True)
         except docker.errors.APIError as error:
-            if error.status_code not in (404, 409):  # gone; another client is removing it
+            if error.status_code not in (404, CONFLICT):  # gone; another client is removing it
                 raise
 
     def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
@@ -109,10 +152,12 @@ class Docker:
 
     def _inspect(self, container: str) -> NodeStatus | None:
         answer = mapping(self._api.inspect_container(container))
-        labels = mapping(mapping(answer.get("Config")).get("Labels"))
         name = answer.get("Name")
         handle = name.lstrip("/") if isinstance(name, str) else container
-        return read_status(self.host, handle, labels, inspected(answer))
+        return self._read(handle, mapping(answer.get("Config")).get("Labels"), inspected(answer))
+
+    def _read(self, handle: str, labels: object, seen: Seen) -> NodeStatus | None:
+        return read_status(self.host, handle, mapping(labels), seen, self._api.clock)
 
     # What checks ask
 
@@ -224,6 +269,13 @@ def _containers(rows: object) -> tuple[dict[str, Any], ...]:
     """The rows of an Engine's list that are containers; anything else is skipped."""
     listed = rows if isinstance(rows, list) else []
     return tuple(row for row in listed if isinstance(mapping(row).get("Id"), str))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """A container's own name; it has more where others are linked to it."""
+    names = row.get("Names")
+    own = [n for n in (names if isinstance(names, list) else ()) if isinstance(n, str)]
+    return min(own, key=len).lstrip("/") if own else str(row["Id"])
 
 
 def _mounts_below(row: Mapping[str, Any], folder: str) -> bool:

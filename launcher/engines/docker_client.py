@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import functools
 import io
 import os
@@ -102,6 +103,7 @@ class _Api(docker.APIClient):
     def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
         self._name = name
         self._adapter = adapter
+        self.clock: float | None = None  # of the host: unix seconds, when it last answered
         super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
 
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
@@ -124,7 +126,9 @@ class _Api(docker.APIClient):
         if self._adapter:
             kwargs["proxies"] = {}  # this machine's proxies do not apply there
         try:
-            return super().send(request, **kwargs)
+            answer = super().send(request, **kwargs)
+            self.clock = _moment(answer.headers.get("Date")) or self.clock
+            return answer
         except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
             if "timed out" not in str(error):
                 raise unavailable(self._name, str(error)) from None
@@ -132,6 +136,14 @@ class _Api(docker.APIClient):
                 f"{self._name}: Docker did not answer {request.method} {request.path_url} within "
                 f"{kwargs.get('timeout')} s; check whether dockerd or a disk hangs there"
             ) from None
+
+
+def _moment(date: str | None) -> float | None:
+    """An HTTP date as unix seconds."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp() if date else None
+    except (ValueError, OverflowError):
+        return None
 
 
 class Upgraded:

@@ -17,8 +17,10 @@ from ..run_id import is_run_id
 from .status import NodeStatus
 
 LIMIT = 1_000_000  # of attempts and of nodes
+LATEST = 1e11  # unix seconds
 TEXT_LIMIT = 300  # characters of a text that a host reports
 STATES = frozenset(("created", "running", "paused", "restarting", "removing", "exited", "dead"))
+GPUS = re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 log = logging.getLogger("ddpctl")
 
@@ -34,12 +36,21 @@ class Seen(TypedDict):
     error: NotRequired[str]
     image: NotRequired[str]
     container: NotRequired[str]
+    created: NotRequired[float | None]
 
 
 def read_status(
-    host: str, handle: str, labels: Mapping[str, object] | None, seen: Seen
+    host: str,
+    handle: str,
+    labels: Mapping[str, object] | None,
+    seen: Seen,
+    clock: float | None = None,
 ) -> NodeStatus | None:
-    """The node that the labels describe, or None after one warning. Keys may have LABEL's prefix."""
+    """The node that the labels describe, or None after one warning. Keys may have LABEL's prefix.
+
+    clock: what the host's clock says now; None if it is not known.
+    """
+    created = seen.get("created")
     bare = {key.removeprefix(f"{LABEL}."): value for key, value in (labels or {}).items()}
     try:
         nnodes = _number(bare, "nnodes", 1, LIMIT)
@@ -53,6 +64,9 @@ def read_status(
             host=host,
             handle=handle,
             master_port=_port(bare),
+            gpus=_gpus(bare),
+            since=_since(bare),
+            age=clock - created if clock and created else 0.0,
             **seen,
         )
     except ValueError as error:
@@ -88,11 +102,25 @@ def inspected(answer: Mapping[str, Any]) -> Seen:
         "state": status if isinstance(status, str) and status in STATES else "unknown",
         "exit_code": code if ended and isinstance(code, int) else None,
         "oom_killed": state.get("OOMKilled") is True,
-        "started": _unix(state.get("StartedAt")),
-        "ended": _unix(state.get("FinishedAt")) if ended else None,
+        "started": unix(state.get("StartedAt")),
+        "ended": unix(state.get("FinishedAt")) if ended else None,
         "error": plain(state.get("Error")),
         "image": plain(mapping(answer.get("Config")).get("Image")),
         "container": plain(answer.get("Id")),
+        "created": unix(answer.get("Created")),
+    }
+
+
+def seen_in_list(row: Mapping[str, Any]) -> Seen:
+    """What a row of the Engine API's list of containers says, which is less than `inspect` does."""
+    state, created = row.get("State"), row.get("Created")
+    moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
+    known = isinstance(state, str) and state in STATES
+    return {
+        "state": str(state) if known else "unknown",
+        "exit_code": None,
+        "started": moment,
+        "created": moment,
     }
 
 
@@ -128,7 +156,21 @@ def _port(labels: Mapping[str, object]) -> str:
     return str(text) if valid else ""
 
 
-def _unix(text: object) -> float | None:
+def _gpus(labels: Mapping[str, object]) -> tuple[str, ...]:
+    text = labels.get("gpus") or ""
+    if not isinstance(text, str) or not GPUS.fullmatch(text):
+        raise ValueError(f"gpus {plain(text)!r} is no list of UUIDs")
+    return tuple(text.split(",")) if text else ()
+
+
+def _since(labels: Mapping[str, object]) -> float:
+    text = labels.get("since") or "0"
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,11}(\.[0-9]{1,3})?", text):
+        raise ValueError(f"since {plain(text)!r} is no time")
+    return float(text)
+
+
+def unix(text: object) -> float | None:
     """Docker's RFC 3339 with nanoseconds, as unix seconds; year 1 stands for never."""
     if not isinstance(text, str) or text.startswith("0001"):
         return None

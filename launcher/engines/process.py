@@ -21,12 +21,13 @@ from typing import ClassVar
 
 from ..errors import CommandFailed
 from ..logs.journal import Reader
-from ..plan.plan import LABEL, EngineTraits, NodePlan, Place
+from ..plan.plan import LABEL, EngineTraits, NodePlan, Place, container_name
 from ..plan.supervisor_spec import BUNDLE, ISOLATED
 from ..run_id import is_run_id
 from ..ssh.node import Node
 from ..state import home_folder
 from ..supervisor.events import End
+from . import claim_files
 from .base import Exec
 from .labels import Seen, read_status, status_at
 from .process_exec import LocalExec
@@ -45,14 +46,16 @@ class LocalProcesses:
     def __init__(self, node: Node) -> None:
         self.host = node.name
         self.runs = home_folder() / ".ddpctl" / "runs"
+        self._locks: dict[str, int] = {}  # file descriptors that keep claims alive, by name
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
         labels = {k.removeprefix(f"{LABEL}."): v for k, v in node.container.labels.items()}
         (Path(node.place.control_dir) / "labels.json").write_text(json.dumps(labels))
         self._environment = {**os.environ, **node.container.env, **secrets}
+        self._publish(node.container.name, "created", node.container.labels)
 
     def start(self, node: NodePlan) -> None:
-        control = Path(node.place.control_dir)
+        control, name = Path(node.place.control_dir), node.container.name
         files = [str(control / name) for name in (BUNDLE, "spec.json")]
         with (control / "supervisor.out").open("wb") as out:
             process = subprocess.Popen(
@@ -62,8 +65,11 @@ class LocalProcesses:
                 stderr=out,
                 env=self._environment,
                 start_new_session=True,  # the terminal's Ctrl-C is for the launcher only
+                pass_fds=[self._locks[name]],
             )
         (control / "pid").write_text(f"{process.pid} {_start_time(process.pid)}")
+        claim_files.started(name)
+        os.close(self._locks.pop(name))
 
     def wait(self, place: Place) -> NodeStatus:
         control = Path(place.control_dir)
@@ -76,7 +82,26 @@ class LocalProcesses:
             read_status(self.host, str(control), _labels(control), _seen(control))
             for control in self._newest_attempts(run_id)
         ]
-        return [status for status in found if status]
+        tickets = [s for s in self.claims() if s.state == "waiting" and run_id in (None, s.run_id)]
+        return [*(status for status in found if status), *tickets]
+
+    def claims(self) -> Sequence[NodeStatus]:
+        return list(claim_files.claims(self.host))
+
+    def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
+        self._publish(name, "waiting", labels)
+
+    def withdraw(self, status: NodeStatus) -> bool:
+        self._retract(status.handle)
+        return True
+
+    def _publish(self, name: str, state: str, labels: Mapping[str, str]) -> None:
+        self._locks[name] = claim_files.publish(self.host, name, state, labels)
+
+    def _retract(self, name: str) -> None:
+        claim_files.remove(name)
+        if name in self._locks:
+            os.close(self._locks.pop(name))
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
@@ -98,7 +123,7 @@ class LocalProcesses:
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         pid, started = _recorded(Path(status.handle))
-        if pid is None:
+        if pid is None:  # it waits in line, or was never started
             return
         deadline = time.monotonic() + timeout
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -111,7 +136,11 @@ class LocalProcesses:
         _kill_orphans(status.run_id, status.node_rank)
 
     def remove(self, status: NodeStatus) -> None:
+        if status.state == "waiting":
+            self._retract(status.handle)
+            return
         (Path(status.handle) / "labels.json").unlink(missing_ok=True)
+        self._retract(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
         """The control folder of the newest attempt of each node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 _HEX = re.compile(r"[0-9A-F]{8}")
@@ -14,6 +14,7 @@ _HEX = re.compile(r"[0-9A-F]{8}")
 class Address:
     ip: str
     interface: str
+    network: str = field(default="", compare=False)  # such as 10.0.0.0/24; "" if not known
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
     found = []
     for ip in dict.fromkeys(_local_ipv4(lines)):
-        carriers = (route.interface for route in attached if ip in route.network)
-        if interface := "lo" if ip.is_loopback else next(carriers, ""):
-            found.append(Address(str(ip), interface))
+        if ip.is_loopback:
+            found.append(Address(str(ip), "lo"))
+        elif route := next((route for route in attached if ip in route.network), None):
+            found.append(Address(str(ip), route.interface, str(route.network)))
     return (*found, *_own_ipv6(lines))
 
 

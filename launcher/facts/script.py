@@ -184,6 +184,10 @@ class Facts:
         """The interface that has `ip`, or None."""
         return next((a.interface for a in self.addresses if a.ip == ip), None)
 
+    def network_of(self, ip: str) -> str:
+        """The subnet that `ip` is in, or ""."""
+        return next((a.network for a in self.addresses if a.ip == ip), "")
+
 
 def parse(text: str) -> Facts:
     """Facts from the script's output. Raises ValueError for any other output."""

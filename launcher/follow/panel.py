@@ -170,7 +170,9 @@ def gpu_words(gpus: Sequence[Gpu]) -> str:
         return ""
     gib, count = 1024, len(gpus)
     used, total = sum(gpu.used for gpu in gpus), sum(gpu.total for gpu in gpus)
-    memory = f", {used / gib:.{1 if used < 100 * gib else 0}f} of {total / gib:.0f} GiB" if total else ""
+    memory = (
+        f", {used / gib:.{1 if used < 100 * gib else 0}f} of {total / gib:.0f} GiB" if total else ""
+    )
     return f"{count} {'GPU' if count == 1 else 'GPUs'} {sum(gpu.use for gpu in gpus) / count:.0f} %{memory}"
 
 

@@ -23,6 +23,7 @@ from ..runs.status import (
     document,
     list_runs,
     run_state,
+    waits_for,
 )
 from ..runs.unseen import report_unseen
 from ..ssh.many import ask_each, one_per_account
@@ -79,7 +80,7 @@ class Selection:
     per_node: bool  # a row per node instead of a row per run
 
     def of(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        alive = {status.run_id for status in statuses if status.alive}
+        alive = {status.run_id for status in statuses if status.alive or status.waits}
         return [status for status in statuses if self.everything or status.run_id in alive]
 
     def tables(self, seen: Seen) -> list[str]:
@@ -90,7 +91,8 @@ class Selection:
             nodes = [status for run in by_run(shown) for status in odd_first(run)]
             found.append(table([_node_row(status) for status in nodes], NODE_HEAD))
         elif shown:
-            found.append(table([_run_row(n, seen.progress) for n in by_run(shown)], RUN_HEAD))
+            runs = [_run_row(n, seen.statuses, seen.progress) for n in by_run(shown)]
+            found.append(table(runs, RUN_HEAD))
         if seen.gpus:
             rows = [[*cells, _time(since)] for cells, since in folded(seen.gpus)]
             found.append(f"{summary(seen.gpus)}\n{table(rows, GPU_HEAD)}")
@@ -164,11 +166,18 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             console.print(text)  # the newest table stays
 
 
-def _run_row(nodes: Sequence[NodeStatus], progress: Mapping[str, Progress]) -> list[str]:
+def _run_row(
+    nodes: Sequence[NodeStatus],
+    everything: Sequence[NodeStatus],
+    progress: Mapping[str, Progress],
+) -> list[str]:
     first = nodes[0]
     alive = sum(node.alive for node in nodes)
     state = run_state(nodes)
     since = min((node.started for node in nodes if node.started), default=None)
+    if state == "WAITING":
+        since = first.since
+        state = f"WAITING for {', '.join(waits_for(nodes, everything)) or 'its start'}"
     ended = max((node.ended for node in nodes if node.ended), default=None)
     return [
         first.run_id,
@@ -198,7 +207,7 @@ def _node_row(status: NodeStatus) -> list[str]:
         status.state,
         "-" if status.exit_code is None else str(status.exit_code),
         status.owner,
-        _time(status.ended or status.started),
+        _time(status.ended or status.started or (status.since if status.waits else None)),
     ]
 
 

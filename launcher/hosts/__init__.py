@@ -3,6 +3,7 @@
 from .dump import dump
 from .files import read_env_file
 from .hostfile import HostList
+from .job_values import seconds_in
 from .load import load, override_job, parse
 from .model import Cluster, Host, Job
 from .select import select
@@ -17,5 +18,6 @@ __all__ = [
     "override_job",
     "parse",
     "read_env_file",
+    "seconds_in",
     "select",
 ]

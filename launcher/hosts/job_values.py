@@ -151,14 +151,21 @@ def _wrong_tmpfs(target: str) -> str:
 def duration(tree: Tree) -> int:
     """Seconds. `2h30m`, `90s`, `1d` or a number of seconds."""
     written = as_written(tree)
-    match = _DURATION.fullmatch(written.strip())
-    if match is None or not match[0]:
+    total = seconds_in(written)
+    if total is None:
         raise wrong(tree, shown(written), "write for example 2h30m, or a number of seconds")
-    days, hours, minutes, seconds, plain = (int(part or 0) for part in match.groups())
-    total = 86400 * days + 3600 * hours + 60 * minutes + seconds + plain
     if not 0 < total <= LONGEST_DURATION:
         raise wrong(tree, shown(written), "write a time from 1s to 365d")
     return total
+
+
+def seconds_in(text: str) -> int | None:
+    """None where the text is no duration."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not match[0]:
+        return None
+    days, hours, minutes, seconds, plain = (int(part or 0) for part in match.groups())
+    return 86400 * days + 3600 * hours + 60 * minutes + seconds + plain
 
 
 def size(tree: Tree) -> int:

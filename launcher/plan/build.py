@@ -29,7 +29,7 @@ from .plan import (
     place_of,
 )
 from .supervisor_spec import SUPERVISOR
-from .topology import first_ranks, free_port, gpu_ids, node_addresses, nproc_per_node
+from .topology import first_ranks, free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
 
 METRICS_DIR = "/ddpctl-metrics"  # in a container
 INFINIBAND = "/dev/infiniband"
@@ -48,6 +48,7 @@ class Found:
     workdir_digest: str | None = None
     image_digest: str | None = None
     used_ports: frozenset[int] = frozenset()  # on node 0, listening or promised to another run
+    since: float | None = None  # as in Plan
 
 
 def make_plan(
@@ -90,6 +91,7 @@ def make_plan(
         stop_timeout=job.stop_timeout,
         time_limit=job.time_limit,
         max_restarts=job.max_restarts,
+        since=found.since if found else None,
     )
     nodes = [
         _NodeBuilder(plan, cluster, rank, addresses[rank], found).build(tuple(env_names))
@@ -126,6 +128,7 @@ class _NodeBuilder:
         found_interface = self.facts.interface_of(address) if self.facts else None
         self.interface = self.host.interface or found_interface
         self.gpus = _container_gpus(self.host, self.facts)
+        self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
         self.boot_ids = [each.boot_id for each in found.facts] if found else []
         self.nproc = nproc_per_node(cluster, found.facts if found else None)
 
@@ -141,6 +144,7 @@ class _NodeBuilder:
             interface=self.interface,
             place=self.place,
             paths=self.paths,
+            gpu_ids=self.gpu_ids,
         )
 
     def _torchrun_command(self) -> tuple[str, ...]:
@@ -231,6 +235,8 @@ class _NodeBuilder:
             "owner": self.plan.owner,
             "name": self.plan.name,
             "master-port": self.plan.master_port,
+            "gpus": ",".join(self.gpu_ids) if self.facts else ASKED,
+            "since": f"{self.plan.key[0]:.3f}" if self.facts else ASKED,
         }
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
 

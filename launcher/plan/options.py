@@ -24,6 +24,10 @@ class RunOptions:
 
     name: str = ""
     hang_timeout: float | None = None  # seconds without progress; 0: never; None: by command
+    wait: int | None = None  # seconds in line for GPUs; 0: as long as it takes; None: do not wait
+    nodes: int | None = None  # run on so many hosts of the file, any whose GPUs are free
+    push: bool = True
+    check: bool = True
     network_only: bool = False  # nodes that share a machine use the network between them too
 
     def __post_init__(self) -> None:
@@ -37,8 +41,6 @@ class LaunchOptions(RunOptions):
     """All options of one attempt."""
 
     detach: bool = False
-    push: bool = True
-    check: bool = True
     on_exit: str | None = None  # for `sh -c` once the run has ended; may hold a token
     on_event: str | None = None  # the same, for each event
     by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt

@@ -96,6 +96,7 @@ class NodePlan:
     interface: str | None
     place: Place
     paths: JobPaths
+    gpu_ids: Mapping[str, int]  # of the GPUs that it uses, by UUID; empty before the host is asked
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,22 @@ class Plan:
     stop_timeout: int
     time_limit: int | None  # seconds
     max_restarts: int
+    since: float | None = None  # when the run asked for its GPUs: unix seconds, node 0's clock
     nodes: tuple[NodePlan, ...] = ()
 
     @property
     def nnodes(self) -> int:
         return len(self.nodes)
+
+    @property
+    def key(self) -> tuple[float, str]:
+        """The run's place among those that want the same GPUs: the smallest comes first."""
+        return round(self.since or 0.0, 3), self.run_id  # as the label has it
+
+    def resources(self, node: NodePlan) -> frozenset[str]:
+        """What a node has to itself on its host: GPUs by UUID, and on node 0 the master port."""
+        port = [f"port {self.master_port}"] if node.node_rank == 0 else []
+        return frozenset([*node.gpu_ids, *port])
 
     @property
     def world_size(self) -> int | None:

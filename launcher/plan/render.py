@@ -27,7 +27,8 @@ def plan_text(plan: Plan) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     ranks = plan.world_size if plan.world_size is not None else ASKED
     yield f"run           {plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
-    yield f"nodes         {plan.nnodes}, ranks {ranks}"
+    any_hosts = ", on any hosts whose GPUs are free (here the first)" if plan.options.nodes else ""
+    yield f"nodes         {plan.nnodes}, ranks {ranks}{any_hosts}"
     yield f"master        {plan.master_addr}:{plan.master_port}"
     yield f"engine        {plan.engine.name}"
     if plan.engine.in_container:
@@ -39,7 +40,12 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"max-restarts  {plan.max_restarts}"
     yield f"stop-timeout  {plan.stop_timeout} s"
     yield f"time-limit    {f'{plan.time_limit} s' if plan.time_limit else 'none'}"
-    for name, value in dataclasses.asdict(plan.options).items():
+    options = dataclasses.asdict(plan.options)
+    del options["nodes"]
+    options["wait"] = {None: "no", 0: "as long as it takes"}.get(plan.options.wait) or (
+        f"{plan.options.wait} s"
+    )
+    for name, value in options.items():
         yield f"{name.replace('_', '-'):<13} {_option(value)}"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..facts.script import Facts
 from ..hosts import Cluster, Host
 
+UUID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 
 
@@ -48,6 +50,29 @@ def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()
     return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
+
+
+def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
+    """The GPUs that a node uses. One that reports no UUID is known by its id."""
+    uuids = {gpu.index: gpu.uuid for gpu in facts.gpus}
+    return {
+        uuid if UUID.fullmatch(uuid := uuids.get(gpu, "")) else f"gpu-{gpu}": gpu
+        for gpu in gpu_ids(host, facts)
+    }
+
+
+def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
+    """`count` of the hosts, by their places in `subnets`: all in one subnet if one has so many.
+
+    Otherwise from as few subnets as possible.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, subnet in enumerate(subnets):
+        groups.setdefault(subnet, []).append(place)
+    if enough := next((group for group in groups.values() if len(group) >= count), None):
+        return enough[:count]
+    largest_first = sorted(groups.values(), key=len, reverse=True)
+    return sorted([place for group in largest_first for place in group][:count])
 
 
 def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
+from ..engines.claims import goes_first, rivals, taken
 from ..hosts import Host
 from ..hosts.fold import ranges
-from ..plan.topology import gpu_ids
+from ..plan.topology import gpu_ids, ids_by_uuid
 from .findings import Finding, failure, warning
 from .inventory import Inventory
 from .machine import Machine, odd_one_out
 
+LAST = (math.inf, "")  # the place of a run that has not asked for its GPUs yet
 BUSY_MIB = 500  # a GPU with more memory in use is somebody's
 
 
@@ -101,13 +104,27 @@ def check_mig(machine: Machine, _: Inventory) -> Iterator[Finding]:
         yield failure(machine.name, "gpus", what, remedy)
 
 
+def check_taken(machine: Machine, seen: Inventory) -> Iterator[Finding]:
+    """No run has the GPUs, or waits for them."""
+    ids = {uuid: gpu for h in machine.hosts for uuid, gpu in ids_by_uuid(h, machine.facts).items()}
+    for rival in rivals("", ids, machine.engine.nodes if machine.engine else ()):
+        if goes_first(rival, LAST) and not seen.waits:
+            remedy = "launch with --wait to wait in line, or choose other GPUs"
+            yield failure(machine.name, "gpus", taken(ids, ids, rival), remedy)
+
+
 def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """No process uses the GPUs; where one does, its user and run are named."""
+    """No other process uses the GPUs; where one does, its user and run are named."""
     runs = machine.engine.containers if machine.engine else {}
+    nodes = machine.engine.nodes if machine.engine else ()
+    uuids = {gpu.index: gpu.uuid for gpu in machine.facts.gpus}
+    claimed = {(node.run_id, uuid) for node in nodes if node.alive for uuid in node.gpus}
     for process in machine.details.nvidia.processes:
         if process.gpu not in machine.gpus or process.mib < BUSY_MIB:
             continue
         run = runs.get(process.container)
+        if (run, uuids.get(process.gpu)) in claimed:
+            continue  # check_taken reports it
         who = f"pid {process.pid}"
         who += f", user {process.user}" if process.user else ""
         who += f", run {run}" if run else ""
@@ -228,6 +245,7 @@ CHECKS = (
     check_toolkit,
     check_fabric_manager,
     check_mig,
+    check_taken,
     check_busy,
     check_health,
     check_count,

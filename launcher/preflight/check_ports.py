@@ -24,6 +24,8 @@ def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         yield failure(
             machine.name, "ports", what, "set job.master_port to 1024 or higher, or to auto"
         )
+    elif run and seen.waits:
+        return
     elif run:
         what = f"port {port} is taken by run {run.run_id} of {run.owner}"
         remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"

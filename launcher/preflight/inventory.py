@@ -19,6 +19,7 @@ class Inventory:
     machines: Sequence[Machine]
     here: ImageInfo | None = None
     reach: Reach = field(default_factory=Reach)
+    waits: bool = False  # for what other runs have
 
     def route(self, machine: Machine) -> Route:
         return self.reach.routes.get(machine.rank, Route())

@@ -7,6 +7,7 @@ survey.cluster           the cluster with the addresses and interfaces that were
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -81,13 +82,18 @@ def survey_hosts(
     *,
     all_pairs: bool = False,
     with_containers: bool = False,
+    waits: bool = False,
 ) -> Survey:
-    """nodes: in rank order. with_containers: also run the container test, which takes seconds."""
+    """nodes: in rank order. with_containers: also run the container test, which takes seconds.
+
+    waits: what other runs have is no problem, as the launch will wait for it.
+    """
     with closing(Probe(cluster)) as probe:
         machines, seen = _examine_all(nodes, cluster, probe)
         if len(seen.machines) > 1:
             reach = probe.run(seen.machines, all_pairs=all_pairs)
-            seen = Inventory(cluster, seen.machines, seen.here, reach)
+            seen = dataclasses.replace(seen, reach=reach)
+        seen = dataclasses.replace(seen, waits=waits)
     findings = [*_unseen(machines), *judge(seen)]
     reports: Mapping[int, ContainerReport] = {}
     if with_containers:

@@ -48,8 +48,18 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     ):
         folder = run_folder(find_id(nodes, cluster, target))
         if not folder.record_file.exists():
+            refuse_if_waiting(nodes, cluster, folder.run_id)
             adopt(folder, nodes, cluster, console)
     return folder
+
+
+def refuse_if_waiting(nodes: Sequence[Node], cluster: Cluster, run_id: str) -> None:
+    statuses, _ = list_nodes(nodes, cluster, run_id)
+    if waiting := next((status for status in statuses if status.waits), None):
+        raise UsageError(
+            f"{run_id} of {waiting.owner} waits in line for GPUs and has nothing to show yet; "
+            "`ddpctl ps HOSTS` shows for whose run it waits"
+        )
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:

@@ -57,7 +57,7 @@ class NodeRecord:
 
 @dataclass
 class AttemptRecord:
-    """One start of a run. state: PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
+    """One start of a run. state: WAITING PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
 
     attempt: int
     state: str
@@ -70,6 +70,8 @@ class AttemptRecord:
     ended: str | None = None
     first_failure: FirstFailure | None = None
     progress: bool | None = None  # whether it saved a checkpoint; found out before a restart
+    waiting_since: float | None = None  # unix seconds, node 0's clock: its place in line for GPUs
+    waiting_until: float | None = None  # this machine's clock; None: as long as it takes
     by: str = "launch"  # launch, resume, or restart (after a failure, without being asked)
     digests: dict[str, str] = field(default_factory=dict)  # of the image, dataset and code it used
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..engines.claims import goes_first, rivals
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostsFileError
 from ..hosts import Cluster, load
@@ -77,7 +78,7 @@ def list_runs(
     newest: dict[str, float] = {}
     for status in found.values():
         newest[status.run_id] = max(
-            newest.get(status.run_id, 0.0), status.started or status.ended or 0.0
+            newest.get(status.run_id, 0.0), status.started or status.ended or status.since
         )
     ordered = sorted(found.values(), key=lambda s: (-newest[s.run_id], s.run_id, s.node_rank))
     return ordered, failures
@@ -101,6 +102,7 @@ def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]
                 "owner": first.owner,
                 "nodes": rows,
                 "state": run_state(nodes),
+                "waits_for": waits_for(nodes, statuses),
             }
         )
     return {"version": 1, "runs": runs, "unseen": unseen(failures)}
@@ -114,10 +116,25 @@ def by_run(statuses: Iterable[NodeStatus]) -> list[list[NodeStatus]]:
     return list(runs.values())
 
 
+def waits_for(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> list[str]:
+    """The ids of the runs that go first where a run waits in line."""
+    return sorted(
+        {
+            rival.run_id
+            for node in nodes
+            if node.waits
+            for rival in rivals(node.run_id, node.resources, everything)
+            if rival.host == node.host and goes_first(rival, (node.since, node.run_id))
+        }
+    )
+
+
 def run_state(nodes: Sequence[NodeStatus]) -> str:
     """The state of a run, from the engines' view of its nodes."""
     if any(node.alive for node in nodes):
         return "RUNNING"
+    if any(node.waits for node in nodes):
+        return "WAITING"
     if all(node.state == "created" for node in nodes):
         return "PENDING"
     if any(node.state == "cancelled" for node in nodes):

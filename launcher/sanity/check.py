@@ -17,7 +17,8 @@ from ..plan.options import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
 from ..ssh.node import Node
-from ..start.attempt import NextAttempt, run_attempt
+from ..start.attempt import NextAttempt
+from ..start.wait import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
 from .report import MARK, Report, document, problems, text

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..engines.attempt import RunningAttempt, RunningNode
-from ..engines.choose import engine_of
+from ..engines.base import Engine
+from ..engines.choose import engine_of, engines_on
+from ..engines.claims import goes_first, rivals, taken, undecided
+from ..engines.status import LEASE, NodeStatus
 from ..errors import PreflightError
+from ..hosts.fold import names
 from ..plan.plan import Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
 from .run_folders import prepare
 
+LOOK_AGAIN = 0.2  # seconds until an undecided rival is looked at again
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
+
+
+class GpusTaken(PreflightError):
+    """Other runs have what the plan needs, or asked for it earlier."""
+
+    def __init__(self, lines: Sequence[str], attempt: RunningAttempt, plan: Plan) -> None:
+        """lines: what is taken where, and by whom."""
+        remedy = "launch with --wait to wait in line, or choose other GPUs"
+        super().__init__("\n".join(f"{line}; {remedy}" for line in lines))
+        self.lines, self.attempt, self.plan = lines, attempt, plan
 
 
 def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
@@ -53,7 +70,7 @@ def start(
 
     try:
         each_node(attempt.nodes, create)
-        check_port(attempt.members[0], plan)
+        check_claims(attempt, plan)
         each_node(
             attempt.nodes,
             lambda node: members[node].engine.start(plan.nodes[members[node].place.node_rank]),
@@ -66,31 +83,64 @@ def start(
 
 def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
     """Removes what the attempt before left of this node: its container's name is needed."""
-    for status in member.engine.list(plan.run_id) if plan.attempt > 1 else ():
-        if status.node_rank == member.place.node_rank:
-            member.engine.stop(status, plan.stop_timeout)
-            member.engine.remove(status)
+    for status in of_node(member, plan) if plan.attempt > 1 else ():
+        member.engine.stop(status, plan.stop_timeout)
+        member.engine.remove(status)
 
 
-def check_port(first: RunningNode, plan: Plan) -> None:
-    """Raises PreflightError if another run holds the master port.
+def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
+    """Returns once nothing stands in the way of this start; engines.claims has the rules.
 
-    Two launches at once may have found the same port free. The labels on node 0 are the claim: both
-    launches see both, and the run whose id sorts first keeps the port.
+    All nodes must have been created. Raises GpusTaken if another run comes first.
     """
-    for other in first.engine.list():
-        if other.master_port != str(plan.master_port) or other.run_id == plan.run_id:
-            continue
-        if other.alive or (other.state != "exited" and other.run_id < plan.run_id):
-            raise PreflightError(
-                f"{first.node.name}: port {plan.master_port} belongs to the run {other.run_id} "
-                f"of {other.owner}; wait for it, kill it, or set job.master_port (auto finds one)"
-            )
+    plans = {m.node: plan.nodes[m.place.node_rank] for m in attempt.members}
+    deadline = time.monotonic() + LEASE
+
+    def look(node: Node) -> list[NodeStatus]:
+        engines = engines_on(node, plan.engine.name)
+        return list(live_rivals(engines, plan.run_id, plan.resources(plans[node])))
+
+    while True:
+        found = each_node(attempt.nodes, look)
+        late = time.monotonic() > deadline
+        ahead: dict[str, list[str]] = {}  # host names by what is taken there
+        for node, listed in found.items():
+            for rival in listed:
+                if goes_first(rival, plan.key) or (late and undecided(rival)):
+                    what = taken(plan.resources(plans[node]), plans[node].gpu_ids, rival)
+                    ahead.setdefault(what, []).append(node.name)
+        if ahead:
+            lines = [f"{names(hosts)}: {what}" for what, hosts in ahead.items()]
+            raise GpusTaken(lines, attempt, plan)
+        if not any(undecided(rival) for listed in found.values() for rival in listed):
+            return
+        time.sleep(LOOK_AGAIN)
+
+
+def live_rivals(
+    engines: Sequence[Engine], run_id: str, wanted: Collection[str]
+) -> Iterator[NodeStatus]:
+    """The rivals on one host that count. Removes what launches that have gone left there."""
+    for engine in engines:
+        for rival in rivals(run_id, wanted, engine.claims()):
+            if not rival.expired:
+                yield rival
+            elif not engine.withdraw(rival):  # it has just started, or another launch removes it
+                yield dataclasses.replace(rival, state="removing")
 
 
 def undo(member: RunningNode, plan: Plan) -> None:
     """Stops and removes what this start created."""
-    for status in member.engine.list(plan.run_id):
-        if status.attempt == plan.attempt and status.node_rank == member.place.node_rank:
+    for status in of_node(member, plan):
+        if status.attempt == plan.attempt:
             member.engine.stop(status, UNDO_TIMEOUT)
             member.engine.remove(status)
+
+
+def of_node(member: RunningNode, plan: Plan) -> list[NodeStatus]:
+    """What its host has of this node. A ticket stays: the run may go on waiting."""
+    return [
+        status
+        for status in member.engine.list(plan.run_id)
+        if status.node_rank == member.place.node_rank and status.state != "waiting"
+    ]

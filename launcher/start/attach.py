@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from ..follow.session import EXIT, Session, report_end
 from ..follow.show_logs import print_recorded
@@ -10,17 +11,25 @@ from ..follow.signals import Interrupts
 from ..logs.query import Wanted
 from ..logs.store import known_marks
 from ..runs.attempt import running_attempt
-from ..runs.record import FINAL, RunFolder
+from ..runs.record import FINAL, RunFolder, RunRecord
 from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .detach import start_recorder
 from .event_hook import EventHook
+from .wait import has_waiter
+
+POLL = 1.0  # seconds between looks at the record of a run that waits
 
 
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> int:
     """Follows the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
+    if record.state == "WAITING":
+        record = start_awaited(folder, record, console)
+        if record.state in FINAL:
+            report_end(folder.run_id, record.attempt, console)
+            return EXIT[record.state]
     with running_attempt(folder, record) as attempt:
         with log_store(folder, console) as store:
             report_unseen(sync_logs(attempt, store, console) if store else {}, console)
@@ -43,3 +52,14 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
                 known=known,
             )
             return session.follow()
+
+
+def start_awaited(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
+    """The record once the run, which waits in line, has started or ended."""
+    console.say(f"run {folder.run_id} waits in line for GPUs; `ddpctl ps` shows for whose run")
+    if not has_waiter(folder):
+        start_recorder(folder)
+    while record.state in ("WAITING", "PENDING"):
+        time.sleep(POLL)
+        record = folder.load()
+    return record

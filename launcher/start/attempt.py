@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -25,16 +26,17 @@ from ..preflight.run import Survey, survey_hosts
 from ..runs.kept_cluster import keep_cluster
 from ..runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
 from ..ssh.account import account_name
-from ..ssh.node import Node, connected
-from ..state import require_writable, state_home
+from ..ssh.node import Node
+from ..state import state_home
 from ..stop.unconfirmed import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from . import event_hook, exit_hook
-from .all_or_none import attempt_of, start
+from .all_or_none import GpusTaken, attempt_of, start
 from .checkpoint_transfer import distribute_checkpoint
 from .detach import start_recorder
 from .environment import user_environment
 from .event_hook import EventHook
+from .line import Line
 from .run_folders import claim
 
 SHORTEST = 0.1  # seconds of a step that the sum of a start names
@@ -49,6 +51,8 @@ class NextAttempt:
     run_id: str
     earlier: RunRecord | None = None
     former: tuple[Host, ...] = ()  # take no part any more, and may have the run's checkpoints
+    since: float | None = None  # its place in line, if it has waited: as Plan.since
+    until: float | None = None  # when it gives up waiting, by this machine's clock
 
     @property
     def number(self) -> int:
@@ -72,57 +76,61 @@ class NextAttempt:
         )
 
 
-def run_attempt(wanted: NextAttempt, console: Console) -> int:
-    """Checks, pushes, starts on every node and follows to the end, or detaches."""
+def start_and_follow(
+    wanted: NextAttempt,
+    nodes: Sequence[Node],
+    former: Sequence[Node],
+    interrupts: Interrupts,
+    console: Console,
+    line: Line | None,
+) -> int:
+    """Raises GpusTaken while other runs come first. line: this run's place among them, if it has one."""
     environment = user_environment(wanted.cluster.job)
-    with (
-        connected(wanted.cluster.hosts) as nodes,
-        connected(wanted.former) as former,
-        Interrupts() as interrupts,
-    ):
-        require_writable(wanted.folder.path.parent)
-        facts, plan = prepare_plan(wanted, nodes, console)
-        uids = [f.uid for f in facts]
+    facts, plan = prepare_plan(wanted, nodes, console)
+    uids = [f.uid for f in facts]
+    if wanted.since is None:  # else it was claimed before the run had to wait
         with console.step("claiming the attempt"):
             claim(nodes[0], plan.nodes[0].place)
-        folder, record = remember(wanted, plan)
-        hook = EventHook(folder, wanted.options.on_event, console)
-        with failing_start_recorded(folder, record, console):
-            if wanted.earlier:
-                compare(wanted.earlier, plan, console)
-                open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
-                distribute_checkpoint(
-                    nodes, former, wanted.earlier, console, open_to_all=open_to_all
-                )
-        with interrupts.held():
-            attempt = attempt_of(plan, nodes)
-            with (
-                failing_start_recorded(folder, record, console),
-                console.step(f"starting {plan.nnodes} nodes"),
-            ):
-                start(attempt, plan, uids, environment, dataclasses.asdict(record))
-            record.attempt.state, record.attempt.started = "RUNNING", timestamp()
-            folder.try_save(record, console)
-            report_start(plan, console)
-            hook("attempt-started", record, message=record.attempt.by)
-            if times := where_time_went(console.steps):
-                console.say(times)
-            console.steps.clear()
-            if wanted.options.detach:
-                hook.close()
-                return detach(folder, console)
-            session = Session(
-                attempt,
-                folder,
-                record,
-                console,
-                interrupts,
-                start_recorder,
-                hook,
-                clock_skews=[f.clock_skew for f in facts],
-            )
-            with contextlib.closing(hook):
-                return session.follow()
+    folder, record = remember(wanted, plan)
+    hook = EventHook(folder, wanted.options.on_event, console)
+    with failing_start_recorded(folder, record, console):
+        if wanted.earlier:
+            compare(wanted.earlier, plan, console)
+            open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
+            distribute_checkpoint(nodes, former, wanted.earlier, console, open_to_all=open_to_all)
+    with interrupts.held():
+        attempt = attempt_of(plan, nodes)
+        if line:
+            line.ahead()  # raises if the run was killed meanwhile
+        with (
+            failing_start_recorded(folder, record, console),
+            console.step(f"starting {plan.nnodes} nodes"),
+        ):
+            start(attempt, plan, uids, environment, dataclasses.asdict(record))
+        record.attempt.state, record.attempt.started = "RUNNING", timestamp()
+        folder.try_save(record, console)
+        if line:
+            line.close()
+        report_start(plan, console)
+        hook("attempt-started", record, message=record.attempt.by)
+        if times := where_time_went(console.steps):
+            console.say(times)
+        console.steps.clear()
+        if wanted.options.detach:
+            hook.close()
+            return detach(folder, console)
+        session = Session(
+            attempt,
+            folder,
+            record,
+            console,
+            interrupts,
+            start_recorder,
+            hook,
+            clock_skews=[f.clock_skew for f in facts],
+        )
+        with contextlib.closing(hook):
+            return session.follow()
 
 
 def prepare_plan(
@@ -134,7 +142,7 @@ def prepare_plan(
     finish_pending(nodes, cluster, console)
     inspected = None
     if options.check:
-        survey = preflight(cluster, nodes, console)
+        survey = preflight(cluster, nodes, console, waits=options.wait is not None)
         facts, cluster = survey.facts, survey.cluster
         inspected = images_in(survey, nodes) if in_container else None
     else:
@@ -154,17 +162,18 @@ def prepare_plan(
         workdir_digest=pushed.workdir_digest,
         image_digest=pushed.image_digest,
         used_ports=taken,
+        since=wanted.since or time.time() + facts[0].clock_skew,
     )
     return facts, dataclasses.replace(wanted, cluster=cluster).plan(found)
 
 
-def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console) -> Survey:
+def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, waits: bool) -> Survey:
     """Checks the hosts; the survey has the addresses by which they reach each other.
 
     Raises with a line for each failure: HostUnreachable if a host was not seen, else PreflightError.
     """
     with console.step(f"checking {len(nodes)} hosts"):
-        survey = survey_hosts(nodes, cluster)
+        survey = survey_hosts(nodes, cluster, waits=waits)
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for line in lines(warnings):
         console.detail(line)
@@ -191,7 +200,7 @@ def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
     """Master ports promised to runs on node 0, which may not be listening yet."""
-    statuses = engine_of(node, cluster.job.engine).list()
+    statuses = engine_of(node, cluster.job.engine).claims()
     return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port)
 
 
@@ -247,9 +256,10 @@ def failing_start_recorded(
 ) -> Iterator[None]:
     try:
         yield
-    except BaseException:
-        record.attempt.state, record.attempt.ended = "FAILED", timestamp()
-        folder.try_save(record, console)
+    except BaseException as error:
+        if not isinstance(error, GpusTaken) or record.options.wait is None:
+            record.attempt.state, record.attempt.ended = "FAILED", timestamp()
+            folder.try_save(record, console)
         raise
 
 

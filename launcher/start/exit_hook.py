@@ -23,7 +23,7 @@ from ..terminal.console import Console
 
 KEPT = "on-exit"
 HANDED_OVER = "on-exit.detached"  # for the recorder to run
-LIVE = ("PENDING", "RUNNING")
+LIVE = ("WAITING", "PENDING", "RUNNING")
 
 
 @dataclass

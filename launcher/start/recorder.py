@@ -1,7 +1,7 @@
 """The recorder: a process on the launching machine that looks after a detached run.
 
-It keeps the logs, starts the restarts that job.max_restarts allows, and runs the commands of --on-exit
-and --on-event.
+It waits in line for GPUs, keeps the logs, starts the restarts that job.max_restarts allows, and runs
+the commands of --on-exit and --on-event.
 `launcher.start.detach` starts it.
 """
 
@@ -20,6 +20,7 @@ from . import event_hook, exit_hook
 from .attach import attach
 from .detach import READY
 from .restart import restart_until_done
+from .wait import continue_waiting
 
 
 def main() -> int:
@@ -31,7 +32,10 @@ def main() -> int:
         report_ready()
         with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
             on_event = event_hook.kept(folder)
-            ending.code = attach(folder, console, on_event)
+            if folder.load().state == "WAITING":
+                ending.code = continue_waiting(folder, console)
+            else:
+                ending.code = attach(folder, console, on_event)
             options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
             ending.code = restart_until_done(folder, options, ending.code, console)
         return ending.code

@@ -44,7 +44,9 @@ def resume(
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     check_environment(record, cluster.job)
     refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id, console)
-    kept = dataclasses.asdict(record.options)
+    kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
+    if hosts is not None:
+        kept["nodes"] = None  # all hosts of the new file
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
 
@@ -91,8 +93,8 @@ def refuse_if_alive(
 ) -> None:
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts whether it runs"):
         statuses, _ = list_nodes(nodes, cluster, run_id)
-    if alive := sorted({status.host for status in statuses if status.alive}):
+    if alive := sorted({s.host for s in statuses if s.alive or s.waits}):
         raise UsageError(
-            f"{run_id} still runs on {', '.join(alive)}: `ddpctl attach` follows it, "
+            f"{run_id} still runs or waits on {', '.join(alive)}: `ddpctl attach` follows it, "
             "`ddpctl kill` ends it"
         )

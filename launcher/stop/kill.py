@@ -46,7 +46,8 @@ class Killed:
             return f"run {self.run_id}: {'; '.join(left)}"
         found = [status for result in self.stopped.values() for status in result.found]
         if found:
-            how = "stopped" if any(status.alive for status in found) else "had ended; removed"
+            ended = not any(status.alive or status.waits for status in found)
+            how = "had ended; removed" if ended else "stopped"
             return f"run {self.run_id}: {how}, nothing left on {on}"
         return f"run {self.run_id}: nothing to stop on {on}"
 
@@ -105,7 +106,8 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     """
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
-    alive = [s for s in mine if s.alive or s.state == "created"]  # its launcher may be gone
+    # the launcher of one that was created and not started may be gone
+    alive = [s for s in mine if s.alive or s.state in ("created", "waiting")]
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
         raise next(iter(failures.values()))

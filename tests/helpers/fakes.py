@@ -12,6 +12,7 @@ journal says so as a supervisor would. Hosts and engines record what they were a
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import os
@@ -52,6 +53,7 @@ class FakeNode:
     state: str = "created"
     exit_code: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
+    created: float = 0.0  # unix seconds, the host's clock
 
     @property
     def node_rank(self) -> int:
@@ -80,6 +82,7 @@ class FakeNode:
             "Name": "/" + self.arguments["name"],
             "Config": {"Labels": self.arguments["labels"], "Image": self.arguments["image"]},
             "State": {"Status": self.state, "ExitCode": self.exit_code},
+            "Created": rfc3339(self.created),
         }
 
     def say(self, text: str, rank: int | str = "-") -> None:
@@ -116,6 +119,10 @@ class FakeNode:
         self.ended.set()
 
 
+def rfc3339(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+
+
 class FakeHost:
     """A host that is a folder of this machine."""
 
@@ -129,6 +136,8 @@ class FakeHost:
         uname.chmod(0o755)
         self.reachable = True
         self.nodes: dict[str, FakeNode] = {}  # by container name
+        self.tickets: dict[str, dict[str, Any]] = {}  # volumes, by name
+        self.ahead = 0.0  # seconds by which the clock of this host is ahead
         self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
         self.refuses: dict[str, str] = {}  # engine call -> the error it answers
         self.lies: dict[str, Any] = {}  # engine call -> what it answers instead
@@ -138,6 +147,13 @@ class FakeHost:
         self.exec_output: list[tuple[int, bytes]] = []  # of a command: (1 stdout or 2 stderr, data)
         self.exec_code = 0
         self.execs: list[FakeExec] = []
+
+    def give_gpus(self, count: int) -> None:
+        """A stand-in for nvidia-smi."""
+        program = self.tools / "nvidia-smi"
+        rows = "".join(f"{i}, GPU-{self.name}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
+        program.write_text(f"#!/bin/sh\ncase $* in *index,uuid*) printf '{rows}' ;; esac\n")
+        program.chmod(0o755)
 
     def ask(self, *call: str) -> None:
         """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""
@@ -202,8 +218,28 @@ class FakeDocker:
     def create_container(self, **arguments: Any) -> dict[str, str]:
         name = arguments["name"]
         self.host.ask("create", name)
-        self.host.nodes[name] = FakeNode(arguments, self.host.name)
+        self.host.nodes[name] = FakeNode(arguments, self.host.name, created=self.clock)
         return {"Id": name}
+
+    @property
+    def clock(self) -> float:
+        return time.time() + self.host.ahead
+
+    def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        self.host.ask("create_volume", name)
+        row = {"Name": name, "Labels": labels, "CreatedAt": rfc3339(self.clock)}
+        self.host.tickets[name] = row
+
+    def volumes(self, filters: Mapping[str, Any]) -> dict[str, Any]:
+        self.host.ask("volumes")
+        key, _, value = filters["label"][0].partition("=")
+        rows = list(self.host.tickets.values())
+        return {"Volumes": [r for r in rows if value in ("", r["Labels"].get(key))] or None}
+
+    def remove_volume(self, name: str) -> None:
+        self.host.ask("remove_volume", name)
+        if self.host.tickets.pop(name, None) is None:
+            raise docker.errors.NotFound(f"no volume {name}")
 
     def start(self, name: str) -> None:
         self.host.ask("start", name)
@@ -221,8 +257,15 @@ class FakeDocker:
             return self.host.lies["containers"]  # type: ignore[no-any-return]
         key, _, value = filters["label"][0].partition("=")
         return [
-            {"Id": name, "Labels": node.arguments["labels"], "Mounts": node.mounts}
-            for name, node in self.host.nodes.items()
+            {
+                "Id": name,
+                "Names": [f"/{name}"],
+                "Labels": node.arguments["labels"],
+                "Mounts": node.mounts,
+                "State": node.state,
+                "Created": int(node.created),
+            }
+            for name, node in list(self.host.nodes.items())
             if key in node.arguments["labels"] and value in ("", node.arguments["labels"][key])
         ]
 
@@ -236,8 +279,12 @@ class FakeDocker:
         if not node.ended.is_set() and not self.host.ignores_stop:
             self.host.on_stop(node)
 
-    def remove_container(self, name: str, **_: Any) -> None:
+    def remove_container(self, name: str, force: bool = False, **_: Any) -> None:
         self.host.ask("remove", name)
+        if self._node(name).state == "running" and not force:
+            response = requests.Response()
+            response.status_code = 409
+            raise docker.errors.APIError("", response, explanation="it is running")
         if not self.host.ignores_stop:
             self._node(name).ended.set()
             del self.host.nodes[name]
@@ -268,10 +315,18 @@ class FakeCluster:
     """A launching machine and its hosts, without SSH and without Docker."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], **job: Any
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        names: Sequence[str],
+        *,
+        gpus: int = 0,
+        **job: Any,
     ) -> None:
         self.folder = folder
         self.hosts = {name: FakeHost(name, folder / "hosts" / name) for name in names}
+        for host in self.hosts.values() if gpus else ():
+            host.give_gpus(gpus)
         self.local = FakeHost("local", folder / "local")  # the launching machine's own engine
         self.state = folder / "state"
         self.recorders: list[str] = []  # run ids that were handed to a recorder
@@ -279,7 +334,7 @@ class FakeCluster:
         monkeypatch.setattr(ssh_node, "SshMachine", self._machine)
         monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)
-        for module in ("attempt", "attach"):
+        for module in ("attempt", "attach", "wait"):
             monkeypatch.setattr(
                 f"launcher.start.{module}.start_recorder",
                 lambda folder: self.recorders.append(folder.run_id),
@@ -288,7 +343,7 @@ class FakeCluster:
         monkeypatch.setenv("XDG_STATE_HOME", str(self.state))
         monkeypatch.chdir(folder)
         document = {
-            "defaults": {"gpus": 0},
+            "defaults": {"gpus": gpus},
             "hosts": list(names),
             "job": {"image": "any:1", "command": ["train.py"], "master_port": 29500, **job},
         }
@@ -347,6 +402,11 @@ class FakeCluster:
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
         return self.ddpctl("launch", self.hosts_file, "--no-check", "--no-push", *flags)
+
+    @property
+    def tickets(self) -> list[str]:
+        """Of runs that wait in line, on all hosts."""
+        return [name for host in self for name in host.tickets]
 
     @property
     def record(self) -> dict[str, Any]:

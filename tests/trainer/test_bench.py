@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from trainer.config import Config
 from trainer.errors import TrainerError
-from trainer.tools.bench import Result, Row, global_batch, main, measured, table
+from trainer.tools.bench import Result, Row, main, measured, table, with_global_batch
 
 TINY = (
     *("--data", "synthetic", "--synthetic-train", "256", "--synthetic-test", "64"),
@@ -25,11 +26,9 @@ def test_every_mode_is_trained_and_measured(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_all_rows_have_the_same_global_batch() -> None:
-    common = ["--model", "resnet8", "--batch-size", "32"]
-    assert global_batch(common, ranks=4) == 128
-    assert common == ["--model", "resnet8"]
-    assert global_batch(["--global_batch", "64"], ranks=4) == 64
-    assert global_batch([], ranks=2) == 256
+    assert with_global_batch(Config(batch_size=32), ranks=4) == Config(global_batch=128)
+    assert with_global_batch(Config(global_batch=64), ranks=4) == Config(global_batch=64)
+    assert with_global_batch(Config(), ranks=2) == Config(global_batch=256)
 
 
 def test_scaling_trains_with_each_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,5 +52,5 @@ def test_the_median_interval_counts() -> None:
 
 
 def test_the_table_compares_with_its_first_row() -> None:
-    lines = table([Result("DP", 1, 20.0, 100.0, 0.9), Result("DDP", 2, 10.0, 200.0, 0.905)])
-    assert lines.splitlines()[2].split() == ["DDP", "2", "10.00", "200", "2.00", "90.50%"]
+    lines = table([Result("DP", 1, 20.0, 100.0, 0.9), Result("DDP", 2, 10.0, 180.0, 0.905)])
+    assert lines.splitlines()[2].split() == [*("DDP", "2", "10.00", "180", "1.80", "90%", "90.50%")]

@@ -119,6 +119,7 @@ def test_a_frozen_rank_ends_the_others_within_the_timeout(tmp_path: Path) -> Non
         (("--canonical-shards", "3"), 2, "does not divide by 2 ranks"),
         (("--device", "cuda"), 2, "no GPU here"),
         (("--model", "resnet9"), 2, "resnet9"),
+        (("--cuda-graph",), 2, "needs a single rank on a GPU"),
         (("--data", "/nowhere"), 3, "/nowhere"),
         (("--resume", "/nowhere"), 4, "/nowhere"),
     ],

@@ -111,6 +111,7 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--save-every", "5 epochs"], "--save-every"),
         (["--milestones", "a,b"], "--milestones"),
         (["--profile", "20:10"], "--profile"),
+        (["--cuda-graph", "--mixup", "0.2"], "--cuda-graph needs --opt sgd"),
         (["--randaugment", "31"], "at most 30"),
         (["--canonical-shards", "2", "--grad-compression"], "leave out --grad-compression"),
         (["--bn", "sync", "--device", "cpu"], "--bn sync needs GPUs"),

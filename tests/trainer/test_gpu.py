@@ -9,11 +9,13 @@ import pytest
 import torch
 from test_gradients import make
 from torch import nn
+from torch.nn.modules._functions import SyncBatchNorm
 from trainer_ranks import CONTEXT, Job, newest_state, same
 
 from trainer import checkpoint, evaluate, train
 from trainer.distributed import identify, make_group
 from trainer.setup import ddp
+from trainer.tools.cuda_graph import GraphedStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,11 +35,15 @@ def nccl(folder: str) -> None:
     assert values.tolist() == [1.0, 1.0, 1.0]
     torch.distributed.all_gather_object([None], "by Gloo")
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).to(DEVICE)
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(*plain))
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).to(DEVICE)
     x = torch.randn(16, 3, 8, 8, device=DEVICE).to(memory_format=torch.channels_last)
-    for network in (plain, ddp(synced, ranks)):
-        network(x).square().sum().backward()
+    ddp(network, ranks, "bf16")(x).square().sum().backward()
+    # With a single rank the module falls back to plain batch norm: call what it calls with several.
+    found, wanted = ((torch.zeros(3, device=DEVICE), torch.ones(3, device=DEVICE)) for _ in "ab")
+    group = torch.distributed.group.WORLD
+    synced = SyncBatchNorm.apply(x, None, None, *found, 1e-5, 0.1, group, 1)
+    torch.testing.assert_close(synced, nn.functional.batch_norm(x, *wanted, training=True))
+    torch.testing.assert_close(found, wanted)
     torch.distributed.destroy_process_group()
 
 
@@ -52,6 +58,8 @@ def loss_of(*flags: str) -> float:
     """Mean loss of steps 11 to 20."""
     t = make(identify({}, DEVICE), *GPU, *flags)
     order = torch.arange(t.plan.samples, device=DEVICE)
+    if t.config.cuda_graph:
+        t.graphed = GraphedStep(train.backward_and_update)
     for step in range(20):
         if step == 10:
             t.totals.zero_()
@@ -61,8 +69,14 @@ def loss_of(*flags: str) -> float:
 
 @pytest.mark.parametrize(
     "flags",
-    [("--amp", "bf16"), ("--amp", "fp16"), ("--no-channels-last",), ("--compile",)],
-    ids=["bf16", "fp16", "nchw", "compile"],
+    [
+        ("--amp", "bf16"),
+        ("--amp", "fp16"),
+        ("--no-channels-last",),
+        ("--compile",),
+        ("--cuda-graph",),
+    ],
+    ids=["bf16", "fp16", "nchw", "compile", "graph"],
 )
 def test_the_fast_paths_train_as_plain_fp32_does(flags: tuple[str, ...]) -> None:
     assert loss_of("--amp", "off", *flags) == pytest.approx(loss_of("--amp", "off"), rel=0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -18,10 +19,13 @@ from trainer_ranks import CONTEXT
 
 from trainer.config import Config
 from trainer.data import cifar, fetch, load_dataset
+from trainer.data import packed as packed_images
+from trainer.data import tree as tree_of_files
 from trainer.data.synthetic import synthetic
 from trainer.errors import DataError
 from trainer.model import choose_stem
 from trainer.setup import resolve
+from trainer.tools.data_command import main as data_command
 from trainer.tools.make_images import make, write_cifar10
 
 CPU = torch.device("cpu")
@@ -114,6 +118,7 @@ def test_eleven_classes_do_not_fit_a_head_of_ten(tmp_path: Path) -> None:
     for name in range(11):
         for split in ("train", "val"):
             (tmp_path / split / f"class{name}").mkdir(parents=True)
+            (tmp_path / split / f"class{name}" / "0.png").touch()
     with pytest.raises(DataError, match="11 classes, but --num-classes 10"):
         load_dataset(Config(data=str(tmp_path), num_classes=10), CPU)
 
@@ -173,6 +178,22 @@ def fetch_slowly(folder: Path, archive: Path, together: Any) -> None:
     fetch._download = download
     together.wait(60)
     assert (fetch.fetch("cifar10", folder) / "data_batch_1").is_file()
+
+
+def list_slowly(tree: Path, together: Any) -> None:
+    from trainer.data import tree as tree_of_files
+
+    real = tree_of_files._listed
+
+    def listed(root: bytes) -> Any:
+        with (tree / "lists").open("a") as file:
+            file.write("x")
+        time.sleep(0.1)
+        return real(root)
+
+    tree_of_files._listed = listed
+    together.wait(60)
+    assert load_dataset(Config(data=str(tree), image_size=32), CPU).size("train") == 12
 
 
 @pytest.mark.parametrize("name", ["../evil", "/abs/../../evil"])
@@ -254,6 +275,74 @@ class TestImageTree:
         assert [batch.indices.tolist() for batch in data._ahead] == [[0], [1], [2]]
         data.train_batch(torch.tensor([0]), seed=0, epoch=0)
         assert [batch.indices.tolist() for batch in data._ahead] == [[1], [2], [3]]
+
+    def test_files_are_listed_once_until_a_folder_changes(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lists: list[bytes] = []
+        real = tree_of_files._listed
+
+        def listed(root: bytes) -> Any:
+            lists.append(root)
+            return real(root)
+
+        monkeypatch.setattr(tree_of_files, "_listed", listed)
+        config = Config(data=str(tree), image_size=32)
+        first = load_dataset(config, CPU)
+        assert len(lists) == 4  # cat and dog of train/ and of val/
+        again = load_dataset(config, CPU)
+        assert len(lists) == 4 and again.fingerprint == first.fingerprint
+        shutil.copy(tree / "val/cat/0.png", tree / "val/cat/new.png")
+        more = load_dataset(config, CPU)
+        assert len(lists) == 6 and more.fingerprint != first.fingerprint
+        assert (first.size("test"), more.size("test")) == (6, 7)
+        assert more.eval_batch("test", 0, 7)[1].tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+    def test_ranks_that_start_at_once_list_once(self, tree: Path, tmp_path: Path) -> None:
+        together = CONTEXT.Barrier(3)
+        ranks = [CONTEXT.Process(target=list_slowly, args=(tree, together)) for _ in range(3)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+        assert [rank.exitcode for rank in ranks] == [0, 0, 0]
+        assert (tree / "lists").read_text() == "xxxx"
+
+    @pytest.mark.parametrize("decoded", [0, 36])
+    def test_a_pack_trains_as_its_tree_does(self, tree: Path, decoded: int) -> None:
+        assert (
+            data_command(["pack", str(tree), "--to", str(tree / "p"), "--decoded", str(decoded)])
+            == 0
+        )
+        with pytest.raises(DataError, match="exists already"):
+            data_command(["pack", str(tree), "--to", str(tree / "p")])
+        loose = load_dataset(Config(data=str(tree), image_size=32), CPU)
+        packed = load_dataset(Config(data=str(tree / "p"), image_size=32), CPU)
+        for split, count in (("train", 12), ("test", 6)):
+            assert packed.size(split) == loose.size(split) == count
+        numbers = torch.tensor([7, 0, 11])
+        (x, y), (other, labels) = (
+            data.train_batch(numbers, seed=0, epoch=1) for data in (packed, loose)
+        )
+        assert torch.equal(y, labels)
+        assert torch.equal(x, other) if not decoded else (x - other).abs().max() < 0.1
+        if decoded:  # the short side is 40 in the tree
+            assert packed._splits["train"][0].picture(0, 32).size == (45, 36)
+        assert packed.fingerprint != loose.fingerprint
+
+    def test_a_pack_has_as_many_files_as_it_needs(
+        self, tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(packed_images, "SHARD", 300)
+        data_command(["pack", str(tree), "--to", str(tree / "p")])
+        assert len(list((tree / "p/train").glob("*.bin"))) > 1
+        loose, packed = (
+            load_dataset(Config(data=str(at), image_size=32), CPU) for at in (tree, tree / "p")
+        )
+        assert torch.equal(packed.eval_batch("test", 0, 6)[0], loose.eval_batch("test", 0, 6)[0])
+        (tree / "p/train/00001.bin").unlink()
+        with pytest.raises(DataError, match="pack the images again"):
+            load_dataset(Config(data=str(tree / "p"), image_size=32), CPU)
 
     def test_the_stem_follows_the_size_of_the_images(
         self, tree: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,8 @@ from trainer.data.order import epoch_order
 from trainer.distributed import Ranks, statistics
 from trainer.flags import parse
 from trainer.optim import lr_at
-from trainer.state import Training
+from trainer.state import Training, to_checkpoint
+from trainer.tools import cuda_graph
 
 
 def recording(t: Training) -> list[tuple[list[int], int, int]]:
@@ -177,6 +178,46 @@ def test_each_rank_writes_a_trace_of_the_profiled_steps(tmp_path: Path) -> None:
         names = {event["name"] for event in trace["traceEvents"] if "name" in event}
         assert {f"ProfilerStep#{n}" for n in (2, 3, 4)} == {n for n in names if "ProfilerS" in n}
         assert "aten::convolution" in names and any("all_reduce" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("last", "steps"),
+    [
+        ("--no-drop-last", [1, 8, 15]),  # the seventh step of an epoch has a smaller batch
+        ("--drop-last", [1, 7, 13]),
+    ],
+)
+def test_a_graphed_step_repeats_with_another_batch_and_rate_only(
+    last: str, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of a CUDA graph, a replay runs the step as it was when captured."""
+    captured: list[int] = []
+
+    def capture(t: Training, batch: torch.Tensor, body: Any) -> Any:
+        step = t.step
+        captured.append(step)
+
+        def replay() -> None:
+            now, t.step = t.step, step
+            body(t, batch)
+            t.step = now
+
+        return replay
+
+    monkeypatch.setattr(cuda_graph, "capture", capture)
+    monkeypatch.setattr(cuda_graph, "aside", lambda t, batch, body: body(t, batch))
+    chosen = {"stem": "cifar", "amp": "off"}
+    resolve = lambda c, ranks, data: dataclasses.replace(c, **chosen)  # noqa: E731
+    monkeypatch.setattr(setup, "resolve", resolve)
+    flags = (last, "--ema", "0.99", "--cutout", "4", "--epochs", "3", "--clip-grad-norm", "1")
+    plain, t = make(ALONE, *flags), make(ALONE, *flags, "--cuda-graph")
+    t.graphed = cuda_graph.GraphedStep(train.backward_and_update)
+    for training in (plain, t):
+        for _ in range(3):
+            train.train_epoch(training)
+    assert captured == steps  # the second of each epoch
+    assert same(to_checkpoint(t)[0]["model"], to_checkpoint(plain)[0]["model"])
+    assert t.ema and plain.ema and same(t.ema.values, plain.ema.values)
 
 
 def no_compiler() -> None:

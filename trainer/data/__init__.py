@@ -39,13 +39,13 @@ def load_dataset(config: Config, device: torch.device) -> Images:
                 "leave it out"
             )
         return Resident(arrays, config, device)
-    if (path / "train").is_dir():
+    if (path / "train").is_dir():  # also a pack
         from .imagefolder import ImageTree  # needs PIL
 
         return ImageTree(path, config, device)
     raise DataError(
         f"--data {path}: neither cifar-10-batches-py, nor cifar-100-python, nor train/ and val/ "
-        "with one folder per class"
+        "with one folder per class, nor a pack"
     )
 
 

@@ -1,4 +1,5 @@
-"""ImageFolder trees (PATH/train/CLASS/*.jpg, PATH/val/CLASS/*.jpg), decoded ahead of training.
+"""ImageFolder trees (PATH/train/CLASS/*.jpg, PATH/val/CLASS/*.jpg) and packs of them, decoded ahead
+of training.
 
 Threads decode, crop and flip the next batches while the device trains on the current one; PIL
 releases the interpreter while it decodes. Batches travel as uint8, from pinned memory to a GPU, and
@@ -8,12 +9,11 @@ are normalised there. A sample's crop and flip depend on (seed, epoch, sample nu
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,34 +22,53 @@ from ..config import Config
 from ..errors import DataError
 from .augment import normalised
 from .order import held_out, mixed_seed
-from .pictures import centre_crop, randaugment, random_crop, read
+from .packed import open_pack
+from .pictures import centre_crop, randaugment, random_crop
+from .tree import Tree, class_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")
 TEST_FOLDERS = ("val", "test")
 AHEAD = 3  # batches that are being decoded while one is trained on
 
 
+class Source(Protocol):
+    """The pictures of one split, in a fixed order."""
+
+    labels: np.ndarray[Any, Any]
+    fingerprint: str
+
+    def picture(self, index: int, edge: int) -> Any:
+        """A PIL picture in RGB. It may be smaller than the original, if that suffices for `edge`."""
+
+
+def tree_sources(path: Path) -> tuple[list[str], Tree, Tree]:
+    """The classes, the training and the test images of an ImageFolder tree. Raises DataError."""
+    test = next((path / name for name in TEST_FOLDERS if (path / name).is_dir()), None)
+    if test is None:
+        raise DataError(f"{path}: has train/ but neither val/ nor test/: add one")
+    classes = class_names(path / "train")
+    if extra := sorted(set(class_names(test)) - set(classes)):
+        raise DataError(f"{test}: class {extra[0]!r} is not in train/: rename or remove it")
+    return classes, Tree(path / "train", classes), Tree(test, classes)
+
+
 class ImageTree:
-    """Satisfies trainer.data.Images."""
+    """Satisfies trainer.data.images.Images."""
 
     def __init__(self, path: Path, config: Config, device: torch.device) -> None:
-        test = next((path / name for name in TEST_FOLDERS if (path / name).is_dir()), None)
-        if test is None:
-            raise DataError(f"{path}: has train/ but neither val/ nor test/: add one")
-        classes = _classes(path / "train")
+        training: Source
+        testing: Source
+        packed = (path / "pack.json").is_file()
+        classes, training, testing = open_pack(path) if packed else tree_sources(path)
         if config.num_classes is not None and len(classes) > config.num_classes:
             raise DataError(
-                f"{path / 'train'}: {len(classes)} classes, but --num-classes "
-                f"{config.num_classes}: leave it out"
+                f"{path}: {len(classes)} classes, but --num-classes {config.num_classes}: "
+                "leave it out"
             )
-        if extra := sorted(set(_classes(test)) - set(classes)):
-            raise DataError(f"{test}: class {extra[0]!r} is not in train/: rename or remove it")
         self.name, self.num_classes = f"images in {path.name}/", len(classes)
         self.image_size = config.image_size
-        digest = hashlib.sha256()
-        training, testing = Files(path / "train", classes, digest), Files(test, classes, digest)
-        self.fingerprint = digest.hexdigest()
+        both = training.fingerprint + testing.fingerprint
+        self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
         train, val = held_out(len(training.labels), config.val_split)
         self._splits = {
             "train": (training, train.numpy()),
@@ -108,17 +127,17 @@ class ImageTree:
         return centre_crop(image, self.image_size)
 
     def _batch(self, split: str, indices: torch.Tensor, crop: Callable[[Any, int], Any]) -> Batch:
-        files, numbers = self._splits[split]
+        source, numbers = self._splits[split]
         pinned = self._device.type == "cuda"
         edge = self.image_size
         pixels = torch.empty(len(indices), edge, edge, 3, dtype=torch.uint8, pin_memory=pinned)
 
         def decode(row: int, number: int) -> None:
-            image = crop(read(files.path(int(numbers[number])), edge), number)
+            image = crop(source.picture(int(numbers[number]), edge), number)
             pixels[row] = torch.from_numpy(np.array(image))
 
         jobs = [self._pool.submit(decode, row, n) for row, n in enumerate(indices.tolist())]
-        labels = torch.from_numpy(files.labels[numbers[indices.numpy()]])
+        labels = torch.from_numpy(source.labels[numbers[indices.numpy()]].astype(np.int64))
         return Batch(indices, pixels, labels, jobs)
 
     def _on_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,47 +167,3 @@ class Batch:
     def cancel(self) -> None:
         for job in self._jobs:
             job.cancel()
-
-
-class Files:
-    """The files under one folder per class, sorted. Compact: 1.28 million take some 40 MB."""
-
-    def __init__(self, folder: Path, classes: Sequence[str], digest: Any) -> None:
-        """digest: receives names, sizes and labels; hashing all pixels would take minutes."""
-        self._folder, self._classes = folder, classes
-        names, labels = [], []
-        for label, name in enumerate(classes):
-            found = sorted(_images(folder / name))
-            names.append(np.array([file for file, _ in found], dtype=np.bytes_))
-            labels.append(np.full(len(found), label, dtype=np.int64))
-            for file, size in found:
-                digest.update(b"%s\0%d\0%d\n" % (file, size, label))
-        self._names, self.labels = np.concatenate(names), np.concatenate(labels)
-        if not len(self.labels):
-            raise DataError(f"{folder}: no images ({', '.join(SUFFIXES)}) in its class folders")
-
-    def path(self, index: int) -> Path:
-        name = os.fsdecode(self._names[index])
-        return self._folder / self._classes[int(self.labels[index])] / name
-
-
-def _images(folder: Path) -> Iterator[tuple[bytes, int]]:
-    """(path below the folder, size in bytes) of each image in it, in any order."""
-    if not folder.is_dir():
-        return
-    waiting = [os.fsencode(folder)]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    waiting.append(entry.path)
-                elif os.fsdecode(entry.name).lower().endswith(SUFFIXES):
-                    below = os.path.relpath(entry.path, os.fsencode(folder))
-                    yield below, entry.stat().st_size
-
-
-def _classes(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    if not names:
-        raise DataError(f"{folder}: no class folders: make one folder per class")
-    return names

@@ -30,6 +30,6 @@ def mixed_seed(text: str) -> int:
 def held_out(n: int, part: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(train, validation) sample numbers, sorted. Independent of the run's seed, so that runs with
     different seeds are compared on the same images."""
-    order = epoch_order(0, -1, n)
     count = int(n * part)
+    order = epoch_order(0, -1, n) if count else torch.arange(n)
     return order[count:].sort().values, order[:count].sort().values

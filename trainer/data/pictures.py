@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
 
@@ -14,14 +14,17 @@ from ..errors import DataError
 CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this times the crop
 
 
-def read(path: Path, edge: int) -> Any:
-    """An RGB picture, decoded at a lower resolution where the format allows and `edge` suffices."""
+def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
+    """An RGB picture, decoded at a lower resolution where the format allows and `edge` suffices.
+
+    Raises DataError with the picture's name.
+    """
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             image.draft("RGB", (round(edge * CROP_MARGIN), round(edge * CROP_MARGIN)))
             return image.convert("RGB")
     except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path}: not a readable image ({error}): replace or remove it") from None
+        raise DataError(f"{name}: not a readable image ({error}): replace or remove it") from None
 
 
 def random_crop(image: Any, edge: int, seed: int) -> Any:
@@ -44,6 +47,12 @@ def centre_crop(image: Any, edge: int) -> Any:
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (left, top, left + side, top + side)
     return image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)
+
+
+def shrunk(image: Any, short: int) -> Any:
+    """The whole picture, its short side at most `short` pixels long."""
+    scale = min(1.0, short / min(image.size))
+    return image.resize([round(side * scale) for side in image.size], Image.Resampling.BILINEAR)
 
 
 def randaugment(image: Any, magnitude: int, seed: int) -> Any:

@@ -20,19 +20,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..config import Config
 from ..errors import TrainerError, UsageError
-from ..flags import Parser, parse
+from ..flags import Parser, as_json, parse
 from .plot import records
 from .spawn import TRAINER
-
-BATCH_FLAGS = (
-    *("--batch-size", "--batch_size", "-b", "--batch-per-rank", "--batch_per_rank"),
-    *("--global-batch", "--global_batch", "--global-batch-size", "--global_batch_size"),
-)
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
     rows = technique_rows(given.ranks) if given.techniques else mode_rows(given.ranks)
     if given.scaling:
         rows = scaling_rows(given.scaling)
-    common += ["--global-batch", str(global_batch(common, max(row.ranks for row in rows)))]
-    results = [run(row, common) for row in rows]
+    config = with_global_batch(parse(common, os.environ)[0], max(row.ranks for row in rows))
+    results = [run(row, config) for row in rows]
     if given.json:
         print(json.dumps({"version": 1, "rows": [asdict(result) for result in results]}, indent=2))
     else:
@@ -81,15 +77,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def global_batch(common: list[str], ranks: int) -> int:
-    """The global batch that these flags of the trainer mean for `ranks` ranks. Takes the batch
-    flags out of `common`."""
-    config, _ = parse(common, os.environ)
-    for name in BATCH_FLAGS:
-        while name in common:
-            where = common.index(name)
-            del common[where : where + 2]
-    return config.global_batch or (config.batch_size or 128) * ranks
+def with_global_batch(config: Config, ranks: int) -> Config:
+    """The same settings, with the global batch that they mean for `ranks` ranks."""
+    batch = config.global_batch or (config.batch_size or 128) * ranks
+    return replace(config, batch_size=None, global_batch=batch)
 
 
 def mode_rows(ranks: int) -> list[Row]:
@@ -123,10 +114,13 @@ def technique_rows(ranks: int) -> list[Row]:
     ]
 
 
-def run(row: Row, common: Sequence[str]) -> Result:
+def run(row: Row, config: Config) -> Result:
     """One training, in its own folder. Raises TrainerError if it fails."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as out:
-        command = [sys.executable, "-m", TRAINER, *common, *row.flags, "--out", out]
+        settings = Path(out) / "bench.json"
+        settings.write_text(as_json(config))
+        command = [sys.executable, "-m", TRAINER, "--config", str(settings), *row.flags]
+        command += ["--out", out, "--checkpoint-dir", out, "--resume", "none"]
         command += ["--save-every", "0", "--export-every", "0"]
         if row.ranks > 1:
             command += ["--spawn", str(row.ranks)]
@@ -149,11 +143,15 @@ def measured(row: Row, found: Sequence[dict[str, Any]]) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    head = f"{'mode':<18}{'ranks':>6}{'s/epoch':>10}{'images/s':>11}{'x':>7}{'top-1':>9}"
-    first = results[0].images_per_second
+    """x: speed relative to the first row; efficiency: that speed per rank."""
     lines = [
-        f"{r.name:<18}{r.ranks:>6}{r.seconds_per_epoch:>10.2f}{r.images_per_second:>11.0f}"
-        f"{r.images_per_second / first:>7.2f}{r.top1:>8.2%}"
-        for r in results
+        f"{'mode':<18}{'ranks':>6}{'s/epoch':>10}{'images/s':>11}{'x':>7}{'efficiency':>12}  top-1"
     ]
-    return "\n".join([head, *lines])
+    first = results[0]
+    for r in results:
+        faster = r.images_per_second / first.images_per_second
+        lines.append(
+            f"{r.name:<18}{r.ranks:>6}{r.seconds_per_epoch:>10.2f}{r.images_per_second:>11.0f}"
+            f"{faster:>7.2f}{faster * first.ranks / r.ranks:>12.0%}{r.top1:>8.2%}"
+        )
+    return "\n".join(lines)

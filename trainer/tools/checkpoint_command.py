@@ -14,6 +14,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from .. import checkpoint
 from ..errors import CheckpointError, UsageError
 
 
@@ -38,8 +41,6 @@ def main(argv: Sequence[str]) -> int:
 
 def find(path: Path) -> list[Path]:
     """Checkpoint folders at `path`, oldest first. Raises CheckpointError if there are none."""
-    from .. import checkpoint
-
     if checkpoint.NAME.fullmatch(path.name):
         return [path]
     found = checkpoint.folders(path.parent if path.name == "ckpt" else path)[::-1]
@@ -83,8 +84,6 @@ def ls(found: list[Path], as_json: bool) -> int:
 
 
 def verify(found: list[Path]) -> int:
-    from .. import checkpoint
-
     damaged = 0
     for path in found:
         try:
@@ -98,10 +97,6 @@ def verify(found: list[Path]) -> int:
 
 def export(found: list[Path], target: Path) -> int:
     """From the newest intact checkpoint among `found`."""
-    import torch
-
-    from .. import checkpoint
-
     if target.suffix not in (".pth", ".pt"):
         raise UsageError(f"{target}: the name must end in .pth")
     for path in reversed(found):

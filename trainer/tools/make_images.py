@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,18 +82,8 @@ def _write_batch(path: Path, x: torch.Tensor, y: torch.Tensor) -> None:
 
 def make(kind: str, to: Path, source: Path | None) -> Path:
     if kind == "fashion-mnist":
-        arrays = fashion_mnist(source or FASHION_MNIST)
-        order = torch.arange(50_000)  # CIFAR's counts: 5 x 10,000 and 10,000
-        return write_cifar10(_first(arrays, order), to)
+        found = fashion_mnist(source or FASHION_MNIST)
+        # CIFAR's counts: 5 x 10,000 and 10,000
+        few = replace(found, train_x=found.train_x[:50_000], train_y=found.train_y[:50_000])
+        return write_cifar10(few, to)
     return write_cifar10(synthetic(5000, 1000, 10, 32), to)
-
-
-def _first(arrays: Arrays, order: torch.Tensor) -> Arrays:
-    return Arrays(
-        arrays.train_x[order],
-        arrays.train_y[order],
-        arrays.test_x,
-        arrays.test_y,
-        arrays.num_classes,
-        arrays.name,
-    )

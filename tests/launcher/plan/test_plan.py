@@ -17,7 +17,7 @@ from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions
 from launcher.plan.plan import ASKED, EngineTraits, Plan
 from launcher.plan.render import plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec
-from launcher.plan.topology import free_port
+from launcher.plan.topology import free_port, same_subnet_first
 from launcher.supervisor.spec import Spec
 from launcher.supervisor.spec import spec_of as supervisor_reads
 
@@ -376,3 +376,28 @@ def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
 def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
     with pytest.raises(UsageError, match=r"^--hang-timeout \S+: give seconds, or 0 for never$"):
         LaunchOptions(hang_timeout=float(odd))
+
+
+@pytest.mark.parametrize(
+    ("subnets", "count", "picked"),
+    [
+        (["a", "b", "b", "a"], 2, [0, 3]),
+        (["a", "b", "b"], 2, [1, 2]),
+        (["a", "b", "b", "c"], 3, [0, 1, 2]),
+        (["a"], 1, [0]),
+    ],
+)
+def test_hosts_of_one_subnet_are_taken_together(
+    subnets: list[str], count: int, picked: list[int]
+) -> None:
+    assert same_subnet_first(subnets, count) == picked
+
+
+def test_a_node_is_labelled_with_its_gpus_and_the_time_it_asked_for_them() -> None:
+    odd = Gpu(1, "[N/A]", "GB10", None)
+    host = facts(gpus=(*gpus(1), odd))
+    plan = planned("hosts: [gpu1]", found=Found((host,), ("i",), since=12.3456))
+    labels = plan.nodes[0].container.labels
+    assert (labels["io.ddpctl.gpus"], labels["io.ddpctl.since"]) == ("GPU-0,gpu-1", "12.346")
+    assert plan.key == (12.346, "r")  # as others read it, else both of two could go first
+    assert plan.resources(plan.nodes[0]) == {"GPU-0", "gpu-1", f"port {plan.master_port}"}

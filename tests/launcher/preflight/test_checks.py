@@ -266,6 +266,18 @@ FAULTS = {
         lambda m: with_engine(m, nodes=(status("night-1", 0, "running"),)),
         ("failure", "ports", "port 29500 is taken by run night-1 of eve@head", "auto"),
     ),
+    "GPU of another run": (
+        lambda m: with_engine(
+            with_nvidia(m, processes=(GpuProcess(2, 4711, "python", 30000, "eve", "c" * 64),)),
+            nodes=(with_gpu(m, status("night-1", 1, "running")),),
+            containers={"c" * 64: "night-1"},
+        ),
+        ("failure", "gpus", "run night-1 of eve@head has GPU 2", "--wait"),
+    ),
+    "GPU that a run waits for": (
+        lambda m: with_engine(m, nodes=(with_gpu(m, status("night-1", 1, "waiting")),)),
+        ("failure", "gpus", "run night-1 of eve@head waits for GPU 2", "--wait"),
+    ),
     "part of a run left": (
         lambda m: with_engine(m, nodes=(status("old", 1, "running"), status("old", 0, "exited"))),
         ("warning", "runs", "node 1 of run old (eve@head) still runs, but others of its nodes have ended",
@@ -284,6 +296,17 @@ def sick(made: Machine, **fault: Any) -> Machine:
     return with_nvidia(
         made, gpus=tuple(replace(g, **fault) if g.index in (1, 2) else g for g in gpus)
     )
+
+
+def with_gpu(made: Machine, node: NodeStatus) -> NodeStatus:
+    return replace(node, gpus=(made.facts.gpus[2].uuid,))
+
+
+def test_a_launch_that_waits_is_not_refused_what_other_runs_have() -> None:
+    taken = with_engine(machine(0), nodes=(with_gpu(machine(0), status("night-1", 0, "running")),))
+    seen = Inventory(cluster(), [taken, machine(1)], IMAGE, Reach(routes=PROBED))
+    assert {f.check for f in run.judge(seen)} == {"gpus", "ports"}
+    assert list(run.judge(replace(seen, waits=True))) == []
 
 
 def status(run_id: str, rank: int, state: str) -> NodeStatus:

@@ -1,0 +1,87 @@
+"""Claims of processes on this machine: files in a folder that all its users share.
+
+A claim counts while a process has its file locked: first the launch that made it, then the node's
+supervisor, which inherits the lock. So it ends with them, however they end, and needs no clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..errors import CommandFailed
+from .labels import Seen, read_status
+from .status import NodeStatus
+
+FOLDER = Path("/tmp/ddpctl-claims")
+STATES = ("waiting", "created", "running")  # a claim's file is called NAME.STATE
+LARGEST = 65536  # bytes of one file
+
+
+def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
+    """Creates a claim; returns the file descriptor that keeps it alive."""
+    scratch = FOLDER / f".{name}.{os.getpid()}"
+    try:
+        if not FOLDER.exists():
+            FOLDER.mkdir(exist_ok=True)
+            FOLDER.chmod(0o1777)
+        if FOLDER.is_symlink():
+            raise NotADirectoryError(None, "is a link", str(FOLDER))
+        scratch.unlink(missing_ok=True)
+        file = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file, json.dumps(dict(labels)).encode())
+        os.fchmod(file, 0o644)
+        scratch.rename(FOLDER / f"{name}.{state}")
+    except OSError as error:
+        raise CommandFailed(
+            f"{host}: {FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}; "
+            "let root remove it"
+        ) from None
+    return file
+
+
+def started(name: str) -> None:
+    (FOLDER / f"{name}.created").rename(FOLDER / f"{name}.running")
+
+
+def remove(name: str) -> None:
+    for state in STATES:
+        with contextlib.suppress(OSError):
+            (FOLDER / f"{name}.{state}").unlink()
+
+
+def claims(host: str) -> Iterator[NodeStatus]:
+    """Those in force. Removes the others that this user left."""
+    for path in sorted(FOLDER.glob("*.*")):
+        state = path.suffix.removeprefix(".")
+        if state not in STATES:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            labels, created = _read(path)
+            seen: Seen = {"state": state, "exit_code": None, "created": created}
+            if status := read_status(host, path.stem, labels, {**seen, "started": created}):
+                yield status
+
+
+def _read(path: Path) -> tuple[dict[str, object], float]:
+    """Labels, and unix seconds. OSError or ValueError where no process has the file locked."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError(f"{path} is no file")
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            labels = json.loads(os.read(file, LARGEST))
+            return (labels if isinstance(labels, dict) else {}), about.st_mtime
+        path.unlink()
+        raise ValueError(f"{path} is of a process that has ended")
+    finally:
+        os.close(file)

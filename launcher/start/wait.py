@@ -1,0 +1,218 @@
+"""Running an attempt as soon as other runs let it: at once, or after waiting in line with --wait."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled
+from ..facts.gather import gather_one
+from ..facts.script import Facts
+from ..follow.session import EXIT_INTERRUPTED
+from ..follow.signals import Interrupts
+from ..hosts import Host
+from ..hosts.fold import names
+from ..plan.build import Found
+from ..plan.options import LaunchOptions
+from ..plan.topology import gpu_ids, same_subnet_first
+from ..runs.kept_cluster import kept_cluster
+from ..runs.record import RunFolder, timestamp
+from ..ssh.many import try_each
+from ..ssh.node import Node, connected
+from ..state import require_writable
+from ..terminal.console import Console
+from . import event_hook
+from .all_or_none import GpusTaken, attempt_of
+from .attempt import NextAttempt, remember, start_and_follow
+from .detach import start_recorder
+from .line import POLL, Line
+
+
+def run_attempt(wanted: NextAttempt, console: Console) -> int:
+    """Checks, pushes, starts on every node and follows to the end, or detaches."""
+    with (
+        connected(wanted.cluster.hosts) as nodes,
+        connected(wanted.former) as former,
+        Interrupts() as interrupts,
+        contextlib.ExitStack() as place,
+    ):
+        require_writable(wanted.folder.path.parent)
+        line: Line | None = None
+        with failing_wait_recorded(wanted.folder, console):
+            while True:
+                chosen = wanted
+                try:
+                    chosen, its_nodes = choose_hosts(wanted, nodes, console)
+                    return start_and_follow(chosen, its_nodes, former, interrupts, console, line)
+                except GpusTaken as taken:
+                    if wanted.options.wait is None:
+                        raise
+                    if chosen is not wanted:  # another launch was faster on one of these hosts
+                        wanted = dataclasses.replace(wanted, since=taken.plan.since)
+                        time.sleep(POLL)
+                        continue
+                    if line:
+                        line.abandon()
+                    else:
+                        place.enter_context(waiter_lock(wanted.folder))
+                    wanted = waiting(wanted, taken, console)
+                    line = Line(
+                        taken.attempt,
+                        taken.plan,
+                        ignored_port=wanted.cluster.job.master_port == "auto",
+                    )
+                    line.join()
+                    place.callback(line.close)
+                    said = taken.lines
+                if (code := wait(line, wanted, said, interrupts, console)) is not None:
+                    return code
+
+
+def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAttempt:
+    """Records that the run waits; returns the attempt with its place in line."""
+    limit = wanted.options.wait
+    until = wanted.until or (time.time() + limit if limit else None)
+    placed = dataclasses.replace(wanted, since=taken.plan.since, until=until)
+    folder, record = remember(placed, taken.plan)
+    record.attempt.state = "WAITING"
+    record.attempt.waiting_since, record.attempt.waiting_until = placed.since, until
+    folder.try_save(record, console)
+    for line in taken.lines:
+        console.say(f"run {placed.run_id} waits: {line}")
+    return placed
+
+
+def wait(
+    line: Line,
+    wanted: NextAttempt,
+    said: Sequence[str],
+    interrupts: Interrupts,
+    console: Console,
+) -> int | None:
+    """Returns None when it is this run's turn, or the exit code after another process took over."""
+    folder = wanted.folder
+    if wanted.options.detach:
+        console.print(folder.run_id)
+        console.say(f"detached: `ddpctl attach {folder.run_id}` follows it")
+        code = 0
+    else:
+        needed = wanted.options.nodes or wanted.cluster.nnodes
+        number = line.wait(needed, wanted.until, said, interrupts, console)
+        if number is None:
+            return None
+        if number != signal.SIGHUP:
+            raise KeyboardInterrupt
+        code = EXIT_INTERRUPTED
+    line.abandon()
+    start_recorder(folder)
+    return code
+
+
+def continue_waiting(folder: RunFolder, console: Console) -> int:
+    """Goes on where the process that waited before stopped."""
+    record = folder.load()
+    kept = dataclasses.asdict(record.options)
+    options = LaunchOptions(**kept, on_event=event_hook.kept(folder))
+    earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
+    return run_attempt(
+        NextAttempt(
+            kept_cluster(folder),
+            options,
+            folder.run_id,
+            earlier if earlier.attempts else None,
+            since=record.attempt.waiting_since,
+            until=record.attempt.waiting_until,
+        ),
+        console,
+    )
+
+
+@contextlib.contextmanager
+def waiter_lock(folder: RunFolder) -> Iterator[None]:
+    """Held by the process that waits in line for this run."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with (folder.path / "waiting.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def has_waiter(folder: RunFolder) -> bool:
+    with (folder.path / "waiting.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def failing_wait_recorded(folder: RunFolder, console: Console) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        record = folder.load_if_readable(console)
+        if record and record.state in ("WAITING", "PENDING"):
+            cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
+            record.attempt.state = "CANCELLED" if cancelled else "FAILED"
+            record.attempt.ended = timestamp()
+            folder.try_save(record, console)
+        raise
+
+
+def choose_hosts(
+    wanted: NextAttempt, nodes: Sequence[Node], console: Console
+) -> tuple[NextAttempt, Sequence[Node]]:
+    """With --nodes N, the attempt on N hosts whose GPUs are free. Raises GpusTaken."""
+    count = wanted.options.nodes or len(nodes)
+    if count >= len(nodes):
+        return wanted, nodes
+    with console.step(f"asking {len(nodes)} hosts which GPUs are free"):
+        facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
+    for error in failures.values():
+        console.say(f"left out: {error}")
+    able = with_their_gpus(facts)
+    if len(able) < count:
+        raise too_few(count, able, {node.name: error for node, error in failures.items()})
+    usable = with_hosts(wanted, able)
+    since = wanted.since or time.time() + facts[able[0]].clock_skew
+    plan = usable.plan(Found(tuple(facts[node] for node in able), (), since=since))
+    attempt = attempt_of(plan, able)
+    line = Line(attempt, plan, ignored_port=True)
+    ahead = line.ahead()
+    free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
+    if len(free) < count:
+        raise GpusTaken(line.describe(ahead), attempt, plan)
+    subnets = [facts[able[r]].network_of(plan.nodes[r].internal_ip) for r in free]
+    picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
+    console.say(f"runs on {names(node.name for node in picked)}")
+    return with_hosts(wanted, picked), picked
+
+
+def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
+    hosts: tuple[Host, ...] = tuple(node.host for node in nodes)
+    return dataclasses.replace(wanted, cluster=dataclasses.replace(wanted.cluster, hosts=hosts))
+
+
+def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
+    """The nodes that have the GPUs that the hosts file names; CPU nodes if none has a GPU."""
+    if not any(each.gpus for each in facts.values()):
+        return list(facts)
+    return [
+        node
+        for node, each in facts.items()
+        if {*gpu_ids(node.host, each)} <= {gpu.index for gpu in each.gpus}
+        and (each.gpus or node.host.gpus == 0)
+    ]
+
+
+def too_few(count: int, able: Sequence[Node], failures: dict[str, DdpctlError]) -> DdpctlError:
+    if failures:
+        return NodesFailed(failures)
+    return PreflightError(
+        f"--nodes {count}: only {len(able)} hosts have the GPUs that the hosts file names; "
+        "`ddpctl check` shows what is wrong"
+    )

@@ -1,0 +1,101 @@
+"""Races pairs of launches for the same GPUs: `race.py HOSTS PAIRS` prints a JSON object for each pair.
+
+Both launches of a pair have connections of their own and create, claim and start real containers,
+which only sleep. The GPUs are those that their labels name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher.engines.docker import Docker
+from launcher.facts.gather import gather
+from launcher.facts.script import Facts, Gpu
+from launcher.hosts import Cluster, load
+from launcher.plan.build import Found
+from launcher.plan.options import LaunchOptions
+from launcher.plan.plan import Plan
+from launcher.ssh.many import each_node
+from launcher.ssh.node import Node, connected
+from launcher.start.all_or_none import GpusTaken, attempt_of, start, undo
+from launcher.start.attempt import NextAttempt
+
+Party = tuple[Plan, list[Node]]
+
+
+def main(hosts: str, pairs: int) -> None:
+    given = load(hosts)
+    chance = random.Random(1)
+    with connected(given.hosts) as one, connected(given.hosts) as two:
+        facts = [
+            dataclasses.replace(
+                each, gpus=(Gpu(0, f"GPU-{n}-0", "", 1), Gpu(1, f"GPU-{n}-1", "", 1))
+            )
+            for n, each in enumerate(gather(one))
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(pairs):
+                shared = chance.randrange(3)
+                both = [
+                    party(f"race-{number}-{side}", nodes, given, facts, shared, chance)
+                    for side, nodes in (("a", one), ("b", two))
+                ]
+                barrier = threading.Barrier(2)
+                started = list(pool.map(race, *zip(*both, strict=True), [barrier] * 2))
+                seen = each_node(one, lambda node: Docker(node).claims())
+                alive = [
+                    (node.name, gpu, status.run_id)
+                    for node, statuses in seen.items()
+                    for status in statuses
+                    for gpu in status.gpus
+                ]
+                print(json.dumps({"started": started, "there": alive}), flush=True)
+                for plan, nodes in both:
+                    members = {m.node: m for m in attempt_of(plan, nodes).members}
+                    each_node(nodes, lambda node: undo(members[node], plan))  # noqa: B023
+
+
+def party(
+    run_id: str,
+    nodes: Sequence[Node],
+    given: Cluster,
+    facts: Sequence[Facts],
+    shared: int,
+    chance: random.Random,
+) -> Party:
+    """A launch that wants GPUs of the shared host, and often of another."""
+    ranks = sorted({shared, chance.randrange(3)})
+    cluster = dataclasses.replace(given, hosts=tuple(given.hosts[rank] for rank in ranks))
+    since = float(chance.randrange(1, 4))
+    found = Found(tuple(facts[r] for r in ranks), (given.job.image,) * len(ranks), since=since)
+    plan = NextAttempt(cluster, LaunchOptions(), run_id).plan(found)
+    asleep = tuple(
+        dataclasses.replace(
+            node,
+            container=dataclasses.replace(
+                node.container, gpus=(), ulimits={}, entrypoint=("sleep", "600"), stop_timeout=0
+            ),
+        )
+        for node in plan.nodes
+    )
+    return dataclasses.replace(plan, nodes=asleep), [nodes[rank] for rank in ranks]
+
+
+def race(plan: Plan, nodes: Sequence[Node], barrier: threading.Barrier) -> str | None:
+    """The run id if it started."""
+    barrier.wait()
+    try:
+        start(attempt_of(plan, nodes), plan, [0] * len(nodes), {}, {})
+    except GpusTaken:
+        return None
+    return plan.run_id
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,274 @@
+"""Launches that want the same GPUs, on fake hosts: claims, waiting in line, any free hosts."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fakes import FakeCluster, FakeNode
+
+from launcher.facts.gather import gather
+from launcher.hosts import load
+from launcher.plan.build import Found
+from launcher.plan.options import LaunchOptions
+from launcher.ssh.node import connected
+from launcher.start import line, recorder
+from launcher.start.all_or_none import GpusTaken, attempt_of, start
+from launcher.start.attempt import NextAttempt
+
+Make = Callable[..., FakeCluster]
+
+
+@pytest.fixture
+def make(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Hosts with two GPUs each."""
+    monkeypatch.setattr(line, "POLL", 0.05)
+    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(recorder, "report_ready", lambda: None)
+    return lambda *names: fake_cluster(*names, gpus=2, master_port="auto")
+
+
+def record(cluster: FakeCluster, run_id: str) -> dict[str, object]:
+    path = cluster.state / "ddpctl" / "runs" / run_id / "run.json"
+    return dict(json.loads(path.read_text()))
+
+
+def run_recorder(cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["r", str(cluster.state / "ddpctl" / "runs" / run_id)])
+    return recorder.main()
+
+
+def once(true: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
+    """Does something in another thread as soon as a condition holds."""
+
+    def work() -> None:
+        end = time.monotonic() + 60
+        while not true() and time.monotonic() < end:
+            time.sleep(0.01)
+        do()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def end_all(nodes: list[FakeNode]) -> None:
+    for node in nodes:
+        node.end(0)
+
+
+def test_a_launch_that_finds_a_gpu_taken_says_by_whom_and_leaves_nothing(make: Make) -> None:
+    cluster = make("gpu0", "gpu1", "gpu2")
+    first = cluster.launch("--detach", "--include", "gpu0@gpu1:1")[1].strip()
+    code, _, err = cluster.launch("--include", "gpu1:0,1@gpu2")
+    assert code == 3
+    [line] = [line for line in err.splitlines() if "error" in line]
+    assert f"gpu1: run {first} of " in line and " has GPU 1 since 20" in line
+    assert "--wait" in line
+    assert {node.run_id for node in cluster.nodes} == {first}
+
+
+def test_hosts_without_gpus_are_never_refused(fake_cluster: Make) -> None:
+    cluster = fake_cluster(master_port="auto")
+    assert [cluster.launch("--detach")[0] for _ in range(2)] == [0, 0]
+
+
+def test_a_claim_that_its_launch_left_behind_is_removed_by_the_hosts_own_clock(make: Make) -> None:
+    cluster = make("gpu0")
+    host = cluster.hosts["gpu0"]
+    left = cluster.launch("--detach")[1].strip()
+    [node] = cluster.nodes
+    node.state = "created"  # as if the launch had died before the start
+    host.ahead = 30.0  # the clock of a host may be anything: the claim is 30 s old
+    code, _, err = cluster.launch("--detach")
+    assert code == 3 and f"run {left} of" in err and "is about to use GPU 0-1" in err
+    host.ahead = 90.0
+    code, second, err = cluster.launch("--detach")
+    assert code == 0, err
+    assert {node.run_id for node in cluster.nodes} == {second.strip()}
+
+
+def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) -> None:
+    cluster = make("gpu0", "gpu1", "gpu2")
+    given = load(cluster.hosts_file)
+    chance = random.Random(7)
+
+    def launch(number: int, names: list[str], barrier: threading.Barrier) -> str | None:
+        hosts = tuple(host for host in given.hosts if host.name in names)
+        cluster_of_run = type(given)(hosts, given.job)
+        wanted = NextAttempt(cluster_of_run, LaunchOptions(), f"race-{number}")
+        with connected(hosts) as nodes:
+            found = Found(gather(nodes), ("i",) * len(hosts), since=float(chance.randrange(1, 4)))
+            plan = wanted.plan(found)
+            barrier.wait()
+            try:
+                start(attempt_of(plan, nodes), plan, [0] * len(hosts), {}, {})
+            except GpusTaken:
+                return None
+            return plan.run_id
+
+    for pair in range(12):
+        shared = chance.choice(list(cluster.hosts))
+        others = [name for name in cluster.hosts if name != shared]
+        names = [[shared, *chance.sample(others, chance.randrange(3))] for _ in range(2)]
+        barrier = threading.Barrier(2)
+        with ThreadPoolExecutor(2) as pool:
+            outcomes = list(pool.map(launch, (2 * pair, 2 * pair + 1), names, [barrier] * 2))
+        [winner] = [run_id for run_id in outcomes if run_id]
+        assert {node.run_id for node in cluster.nodes} == {winner}
+        assert {node.state for node in cluster.nodes} == {"running"}
+        assert {node.host for node in cluster.nodes} == set(names[outcomes.index(winner)])
+        for host in cluster:
+            host.nodes.clear()
+
+
+def test_a_launch_waits_until_the_gpus_are_free(make: Make) -> None:
+    cluster = make()
+    first = cluster.launch("--detach")[1].strip()
+    running = list(cluster.nodes)
+    cluster.nodes_end(0)
+    once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
+    code, _, err = cluster.launch("--wait")
+    assert code == 0, err
+    assert f"waits: gpu[0-1]: run {first} of" in err
+    assert cluster.tickets == []
+
+
+def test_a_wait_ends_after_its_duration(make: Make) -> None:
+    cluster = make("gpu0")
+    first = cluster.launch("--detach")[1].strip()
+    code, _, err = cluster.launch("--wait", "1s")
+    assert code == 3 and "gave up waiting" in err and first in err
+    assert cluster.tickets == [] and {node.run_id for node in cluster.nodes} == {first}
+
+
+def test_a_detached_run_waits_with_its_recorder_and_is_shown(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make()
+    first = cluster.launch("--detach")[1].strip()
+    code, out, err = cluster.launch("--wait", "--detach")
+    second = out.strip()
+    assert code == 0 and cluster.recorders == [first, second], err
+    assert record(cluster, second)["state"] == "WAITING"
+    shown = cluster.ddpctl("ps", cluster.hosts_file)[1]
+    assert f"WAITING for {first}" in shown
+    runs = json.loads(cluster.ddpctl("ps", cluster.hosts_file, "--json")[1])["runs"]
+    assert {run["run_id"]: (run["state"], run["waits_for"]) for run in runs} == {
+        first: ("RUNNING", []),
+        second: ("WAITING", [first]),
+    }
+    running = list(cluster.nodes)
+    cluster.nodes_end(0)
+    asked = cluster.hosts["gpu0"].count("create")
+    once(lambda: cluster.hosts["gpu0"].count("create") > asked, lambda: end_all(running))
+    assert run_recorder(cluster, second, monkeypatch) == 0
+    assert record(cluster, second)["state"] == "SUCCEEDED"
+    assert cluster.tickets == []
+
+
+def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = make()
+    first = cluster.launch("--detach")[1].strip()
+    second = cluster.launch("--wait", "--detach")[1].strip()
+    before = cluster.hosts["gpu0"].count("create_volume")
+    renewed = lambda: cluster.hosts["gpu0"].count("create_volume") > before  # noqa: E731
+    once(renewed, lambda: [host.tickets.clear() for host in cluster])  # killed from elsewhere
+    assert run_recorder(cluster, second, monkeypatch) == 7
+    assert record(cluster, second)["state"] == "CANCELLED"
+    assert {node.run_id for node in cluster.nodes} == {first}
+    third = cluster.launch("--wait", "--detach")[1].strip()
+    code, _, err = cluster.ddpctl("kill", third)
+    assert code == 0 and "stopped, nothing left" in err
+    assert cluster.tickets == [] and record(cluster, third)["state"] == "CANCELLED"
+
+
+def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> None:
+    cluster = make()
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    cluster.forget()
+    assert f"{waiting}  " in cluster.ddpctl("ps", cluster.hosts_file)[1]
+    code, _, err = cluster.ddpctl("attach", waiting, "--hosts", cluster.hosts_file)
+    assert code == 2 and "waits in line for GPUs and has nothing to show yet" in err
+    assert cluster.ddpctl("kill", waiting, "--hosts", cluster.hosts_file)[0] == 0
+    assert cluster.tickets == []
+
+
+def test_nobody_is_overtaken_but_by_a_run_that_wants_none_of_the_same_gpus(make: Make) -> None:
+    cluster = make("gpu0", "gpu1", "gpu2")
+    cluster.launch("--detach", "--include", "gpu0")
+    waiting = cluster.launch("--detach", "--wait", "--include", "gpu0@gpu1")[1].strip()
+    code, _, err = cluster.launch("--detach", "--include", "gpu1")
+    assert code == 3 and f"gpu1: run {waiting} of" in err and "waits for GPU 0-1" in err
+    assert cluster.launch("--detach", "--include", "gpu2")[0] == 0
+
+
+def test_a_ticket_whose_launch_has_gone_stops_no_other(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    cluster.launch("--detach", "--wait")
+    [node] = cluster.nodes
+    node.end(0)
+    code, _, err = cluster.launch("--detach")
+    assert code == 3 and "waits for GPU 0-1" in err
+    cluster.hosts["gpu0"].ahead = 90.0
+    code, _, err = cluster.launch("--detach")
+    assert code == 0, err
+    assert cluster.tickets == []
+
+
+def test_any_hosts_whose_gpus_are_free_are_taken(make: Make) -> None:
+    cluster = make("gpu0", "gpu1", "gpu2")
+    cluster.launch("--detach", "--include", "gpu0")
+    code, run_id, err = cluster.launch("--detach", "--nodes", "2")
+    assert code == 0 and "runs on gpu[1-2]" in err
+    found = {n.node_rank: n.host for n in cluster.nodes if n.run_id == run_id.strip()}
+    assert found == {0: "gpu1", 1: "gpu2"}
+    code, _, err = cluster.launch("--nodes", "1")
+    assert code == 3 and "has GPU 0-1" in err
+
+
+def test_a_run_waits_for_any_host_that_becomes_free(make: Make) -> None:
+    cluster = make("gpu0", "gpu1")
+    for name in cluster.hosts:
+        cluster.launch("--detach", "--include", name)
+    [last] = [node for node in cluster.nodes if node.host == "gpu1"]
+    cluster.nodes_end(0)
+    once(lambda: len(cluster.tickets) == 2, lambda: last.end(0))
+    code, _, err = cluster.launch("--wait", "--nodes", "1")
+    assert code == 0, err
+    assert "runs on gpu1" in err and cluster.tickets == []
+
+
+def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:
+    cluster = make("gpu0", "gpu1", "gpu2")
+    code, out, _ = cluster.launch("--dry-run", "--nodes", "2", "--wait")
+    assert code == 0 and "nodes         2, ranks" in out and "any hosts whose GPUs are free" in out
+    assert "wait          as long as it takes" in out and "node 1 on gpu1" in out
+    assert "wait          5400 s" in cluster.launch("--dry-run", "--wait", "1h30m")[1]
+    code, _, err = cluster.launch("--nodes", "4")
+    assert code == 2 and "has 3 hosts" in err
+    assert cluster.launch("--wait", "0", "--dry-run")[0] == 2
+
+
+def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    given = load(cluster.hosts_file)
+    with connected(given.hosts) as nodes:
+        plan = NextAttempt(given, LaunchOptions(), "later").plan(
+            Found(gather(nodes), ("i",), since=9e9)
+        )
+        attempt = attempt_of(plan, nodes)
+        [member] = attempt.members
+        member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
+        with pytest.raises(GpusTaken):
+            start(attempt, plan, [0], {}, {})
+    assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1

@@ -140,11 +140,8 @@ def test_64_nodes_are_a_row_for_each_outcome_with_the_failed_one_first() -> None
     record.attempts = [attempt]
     attempt.nodes = [NodeRecord(n, f"gpu{n:02}", "/r", "FAILED", 1) for n in range(64)]
     attempt.settle_nodes()
-    hosts = (
-        page(dataclasses.replace(shown(), record=record))
-        .split("<h2>Hosts</h2>")[1]
-        .split("<h2>")[0]
-    )
+    made = page(dataclasses.replace(shown(), record=record))
+    hosts = made.split("<th>outcome</th>")[1].split("</table>")[0]
     assert re.findall("<tr><td>.*?</tr>", hosts) == [
         "<tr><td>1</td><td>1</td><td>gpu01</td><td>failed</td><td>1</td></tr>",
         "<tr><td>1</td><td>0,2-63</td><td>gpu[00,02-63]</td>"

@@ -141,9 +141,9 @@ def _entries(text: bytes) -> list[dict[str, Any]]:
 
 
 def number(value: object) -> float | None:
-    """With nine digits, as closer values cannot be told apart on an axis; None for what is no number."""
+    """A number that can be drawn; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not abs(value) <= LARGEST:
         return None
-    return 0.0 if abs(value) < 1 / LARGEST else float(f"{value:.9g}")
+    return 0.0 if abs(value) < 1 / LARGEST else float(value)

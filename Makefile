@@ -6,6 +6,7 @@
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
 # make check   lint, format, types
+# make wheels  build the wheel and the sdist, install them in clean environments of every Python here, and try them
 # make docs    build the docs site into site/; a broken link is an error
 
 VENV ?= .venv
@@ -15,7 +16,7 @@ CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-trainer
 export VENV
 
-.PHONY: demo test unit fast gpu box check docs bench $(BENCHES) image clean
+.PHONY: demo test unit fast gpu box check wheels docs bench $(BENCHES) image clean
 
 demo:
 	@scripts/venv demo
@@ -64,6 +65,9 @@ $(BENCHES): bench-%:
 	@scripts/venv test
 	@scripts/test-setup
 	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+wheels:
+	@scripts/try-wheels
 
 docs:
 	@scripts/venv docs

@@ -1,3 +1,27 @@
-"""ddpctl: launch PyTorch DistributedDataParallel training in containers on several hosts over SSH."""
+"""ddpctl: launch PyTorch DistributedDataParallel training in containers on several hosts over SSH.
+
+import ddpctl
+
+run = ddpctl.launch("hosts.yaml", ["train.py"])  # a ddpctl.Run
+results = ddpctl.run(function, args, hosts="hosts.yaml")  # one per rank
+"""
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+__all__ = ["DdpctlError", "RemoteError", "Run", "RunFailed", "find_run", "launch", "run"]
+
+if TYPE_CHECKING:
+    from .api import DdpctlError, RemoteError, Run, RunFailed, find_run, launch, run
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the API on first use, so that `ddpctl --help` stays fast."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import api
+
+        return getattr(api, name)
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]

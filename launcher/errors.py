@@ -13,6 +13,8 @@
     ├── PushFailed              exit 5
     ├── RunKilled               exit 7   `kill` ended a run that waited in line
     ├── StopUnconfirmed         exit 6   a host may still run something
+    ├── RunFailed                        a function that Python sent to the ranks gave no results
+    │   └── RemoteError                  it raised an exception there
     └── NodesFailed             the worst exit code of the errors that it carries, one per host
 
 A message is one line: where, what, remedy. Only `launcher.cli` prints it.
@@ -75,6 +77,25 @@ class PushFailed(DdpctlError):
 
 class StopUnconfirmed(DdpctlError):
     exit_code = 6
+
+
+class RunFailed(DdpctlError):
+    """Raised by `ddpctl.run`. `ddpctl.find_run(error.run_id)` has the logs and the first failure."""
+
+    def __init__(self, run_id: str, message: str) -> None:
+        super().__init__(f"{run_id}: {message}")
+        self.run_id = run_id
+
+
+class RemoteError(RunFailed):
+    """The exception of one rank. type: its name; traceback: as printed there."""
+
+    def __init__(
+        self, run_id: str, host: str, rank: int, type: str, message: str, traceback: str
+    ) -> None:
+        super().__init__(run_id, f"rank {rank} on {host}: {type}: {message}\n\n{traceback}".strip())
+        self.host, self.rank = host, rank
+        self.type, self.message, self.traceback = type, message, traceback
 
 
 class RunKilled(DdpctlError):

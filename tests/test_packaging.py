@@ -122,6 +122,22 @@ def test_the_supervisor_is_packed_from_the_installed_files(
     assert set(done.stdout.split()) == {"__main__.py", *ours}, done.stderr
 
 
+def test_the_trainer_runs_from_the_wheel(
+    installed: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """As after `pip install 'ddpctl[trainer]'`; torch is this environment's."""
+    scripts, env = installed
+    [site] = (scripts.parent / "lib").glob("python*/site-packages")
+    data = ["--data", "synthetic", "--synthetic-train", "64", "--synthetic-test", "32"]
+    argv = [sys.executable, "-m", "ddpctl.trainer", *data, "--model", "resnet8", "--epochs", "1"]
+    env = {**env, "PYTHONPATH": str(site)}
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    where = [sys.executable, "-c", "import ddpctl.trainer; print(ddpctl.trainer.__file__)"]
+    done = subprocess.run(where, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith(str(site))
+
+
 def test_ci_tests_the_oldest_torch_that_pyproject_names() -> None:
     bounds = re.findall(r'"(torch|torchvision)>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert len(bounds) == 2

@@ -39,11 +39,11 @@ def check(
     ddpctl check hosts.yaml
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
-    from ..hosts import load, select
+    from ..hosts import cluster_of
     from ..preflight.run import survey_hosts
     from ..ssh.node import connected
 
-    cluster = select(load(options.hosts_of(hosts, host_list)), include, exclude)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
     console = options.console(quiet, verbose)
     began = time.monotonic()
     with connected(cluster.hosts) as nodes, console.step(f"checking {_hosts(len(nodes))}"):

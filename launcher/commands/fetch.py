@@ -30,9 +30,22 @@ def fetch(
     ddpctl fetch
     ddpctl fetch 20261121 --to results/
     """
-    from ..runs import fetch as fetch_run
+    from ..runs import fetch as fetching
     from ..runs.find import find
+    from ..runs.unseen import report_unseen
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)
-    return fetch_run.fetch(folder, to or Path(folder.run_id), console, as_json=as_json)
+    done = fetching.fetch(folder, to or Path(folder.run_id), console)
+    report_unseen(done.failures, console)
+    if as_json:
+        console.json(done.document(folder.run_id))
+    else:
+        console.say(done.summary())
+        if not (done.files or done.skipped or done.failures):
+            console.say(
+                f"the run {folder.run_id} wrote no files: its script must save into the folders "
+                "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
+            )
+        console.print(str(done.to))
+    return 4 if done.failures else 0

@@ -105,10 +105,9 @@ def launch(
     ddpctl launch hosts.yaml --nodes 2 --wait 8h --detach
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
-    from ..hosts import load, override_job, select
+    from ..hosts import cluster_of
     from ..plan import render
     from ..plan.options import LaunchOptions
-    from ..runs.record import checked_name
     from ..start import launch as launching
 
     given = list(command or [])
@@ -127,11 +126,9 @@ def launch(
         "time_limit": time_limit,
         "command": given or None,
     }
-    overridden = [key for key, value in flags.items() if value is not None]
-    cluster = load(options.hosts_of(hosts, host_list), overridden=overridden)
-    cluster = override_job(select(cluster, include, exclude), flags)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), flags, include, exclude)
     wanted = LaunchOptions(
-        name=checked_name(name),
+        name=name,
         detach=detach,
         push=not no_push,
         check=not no_check,
@@ -142,9 +139,10 @@ def launch(
         on_event=on_event,
     )
     console = options.console(quiet, verbose, plain, fold)
+    first = launching.new_run(cluster, wanted)
     if not dry_run:
-        return launching.launch(cluster, wanted, console)
-    plan = launching.dry_run(cluster, wanted)
+        return launching.launch(first, console)
+    plan = launching.dry_run(first)
     if as_json:
         console.json(render.plan_document(plan))
     else:

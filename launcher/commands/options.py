@@ -84,7 +84,6 @@ class WithFolders(TyperCommand):
 _FOLDERS = ("--dataset", "--workdir")
 
 FOREVER = "forever"  # the value of `--wait` without one
-DEFAULT_HOSTS = "hosts.yaml"
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each step on stderr.")]
@@ -170,15 +169,9 @@ def hosts_of(hosts: str | None, host_list: str | None) -> str:
     """HOSTS or -H, else ./hosts.yaml. Raises UsageError with both, or with none of the three."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
-    if host_list:
-        from ..hosts import HostList
+    from ..hosts import HostList, default_hosts
 
-        return HostList(host_list)
-    if not hosts and not Path(DEFAULT_HOSTS).is_file():
-        raise UsageError(
-            "no hosts: give a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
-        )
-    return hosts or DEFAULT_HOSTS
+    return HostList(host_list) if host_list else hosts or default_hosts()
 
 
 def can_ask() -> bool:

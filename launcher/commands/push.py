@@ -53,15 +53,12 @@ def push(
     ddpctl push hosts.yaml --prune
     """
     from .. import push as pushing
-    from ..hosts import load, override_job, select
+    from ..hosts import cluster_of
     from ..ssh.node import connected
 
     console = options.console(quiet, verbose)
     folders = {"dataset": dataset_folder, "workdir": workdir_folder}
-    cluster = load(
-        options.hosts_of(hosts, host_list), overridden=[k for k, v in folders.items() if v]
-    )
-    cluster = override_job(select(cluster, include, exclude), folders)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), folders, include, exclude)
     named: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
     with connected(cluster.hosts) as nodes:

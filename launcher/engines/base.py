@@ -59,7 +59,10 @@ class Engine(Protocol):
         """Removes a ticket or a node that has not started. False: it has started meanwhile."""
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        """Everything of ddpctl on this host, runs and checks, that uses something below `folder`."""
+        """Everything of ddpctl on this host, runs and checks, that uses something below `folder`.
+
+        And the tickets of launches that have gone.
+        """
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
         """Starts a command with the node's environment. Without stdin, its input is empty."""

@@ -114,7 +114,8 @@ class Docker:
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
-        return tuple(self._statuses(row["Id"] for row in rows if _mounts_below(row, folder)))
+        nodes = self._statuses(row["Id"] for row in rows if _mounts_below(row, folder))
+        return (*nodes, *(ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired))
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
         return DockerExec(self._client, status.handle, command, stdin=stdin, tty=tty)

@@ -102,7 +102,7 @@ def details(sections: Mapping[str, Sequence[str]]) -> Details:
         fabric_manager=bool(lines("fabricmanager")),
         toolkit=tuple(commands("toolkit")),
         cdi=bool(lines("cdi")),
-        nvidia=parse_nvidia("\n".join(lines("nvidia")), lines("gpuowners")),
+        nvidia=parse_nvidia("\n".join(lines("nvidia")), lines("gpuowners"), lines("xid")),
     )
 
 

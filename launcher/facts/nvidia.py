@@ -18,6 +18,7 @@ _SLOWED = tuple(
     for name in ("event", "throttle")
     for reason in ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 )
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
 
 # Of processes by pid: user, container id, run id, start in unix seconds and name, as far as known.
 OWNERS = r"""
@@ -60,6 +61,12 @@ class GpuState:
     repair_failed: bool = False
     slowed: bool = False  # by its temperature or its power supply
     lanes: tuple[int, int] = (0, 0)  # PCIe lanes in use, and at most; 0 where not reported
+    pci: str = ""  # domain:bus:device
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it uses fewer PCIe lanes than it could."""
+        return self.lanes[0] < self.lanes[1]
 
 
 @dataclass(frozen=True)
@@ -68,17 +75,19 @@ class Nvidia:
     cuda: tuple[int, int] | None = None  # the newest CUDA that the driver runs
     gpus: tuple[GpuState, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
+    xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of the errors since boot
 
 
-def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
-    """Empty where the text is not nvidia-smi's XML. owners: what OWNERS printed."""
-    start = text.find("<nvidia_smi_log>")
-    if start < 0:
-        return Nvidia()
+def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
+    """Without GPUs where the text is not nvidia-smi's XML. owners: what OWNERS printed.
+
+    kernel: lines of the kernel's log with the driver's errors.
+    """
+    xids = tuple((_pci(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
     try:
-        log = ElementTree.fromstring(text[start:])
+        log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
-        return Nvidia()
+        return Nvidia(xids=xids)
     whose = {row[0]: row[1:3] for line in owners if len(row := line.split("\t")) == 6}
     gpus, processes = [], []
     for index, gpu in enumerate(log.iter("gpu")):
@@ -93,6 +102,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
                 repair_failed=_is(gpu, "Yes", "remapped_rows/remapped_row_failure"),
                 slowed=_is(gpu, "Active", *_SLOWED),
                 lanes=_lanes(gpu),
+                pci=_pci(gpu.get("id", "")),
             )
         )
         for process in gpu.iter("process_info"):
@@ -116,7 +126,14 @@ def parse_nvidia(text: str, owners: Sequence[str] = ()) -> Nvidia:
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
         gpus=tuple(gpus),
         processes=tuple(processes),
+        xids=xids,
     )
+
+
+def _pci(text: str) -> str:
+    """`00000000:3B:00.0` and `0000:3b:00` alike as `0000:3b:00`."""
+    match = re.fullmatch(r"0*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?", text.lower())
+    return match[1] if match else ""
 
 
 def _is(gpu: ElementTree.Element, word: str, *paths: str) -> bool:

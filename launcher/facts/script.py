@@ -82,6 +82,8 @@ if [ -n "$gpus" ]; then
   s nvidia
   xml=$(command -v nvidia-smi >/dev/null 2>&1 && timeout 20 nvidia-smi -q -x 2>/dev/null)
   printf '%s\n' "$xml"
+  s xid  # the first that this user may read
+  { dmesg || timeout 5 journalctl -kb -q --no-pager -n 10000; } 2>/dev/null | grep 'NVRM: Xid' | tail -n 64
   s gpuowners
   owners $(printf '%s\n' "$xml" | sed -n 's:.*<pid>\([0-9]*\)</pid>.*:\1:p')
 fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -11,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Inside `with`, a signal raises KeyboardInterrupt.
+    """Inside `with`, a signal raises KeyboardInterrupt. Only the main thread can receive signals.
 
     Inside `held()` it is only queued, so that what has begun can be finished or undone first.
     """
@@ -22,7 +23,8 @@ class Interrupts:
         self._before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in SIGNALS:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in SIGNALS if in_main_thread else ():
             self._before[number] = signal.signal(number, self._receive)
         return self
 

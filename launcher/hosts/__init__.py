@@ -6,13 +6,17 @@ from .hostfile import HostList
 from .job_values import seconds_in
 from .load import load, override_job, parse
 from .model import Cluster, Host, Job
+from .named import Hosts, cluster_of, default_hosts
 from .select import select
 
 __all__ = [
     "Cluster",
     "Host",
     "HostList",
+    "Hosts",
     "Job",
+    "cluster_of",
+    "default_hosts",
     "dump",
     "load",
     "override_job",

@@ -21,6 +21,7 @@ from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
 from .tree import Items, Scalar, Table, Tree, read_yaml
 from .values import parts, split_port, text, wrong
 
+COMMAND_LINE = "command line"
 _AMBIGUOUS_PORT = 22  # below it, gpu1:8 may just as well mean eight GPUs
 _NOTHING = Scalar(0, "", "nothing")
 
@@ -58,20 +59,27 @@ def parse(text: str, source: str, *, base: str | Path | None = None) -> Cluster:
 
 
 def override_job(
-    cluster: Cluster, given: Mapping[str, object], *, cwd: str | Path | None = None
+    cluster: Cluster,
+    given: Mapping[str, object],
+    *,
+    cwd: str | Path | None = None,
+    source: str = COMMAND_LINE,
 ) -> Cluster:
     """The same cluster with values of the command line in its job; None leaves the file's value.
 
     given: by key of the job; `env` is added to the file's, and nproc_per_node overrides that of each
-    host. Relative paths are relative to cwd.
+    host. Relative paths are relative to cwd. source: who gave them, if not the command line.
     HostsFileError names each flag that is wrong, including folders that do not exist.
     """
-    reading = _Reading("command line", cwd or current_folder())
+    reading = _Reading(source, cwd or current_folder())
     read: dict[str, Any] = {}
+    if strangers := given.keys() - JOB.keys():
+        raise TypeError(f"{source} got an unexpected keyword argument {min(strangers)!r}")
     for name, value in given.items():
         if value is not None:
             flag = "COMMAND" if name == "command" else "--" + name.replace("_", "-")
-            read |= reading.value(name, JOB[name], _tree(value), flag)
+            key = flag if source == COMMAND_LINE else name
+            read |= reading.value(name, JOB[name], _tree(value), key)
     if "env" in read:
         read["env"] = {**cluster.job.env, **read["env"]}
     job, hosts = replace(cluster.job, **read), cluster.hosts

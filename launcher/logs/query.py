@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from .store import Mark, known_marks, read_index
 
+NOTHING: Mapping[int, Mark] = MappingProxyType({})
 PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
 
@@ -67,12 +69,15 @@ def parse_numbers(text: str, count: int) -> frozenset[int]:
 
 
 def merged(
-    folder: Path, wanted: Wanted, known: Mapping[int, Mark] | None = None
+    folder: Path,
+    wanted: Wanted,
+    known: Mapping[int, Mark] | None = None,
+    shown: Mapping[int, Mark] = NOTHING,
 ) -> Iterator[tuple[int, bytes]]:
     """The recorded lines up to the marks `known`, in batches with the node's rank, in the order of
-    time."""
+    time. shown: where to begin; by default at the first line."""
     marks = known_marks(folder) if known is None else known
-    batches = _batches(folder, wanted, marks)
+    batches = _batches(folder, wanted, marks, shown)
     chosen = ((rank, text) for rank, batch in batches if (text := wanted.choose(rank, batch)))
     return chosen if wanted.tail is None else _last(wanted.tail, chosen)
 
@@ -90,11 +95,11 @@ def _last(count: int, batches: Iterable[tuple[int, bytes]]) -> Iterator[tuple[in
 
 
 def _batches(
-    folder: Path, wanted: Wanted, known: Mapping[int, Mark]
+    folder: Path, wanted: Wanted, known: Mapping[int, Mark], shown: Mapping[int, Mark]
 ) -> Iterator[tuple[int, bytes]]:
     spans = []
     for node_rank, last in known.items():
-        start = 0
+        start = shown[node_rank].size if node_rank in shown else 0
         for mark in read_index(folder, node_rank).marks:
             if mark.size > start and mark.size <= last.size:
                 late = wanted.since is None or mark.time >= wanted.since

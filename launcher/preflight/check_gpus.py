@@ -17,6 +17,39 @@ from .machine import Machine, odd_one_out
 LAST = (math.inf, "")  # the place of a run that has not asked for its GPUs yet
 BUSY_MIB = 500  # a GPU with more memory in use is somebody's
 
+RESET = "drain the host and run `nvidia-smi --gpu-reset`; if it returns, have the GPU replaced"
+# By field of GpuState
+HEALTH = {
+    "uncorrectable": ("had uncorrectable ECC errors since the driver was loaded", RESET),
+    "repair_pending": (
+        "must be reset before it replaces faulty memory",
+        "run `nvidia-smi --gpu-reset` there, or reboot the host",
+    ),
+    "repair_failed": (
+        "could not replace faulty memory",
+        "have the GPU replaced (NVIDIA's advice is an RMA)",
+    ),
+    "slowed": (
+        "is slowed down by its temperature or power supply",
+        "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
+    ),
+    "narrow": (
+        "uses fewer PCIe lanes than it could",
+        "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
+    ),
+}
+# Of NVIDIA's Xid catalog, those for which it advises a reset or more
+XIDS = {
+    48: ("uncorrectable memory error", RESET),
+    62: ("its internal microcontroller halted", RESET),
+    64: ("could not replace faulty memory", RESET),
+    74: ("NVLink error", f"check the NVLink bridges and switches; {RESET}"),
+    79: ("it fell off the bus", "reboot the host, and check the seat and the power of the card"),
+    95: ("memory error that was not contained", RESET),
+    119: ("its GSP firmware does not answer", RESET),
+    120: ("error of its GSP firmware", RESET),
+}
+
 
 def check_driver(machine: Machine, _: Inventory) -> Iterator[Finding]:
     """The kernel's driver answers and matches the libraries."""
@@ -134,37 +167,25 @@ def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
         yield failure(machine.name, "gpus", what, f"{stop}, or choose other GPUs")
 
 
+def check_xids(machine: Machine, _: Inventory) -> Iterator[Finding]:
+    """The kernel's log has no error that points to a broken GPU. A program's own errors do not count."""
+    nvidia = machine.details.nvidia
+    index = {gpu.pci: gpu.index for gpu in nvidia.gpus}
+    for pci, number in dict.fromkeys(nvidia.xids):
+        if machine.wants_gpus and number in XIDS and index.get(pci, -1) in {-1, *machine.gpus}:
+            name = (
+                f"GPU {index[pci]} ({pci})" if pci in index else f"a GPU at {pci}, now not listed,"
+            )
+            meaning, remedy = XIDS[number]
+            what = f"{name} has had Xid {number} since the host booted: {meaning}"
+            yield warning(machine.name, "gpus", what, remedy)
+
+
 def check_health(machine: Machine, _: Inventory) -> Iterator[Finding]:
     """No hardware fault that slows a GPU down or will end a run on it."""
     used = [gpu for gpu in machine.details.nvidia.gpus if gpu.index in machine.gpus]
-    for found, what, remedy in (
-        (
-            [gpu.index for gpu in used if gpu.uncorrectable],
-            "had uncorrectable ECC errors since the driver was loaded",
-            "drain the host and run `nvidia-smi --gpu-reset`; if they return, replace the GPU",
-        ),
-        (
-            [gpu.index for gpu in used if gpu.repair_pending],
-            "must be reset before it replaces faulty memory",
-            "run `nvidia-smi --gpu-reset` there, or reboot the host",
-        ),
-        (
-            [gpu.index for gpu in used if gpu.repair_failed],
-            "could not replace faulty memory",
-            "have the GPU replaced (NVIDIA's advice is an RMA)",
-        ),
-        (
-            [gpu.index for gpu in used if gpu.slowed],
-            "is slowed down by its temperature or power supply",
-            "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
-        ),
-        (
-            [gpu.index for gpu in used if gpu.lanes[0] < gpu.lanes[1]],
-            "uses fewer PCIe lanes than it could",
-            "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
-        ),
-    ):
-        if found:
+    for field, (what, remedy) in HEALTH.items():
+        if found := [gpu.index for gpu in used if getattr(gpu, field)]:
             yield warning(machine.name, "gpus", f"GPU {ranges(found)} {what}", remedy)
 
 
@@ -247,6 +268,7 @@ CHECKS = (
     check_mig,
     check_taken,
     check_busy,
+    check_xids,
     check_health,
     check_count,
     check_alike,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ..engines.attempt import RunningAttempt
 from ..errors import CommandFailed, DdpctlError, UsageError
@@ -20,7 +21,7 @@ from ..terminal.console import Console
 from .attempt import newest_attempt
 from .record import RunFolder
 from .sync_logs import log_store, sync_logs
-from .unseen import report_unseen, unseen
+from .unseen import unseen
 
 # NUL-separated: sha256, two spaces, path relative to the run's folder, of every complete file.
 LIST = r"""
@@ -41,20 +42,38 @@ class RemoteFile:
 
 @dataclass
 class Fetched:
+    """failures: the error of each host that did not answer; the others' files were fetched."""
+
+    to: Path
     files: int = 0
     skipped: int = 0  # they were here already
     bytes: int = 0
+    failures: Mapping[str, DdpctlError] = field(default_factory=dict)
+
+    def document(self, run_id: str) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "run_id": run_id,
+            "to": str(self.to),
+            "fetched": self.files,
+            "skipped": self.skipped,
+            "bytes": self.bytes,
+            "unseen": unseen(self.failures),
+        }
+
+    def summary(self) -> str:
+        size = self.bytes / 1e6
+        return f"{self.to}: fetched {self.files} files, {size:.1f} MB; {self.skipped} unchanged"
 
 
-def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> int:
-    """Returns 0, or 4 when a host did not answer; files of the other hosts are fetched all the same."""
-    done = Fetched()
+def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
+    done = Fetched(to)
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
             if store:
                 sync_logs(attempt, store, console)
         with console.step("listing the files of the run"):
-            files, failures = list_files(attempt, console)
+            files, done.failures = list_files(attempt, console)
         try:
             to.mkdir(parents=True, exist_ok=True)
             for target, file in targets(files, to).items():
@@ -65,29 +84,7 @@ def fetch(folder: RunFolder, to: Path, console: Console, *, as_json: bool) -> in
                 f"{error.filename or to}: cannot be written: {error.strerror}; free it or give "
                 "another --to"
             ) from None
-    report_unseen(failures, console)
-    if as_json:
-        console.json(
-            {
-                "version": 1,
-                "run_id": folder.run_id,
-                "to": str(to),
-                "fetched": done.files,
-                "skipped": done.skipped,
-                "bytes": done.bytes,
-                "unseen": unseen(failures),
-            }
-        )
-    else:
-        size = done.bytes / 1e6
-        console.say(f"{to}: fetched {done.files} files, {size:.1f} MB; {done.skipped} unchanged")
-        if not files and not failures:
-            console.say(
-                f"the run {folder.run_id} wrote no files: its script must save into the folders "
-                "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
-            )
-        console.print(str(to))
-    return 4 if failures else 0
+    return done
 
 
 def list_files(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import selectors
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +18,7 @@ from . import exit_hook
 
 READY = b"ready\n"
 RECORDER = f"{__package__}.recorder"
+LOCK = ".recorder.lock"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
 # -I keeps the current directory, PYTHONPATH and the user's site out of the imports; the path of the
@@ -49,6 +53,26 @@ def start_recorder(folder: RunFolder) -> None:
         f"{folder.run_id}: the run goes on, but its recorder did not start: {why}; "
         f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
     )
+
+
+@contextmanager
+def recording(folder: RunFolder) -> Iterator[None]:
+    """Inside, other processes of this machine see that the run has a recorder."""
+    with (folder.path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def has_recorder(folder: RunFolder) -> bool:
+    """Whether a process of this machine looks after the run, between its attempts too."""
+    try:
+        with (folder.path / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _start(folder: RunFolder, stderr: BinaryIO) -> subprocess.Popen[bytes]:

@@ -9,6 +9,7 @@ from ..hosts import Cluster
 from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
 from ..run_id import new_run_id
+from ..runs.record import checked_name
 from ..terminal.console import Console
 from . import exit_hook
 from .attempt import NextAttempt
@@ -17,28 +18,29 @@ from .restart import restart_until_done
 from .wait import run_attempt
 
 
-def launch(cluster: Cluster, options: LaunchOptions, console: Console) -> int:
-    """Launches a new run; returns its exit code as in CONTRACT section 6."""
-    check_nodes(cluster, options)
-    if options.check and (hint := check_command(cluster.job)):
-        console.say(hint)
-    return run_with_restarts(NextAttempt(cluster, options, new_run_id(options.name)), console)
-
-
-def dry_run(cluster: Cluster, options: LaunchOptions) -> Plan:
-    """The plan as far as it is known without contacting a host; with --nodes, on the first hosts."""
-    check_nodes(cluster, options)
-    if options.check:
-        check_command(cluster.job)
-    cluster = dataclasses.replace(cluster, hosts=cluster.hosts[: options.nodes])
-    return NextAttempt(cluster, options, new_run_id(options.name)).plan()
-
-
-def check_nodes(cluster: Cluster, options: LaunchOptions) -> None:
+def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
+    """The first attempt of a new run. Raises UsageError for a name that cannot be part of its id."""
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
             f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
         )
+    return NextAttempt(cluster, options, new_run_id(checked_name(options.name)))
+
+
+def launch(first: NextAttempt, console: Console) -> int:
+    """Launches a new run; returns its exit code as in CONTRACT section 6."""
+    if first.options.check and (hint := check_command(first.cluster.job)):
+        console.say(hint)
+    return run_with_restarts(first, console)
+
+
+def dry_run(first: NextAttempt) -> Plan:
+    """The plan as far as it is known without contacting a host; with --nodes, on the first hosts."""
+    if first.options.check:
+        check_command(first.cluster.job)
+    hosts = first.cluster.hosts[: first.options.nodes]
+    cluster = dataclasses.replace(first.cluster, hosts=hosts)
+    return dataclasses.replace(first, cluster=cluster).plan()
 
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:

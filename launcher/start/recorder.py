@@ -18,7 +18,7 @@ from ..runs.record import RunFolder
 from ..terminal.console import Console
 from . import event_hook, exit_hook
 from .attach import attach
-from .detach import READY
+from .detach import READY, recording
 from .restart import restart_until_done
 from .wait import continue_waiting
 
@@ -29,19 +29,24 @@ def main() -> int:
     console.stdout_closed = True  # it only records
     try:
         folder.load()
-        report_ready()
-        with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
-            on_event = event_hook.kept(folder)
-            if folder.load().state == "WAITING":
-                ending.code = continue_waiting(folder, console)
-            else:
-                ending.code = attach(folder, console, on_event)
-            options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
-            ending.code = restart_until_done(folder, options, ending.code, console)
-        return ending.code
+        with recording(folder):
+            report_ready()
+            return record(folder, console)
     except DdpctlError as error:
         console.error(str(error))
         return error.exit_code
+
+
+def record(folder: RunFolder, console: Console) -> int:
+    with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
+        on_event = event_hook.kept(folder)
+        if folder.load().state == "WAITING":
+            ending.code = continue_waiting(folder, console)
+        else:
+            ending.code = attach(folder, console, on_event)
+        options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
+        ending.code = restart_until_done(folder, options, ending.code, console)
+    return ending.code
 
 
 def report_ready() -> None:

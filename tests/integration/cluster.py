@@ -211,7 +211,9 @@ class Cluster:
             self.exec(node, "rm", "-f", "/run/dockerd.off")
             self.take_gpus(node)
         self.wait_healthy(self.nodes)
-        sweep = "docker ps -aq | xargs -r docker rm -f; umount /home/ddp/.ddpctl 2>/dev/null; "
+        sweep = "docker ps -aq | xargs -r docker rm -f; docker volume ls -q --filter "
+        sweep += "label=io.ddpctl.run-id | xargs -r docker volume rm; "
+        sweep += "umount /home/ddp/.ddpctl 2>/dev/null; "
         sweep += "rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
         for node in self.nodes:
             self.exec(node, "sh", "-c", sweep)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -128,6 +130,8 @@ def test_containers_are_as_promised(
         assert seen["env"]["DDPCTL_RUN_ID"] == run_id
         assert seen["env"]["DDPCTL_NODE_RANK"] == str(rank)
         assert seen["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
+        cores = int(cluster.exec(node, "nproc"))  # of the machine that both hosts are on
+        assert seen["env"]["OMP_NUM_THREADS"] == str(max(1, cores // 2))
         assert seen["env"]["HOME"] == "/tmp"
         assert str(seen["uid"]) == cluster.exec(node, "id", "-u", "ddp")
         written = f"/home/ddp/.ddpctl/runs/{run_id}/output/written"
@@ -248,6 +252,41 @@ def test_gpus_of_one_host_are_split_between_two_nodes(
             asked[rank] = request["DeviceIDs"] or request["Count"]
     assert (asked["0"], asked["1"]) == (["0"], ["1"])
     assert asked["2"] in (1, ["0"])
+
+
+def test_python_calls_a_function_on_every_rank(
+    cluster: Cluster, home: Home, tmp_path: Path
+) -> None:
+    """With trust: a tensor comes back. A rank that is killed has a name, and no result."""
+    program = """
+        import os, signal, sys, torch, ddpctl
+
+        def total(start, killed=None):
+            import torch.distributed as dist
+            dist.init_process_group("gloo")
+            if dist.get_rank() == killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            ones = torch.full((2,), float(start))
+            dist.all_reduce(ones)
+            return os.environ["DDPCTL_NODE_RANK"], ones
+
+        results = ddpctl.run(total, (5,), hosts=sys.argv[1], trust=True)
+        print([(node, ones.tolist()) for node, ones in results])
+        try:
+            ddpctl.run(total, (5, 1), hosts=sys.argv[1], trust=True, check=False)
+        except ddpctl.RunFailed as error:
+            print(error)
+    """
+    name = script(tmp_path, program, "program.py")
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
+    argv = [sys.executable, name, str(hosts)]
+    env = {**home.environment, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    results, error = done.stdout.splitlines()
+    assert results == str([(str(node), [15.0, 15.0]) for node in range(3)])
+    assert "rank 1 (node1, local_rank 0) was killed by SIGKILL" in error
+    assert cluster.idle()
 
 
 def test_two_launches_at_once_do_not_disturb_each_other(

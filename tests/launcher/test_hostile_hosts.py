@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
+from launcher.api.results import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.labels import inspected, read_status
-from launcher.errors import UsageError
+from launcher.errors import CommandFailed, UsageError
 from launcher.facts import gpu_use
 from launcher.facts.hardware import details
 from launcher.facts.nvidia import parse_nvidia
@@ -56,6 +57,7 @@ EXAMPLES = {
     "file lists": 1200,
     "trees": 1000,
     "processes": 500,
+    "results": 500,
     "terminal": 800,
     "command lines": 250,  # in test_hostile_command_lines.py
 }
@@ -279,6 +281,23 @@ def test_lists_of_processes_and_folders(rows: list[str]) -> None:
     assert all(pid > 0 for pid in pids_in(text))
     for row in rows:
         clean.PART.fullmatch(row)
+
+
+@given(
+    changed({"result": 1, "error": {"type": "T", "message": "m", "traceback": ""}, "pickle": ""}),
+    st.binary(max_size=30)
+    | st.tuples(WORD, WORD).map(lambda pair: " ".join(pair).encode() + b"\n"),
+)
+@some("results")
+def test_results_of_ranks(document: Any, noise: bytes) -> None:
+    text = json.dumps(document).encode()
+    for data in (b"0 " + text + b"\n", noise + b"\n", noise + b" " + text + b"\n"):
+        try:
+            for result in split(data, "gpu1").values():
+                outcome = parsed_outcome("gpu1", result)
+                assert isinstance(outcome.pickle, str | None)
+        except CommandFailed as error:
+            assert "\n" not in str(error) and not ESCAPE.search(str(error))
 
 
 @given(st.lists(st.binary() | TEXT.map(lambda text: text.encode(errors="replace"))), st.text())

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,21 @@ import pytest
 import yaml
 from trainer_ranks import newest_state, same
 
+import launcher
 from trainer.data.synthetic import synthetic
 from trainer.tools.make_images import write_cifar10
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/hosts.yaml"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+# Lightning imports torchvision, which may be a CUDA build beside a torch for the CPU.
+ON_CPU = f"""
+import runpy, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torchvision_on_cpu
+del sys.path[0], sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 SMALL = ("--model", "resnet8", "--batch_size", "64")
 
 
@@ -116,10 +126,44 @@ def test_a_hugging_face_script_trains_and_goes_on(tmp_path: Path) -> None:
     assert {"checkpoint-4", "checkpoint-6"} <= saved
 
 
+@pytest.mark.parametrize("example", ["accelerate", "lightning"])
+def test_other_frameworks_train_on_two_nodes(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "code"
+    shutil.copytree(ROOT / "examples" / example, folder)
+    (folder / "on_cpu.py").write_text(ON_CPU)
+    command = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]["command"]
+    nodes, command = ["local:0", "local:0"], ["on_cpu.py", *command]
+    run = launcher.launch(nodes, command, engine="process", workdir=folder, check=False)
+    assert run.wait(timeout=250) == "SUCCEEDED", list(run.logs())
+    accuracies = [line for line in run.logs() if "accuracy" in line]
+    assert [line.rpartition(" ")[0] for line in accuracies] == [
+        f"[local:0] epoch {epoch}: accuracy" for epoch in (1, 2, 3)
+    ]
+    assert float(accuracies[-1].split()[-1]) > 0.9
+    assert list(tmp_path.glob(".ddpctl/runs/*/checkpoints/*"))
+
+
+def upstream(folder: Path) -> str | None:
+    """The folder that the README clones a repository into."""
+    cloned = re.search(r"^git clone \S+ (\S+)$", (folder / "README.md").read_text(), re.MULTILINE)
+    return cloned and cloned[1]
+
+
+def test_the_gallery_lists_every_example() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    assert sorted(re.findall(r"(?m)^\| \[(\w+)\]", page)) == [folder.name for folder in FOLDERS]
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_hosts_file_runs_the_script_beside_it(folder: Path) -> None:
     job = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]
-    if job["command"][0] == "-m":
+    if clone := upstream(folder):
+        assert (folder / job["workdir"]).is_relative_to(ROOT / clone)
+    elif job["command"][0] == "-m":
         assert "shapes" in job["command"][3] and (folder / job["workdir"] / "shapes.py").is_file()
     else:
         assert (folder / job["workdir"] / job["command"][0]).is_file()
@@ -143,7 +187,12 @@ def test_the_readmes_commands_make_a_plan(folder: Path, command: str, tmp_path: 
     for file in folder.iterdir():
         if file.is_file():
             (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "data").mkdir()  # the reader's images
+    job = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]
+    if "dataset" in job:
+        (copy / job["dataset"]).mkdir()  # the reader's images
+    if upstream(folder):  # what the reader clones
+        (copy / job["workdir"]).mkdir(parents=True)
+        (copy / job["workdir"] / job["command"][0]).touch()
     before, _, after = command.partition(" -- ")
     words = [*shlex.split(before)[1:], "--dry-run", *(["--", *shlex.split(after)] if after else [])]
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
@@ -155,5 +204,4 @@ def test_the_readmes_commands_make_a_plan(folder: Path, command: str, tmp_path: 
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    script = yaml.safe_load((folder / "hosts.yaml").read_text())["job"]["command"][0]
-    assert script in done.stdout + done.stderr
+    assert job["command"][0] in done.stdout + done.stderr

@@ -16,7 +16,7 @@ import pytest
 from launcher.engines.engine_info import EngineInfo
 from launcher.facts.hardware import Details, Disk, Holder
 from launcher.facts.network import Interface, Route
-from launcher.facts.nvidia import GpuProcess, GpuState, parse_nvidia
+from launcher.facts.nvidia import GpuProcess, GpuState, Nvidia, parse_nvidia
 from launcher.facts.script import SCRIPT
 from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
@@ -178,10 +178,23 @@ def test_nvidia_smi() -> None:
     owners = [f"4711\teve\t{'c' * 64}\t\t1\tpython3", "12\troot\t"]
     found = parse_nvidia(NVIDIA, owners)
     assert (found.driver, found.cuda) == ("550.54.15", (12, 4))
-    assert found.gpus == (GpuState(0, "Enabled", "Disabled", 30004),)
+    assert found.gpus == (GpuState(0, "Enabled", "Disabled", 30004, pci="0000:18:00"),)
     assert found.processes == (GpuProcess(0, 4711, "python3", 30000, "eve", "c" * 64),)
     assert parse_nvidia("No devices were found").gpus == ()
     assert parse_nvidia(NVIDIA[:300]).gpus == ()
+
+
+def test_errors_of_the_driver_in_the_kernels_log() -> None:
+    lines = [
+        "[ 7.1] NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+        "Nov 22 10:00:00 gpu1 kernel: NVRM: Xid (PCI:0000:3B:00): 48, pid=1, name=python",
+        "NVRM: Xid (PCI:$(reboot)): 48, x",
+        "NVRM: Xid (PCI:0000:18:00): 99999, x",
+        "NVRM: GPU at PCI:0000:18:00: GPU-a",
+    ]
+    xids = (("0000:18:00", 79), ("0000:3b:00", 48))
+    assert parse_nvidia(NVIDIA, kernel=lines).xids == xids
+    assert parse_nvidia("No devices were found", kernel=lines) == Nvidia(xids=xids)
 
 
 HEALTH = """<nvidia_smi_log>

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from launcher.hosts import Host, Job, parse
@@ -14,7 +15,14 @@ from launcher.hosts.schema import DEFAULTS, HOST, JOB, SECTIONS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "hosts.example.yaml").read_text()
+CLUSTERS = (ROOT / "docs" / "your-cluster.md").read_text()
 PAGE = (ROOT / "docs" / "hosts-file.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", CLUSTERS, re.DOTALL))
+def test_the_hosts_file_of_each_kind_of_cluster_is_one(text: str) -> None:
+    made = parse(text, "docs/your-cluster.md")
+    assert made.nnodes > 1 and made.job.command
 
 
 def names(keys: dict) -> set[str]:

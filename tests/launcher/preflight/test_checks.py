@@ -170,6 +170,16 @@ FAULTS = {
         lambda m: sick(m, repair_failed=True),
         ("warning", "gpus", "GPU 1-2 could not replace faulty memory", "RMA"),
     ),
+    "an error in the kernel's log": (
+        lambda m: with_nvidia(m, gpus=(GpuState(2, "Enabled", "N/A", 4, pci="0000:3b:00"),),
+                              xids=(("0000:3b:00", 31), ("0000:3b:00", 95), ("0000:3b:00", 95))),
+        ("warning", "gpus", "GPU 2 (0000:3b:00) has had Xid 95 since the host booted: memory error",
+         "--gpu-reset"),
+    ),
+    "a lost GPU in the kernel's log": (
+        lambda m: with_nvidia(m, xids=(("0000:af:00", 79),)),
+        ("warning", "gpus", "a GPU at 0000:af:00, now not listed, has had Xid 79", "seat and the power"),
+    ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),
         ("warning", "gpus", "GPU 1-2 is slowed down by its temperature", "cooling"),

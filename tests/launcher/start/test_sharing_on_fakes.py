@@ -14,6 +14,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.facts.gather import gather
+from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.plan.build import Found
 from launcher.plan.options import LaunchOptions
@@ -128,16 +129,25 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             host.nodes.clear()
 
 
-def test_a_launch_waits_until_the_gpus_are_free(make: Make) -> None:
+def test_a_launch_waits_until_the_gpus_are_free(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = make()
     first = cluster.launch("--detach")[1].strip()
     running = list(cluster.nodes)
     cluster.nodes_end(0)
+    follow, left = Session.follow, []
+
+    def followed(session: Session) -> int:
+        left.extend(cluster.tickets)
+        return follow(session)
+
+    monkeypatch.setattr(Session, "follow", followed)
     once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
     assert f"waits: gpu[0-1]: run {first} of" in err
-    assert cluster.tickets == []
+    assert left == [], "tickets go when the run starts, not when it ends"
 
 
 def test_a_wait_ends_after_its_duration(make: Make) -> None:
@@ -221,6 +231,19 @@ def test_a_ticket_whose_launch_has_gone_stops_no_other(make: Make) -> None:
     cluster.hosts["gpu0"].ahead = 90.0
     code, _, err = cluster.launch("--detach")
     assert code == 0, err
+    assert cluster.tickets == []
+
+
+def test_clean_removes_the_tickets_of_launches_that_have_gone(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    cluster.launch("--detach", "--wait")
+    [node] = cluster.nodes
+    node.end(0)
+    assert cluster.ddpctl("clean", cluster.hosts_file, "-y")[0] == 0
+    assert len(cluster.tickets) == 1
+    cluster.hosts["gpu0"].ahead = 90.0
+    assert cluster.ddpctl("clean", cluster.hosts_file, "-y")[0] == 0
     assert cluster.tickets == []
 
 

@@ -1,0 +1,196 @@
+"""A run as a Python object, and how to get one: start it, or find it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Unpack
+
+from ..diagnosis.first_failure import FirstFailure
+from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
+from ..follow.show_logs import LogFlags
+from ..hosts import Hosts, cluster_of, load
+from ..logs.query import Wanted, merged
+from ..logs.store import Mark, known_marks
+from ..plan.options import LaunchOptions
+from ..runs.attempt import newest_attempt
+from ..runs.fetch import fetch
+from ..runs.find import find
+from ..runs.record import FINAL, RunFolder
+from ..runs.sync_logs import log_store, sync_logs
+from ..ssh.node import connected
+from ..start.detach import has_recorder, start_recorder
+from ..start.launch import launch as start_launch
+from ..start.launch import new_run
+from ..stop.kill import kill_run
+from ..terminal.logging_console import LoggingConsole
+from ..terminal.sanitize import Sanitizer
+from .job_options import JobOptions
+
+POLL = 0.2  # seconds
+
+
+class Run:
+    """A run. It goes on when this object, or this Python, is gone: `find_run(id)` finds it again.
+
+    Methods that ask the hosts raise HostUnreachable, or another DdpctlError with the remedy.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._console = LoggingConsole()
+
+    def __repr__(self) -> str:
+        return f"<ddpctl.Run {self.id} {self.state}>"
+
+    @property
+    def id(self) -> str:
+        return self._folder.run_id
+
+    @property
+    def state(self) -> str:
+        """Of the newest attempt: PENDING RUNNING SUCCEEDED FAILED CANCELLED or UNKNOWN.
+
+        As this machine recorded it; no host is asked.
+        """
+        return self._folder.load().state
+
+    @property
+    def first_failure(self) -> FirstFailure | None:
+        """Which rank of the newest attempt failed first, and why; None if none has failed."""
+        return self._folder.load().attempt.first_failure
+
+    def wait(self, timeout: float | None = None) -> str:
+        """The final state, once the run and all its automatic restarts have ended.
+
+        Raises TimeoutError after `timeout` seconds; the run goes on then, as after Ctrl-C.
+        """
+        began = time.monotonic()
+        if self.state not in FINAL and not has_recorder(self._folder):
+            start_recorder(self._folder)  # the last one was killed, or the run is another machine's
+        while has_recorder(self._folder):
+            if timeout is not None and time.monotonic() - began > timeout:
+                raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")
+            time.sleep(POLL)
+        if self.state not in FINAL:
+            log = self._folder.path / "recorder.log"
+            raise CommandFailed(
+                f"{self.id}: its recorder stopped before the run ended, see {log}; call wait() again"
+            )
+        return self.state
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        node: int | str | None = None,
+        rank: int | str | None = None,
+        tail: int | None = None,
+        grep: str | None = None,
+    ) -> Iterator[str]:
+        """Lines of all nodes, merged by time: `[host:rank] text`. Colours stay, other escapes go.
+
+        node, rank: a number, or several such as "0-3,5". grep: a regular expression.
+        follow: go on until the run has ended. If a host did not answer, NodesFailed comes last.
+        """
+        flags = LogFlags(
+            nodes=None if node is None else str(node),
+            ranks=None if rank is None else str(rank),
+            tail=tail,
+            grep=re.compile(grep.encode()) if grep else None,
+        )
+        wanted = flags.wanted(self._folder.load())
+        failures = {} if has_recorder(self._folder) else self._sync_logs()
+        return self._lines(wanted, follow, failures)
+
+    def _sync_logs(self) -> Mapping[str, DdpctlError]:
+        with (
+            newest_attempt(self._folder, self._console) as attempt,
+            log_store(self._folder, self._console) as store,
+        ):
+            return sync_logs(attempt, store, self._console) if store else {}
+
+    def _lines(
+        self, wanted: Wanted, follow: bool, failures: Mapping[str, DdpctlError]
+    ) -> Iterator[str]:
+        sanitizer = Sanitizer()
+        shown: Mapping[int, Mark] = {}
+        while True:
+            last = not (follow and has_recorder(self._folder))  # asked before the lines are read
+            known = known_marks(self._folder.logs)
+            for _, text in merged(self._folder.logs, wanted, known, shown):
+                yield from sanitizer.feed(text).split("\n")[:-1]
+            if last:
+                break
+            shown, wanted = known, dataclasses.replace(wanted, tail=None)
+            time.sleep(POLL)
+        if failures:
+            raise NodesFailed(failures)
+
+    def kill(self) -> None:
+        """Stop the run on all hosts and prove that nothing is left; safe to repeat.
+
+        Raises StopUnconfirmed if a host did not answer: the next contact finishes it.
+        """
+        cluster = load(self._folder.hosts_file, job_files=False)
+        with connected(cluster.hosts) as nodes:
+            killed = kill_run(nodes, cluster, self.id, self._console)
+        if not killed.confirmed:
+            hosts = ", ".join(killed.unconfirmed)
+            raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}; call kill() again")
+
+    def fetch(self, to: str | Path | None = None) -> Path:
+        """Copy checkpoints, output and logs here, verified; returns the folder (default: ./ID).
+
+        Raises NodesFailed if a host did not answer, after it has fetched from the others.
+        """
+        done = fetch(self._folder, Path(to or self.id), self._console)
+        if done.failures:
+            raise NodesFailed(done.failures)
+        return done.to
+
+
+def launch(
+    hosts: Hosts = None,
+    command: Sequence[str] | None = None,
+    *,
+    name: str = "",
+    include: str | None = None,
+    exclude: str | None = None,
+    push: bool = True,
+    check: bool = True,
+    hang_timeout: float | None = None,
+    on_exit: str | None = None,
+    on_event: str | None = None,
+    **job: Unpack[JobOptions],
+) -> Run:
+    """Check the hosts, push what they lack and start the run; it then goes on by itself.
+
+    hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], what `ddpctl.hosts.load` returned,
+    or None for ./hosts.yaml. command: what torchrun runs, such as ["train.py", "--epochs", "3"].
+    The rest is as for `ddpctl launch`. Raises DdpctlError if the run cannot start.
+    """
+    cluster = cluster_of(hosts, {**job, "command": command}, include, exclude, source="launch()")
+    options = LaunchOptions(
+        name=name,
+        detach=True,
+        push=push,
+        check=check,
+        hang_timeout=hang_timeout,
+        on_exit=on_exit,
+        on_event=on_event,
+    )
+    first = new_run(cluster, options)
+    start_launch(first, LoggingConsole())
+    return Run(first.folder)
+
+
+def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:
+    """The run with this id or unique prefix, by default the newest one of this machine.
+
+    hosts: a hosts file, to find a run that was started on another machine. Raises UsageError.
+    """
+    return Run(find(run, None if hosts is None else str(hosts), LoggingConsole()))

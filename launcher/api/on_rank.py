@@ -1,0 +1,105 @@
+"""Runs on every rank: calls the function that `ddpctl.run` sent, and writes down what came of it.
+
+Copied to the hosts beside the files that it reads. Needs only Python 3.8.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import pickle
+import traceback
+from typing import Any, Callable, Dict
+
+Call = Dict[str, Any]
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.join(HERE, "ddpctl_source.py")
+
+if os.path.exists(SOURCE):
+    # What belonged to __main__ there belongs to it here, as pickles expect.
+    with open(SOURCE, encoding="utf-8") as file:
+        exec(compile(file.read(), SOURCE, "exec"))
+
+
+def main() -> None:
+    with open(os.path.join(HERE, "ddpctl_call.json"), encoding="utf-8") as file:
+        call = json.load(file)
+    try:
+        outcome = returned(function_of(call), call)
+    except Exception as error:
+        write(raised(error, call["trust"]))
+        raise
+    write(outcome)
+
+
+def function_of(call: Call) -> Any:
+    function: Any = importlib.import_module(call["module"])
+    for name in call["function"].split("."):
+        function = getattr(function, name)
+    return function
+
+
+def returned(function: Callable[..., Any], call: Call) -> str:
+    args, kwargs = call["args"], call["kwargs"]
+    if call["trust"]:
+        args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))
+    result = function(*args, **kwargs)
+    if call["trust"]:
+        text = json.dumps({"pickle": pickled(result)})
+    else:
+        text = as_json(result)
+    limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if len(text) > limit:
+        raise ValueError(
+            "ddpctl.run: the result has %d bytes, more than %d; write it to "
+            "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
+        )
+    return text
+
+
+def as_json(result: Any) -> str:
+    try:
+        return json.dumps({"result": result})
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "ddpctl.run: the result is no JSON value (%s); return numbers, strings, lists and "
+            "dicts, or call run(..., trust=True)" % error
+        ) from None
+
+
+def raised(error: Exception, trust: bool) -> str:
+    report = traceback.TracebackException(type(error), error, error.__traceback__)
+    ours = main.__code__.co_filename
+    users = [frame for frame in report.stack if frame.filename != ours]
+    report.stack = traceback.StackSummary.from_list(users)
+    kind = type(error).__qualname__
+    outcome: Dict[str, Any] = {
+        "error": {"type": kind, "message": str(error), "traceback": "".join(report.format())}
+    }
+    if trust:
+        try:
+            outcome["pickle"] = pickled(error)
+        except Exception:
+            pass  # it is reported as text
+    return json.dumps(outcome)
+
+
+def pickled(value: Any) -> str:
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def write(text: str) -> None:
+    folder = os.path.join(
+        os.environ["DDPCTL_OUTPUT_DIR"], "results", "attempt-" + os.environ["DDPCTL_ATTEMPT"]
+    )
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "rank-" + os.environ["RANK"])
+    with open(path + ".new", "w", encoding="utf-8") as out:
+        out.write(text)
+    os.replace(path + ".new", path)
+
+
+if __name__ == "__main__":
+    main()

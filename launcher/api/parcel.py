@@ -1,0 +1,113 @@
+"""What `run` sends: a folder with the function, what it needs, its arguments and their caller."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from ..errors import UsageError
+from ..push.files.scan import scan
+from .source import Source
+
+CALLER = Path(__file__).with_name("on_rank.py")
+MAX_RESULTS = 64 << 20  # bytes of the results of one node
+
+
+def pack(
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    to: Path,
+    *,
+    workdir: str | None,
+    trust: bool,
+) -> None:
+    """Fills the folder `to`. workdir: a folder to send too. Raises UsageError, PushFailed."""
+    if workdir:
+        _copy_workdir(workdir, to)
+    name = getattr(function, "__qualname__", "")
+    if function.__module__ == "__main__" and isinstance(function, FunctionType):
+        source = Source(function)
+        (to / "ddpctl_source.py").write_text(source.text)
+        modules, name = source.modules, function.__name__
+    else:
+        _require_importable(function, name)
+        modules = {function.__module__}
+    for module in modules:
+        _copy_module(module, to)
+    call = {
+        "module": function.__module__,
+        "function": name,
+        "trust": trust,
+        "limit": MAX_RESULTS,
+        **_arguments(args, kwargs, trust),
+    }
+    (to / "ddpctl_call.json").write_text(json.dumps(call))
+    shutil.copy(CALLER, to)
+
+
+def _arguments(
+    args: Sequence[object], kwargs: Mapping[str, object], trust: bool
+) -> Mapping[str, object]:
+    if trust:
+        pickled = pickle.dumps((args, kwargs), protocol=4)  # a rank may have Python 3.8
+        return {"args": [], "kwargs": {}, "pickle": base64.b64encode(pickled).decode()}
+    try:
+        json.dumps([args, kwargs])
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"run(): an argument is no JSON value ({error}); pass numbers, strings, lists and "
+            "dicts, or call run(..., trust=True)"
+        ) from None
+    return {"args": args, "kwargs": kwargs}
+
+
+def _require_importable(function: Callable[..., object], name: str) -> None:
+    found: Any = sys.modules.get(function.__module__)
+    try:
+        found = functools.reduce(getattr, name.split("."), found)
+    except AttributeError:
+        found = None
+    if found is not function:
+        raise UsageError(
+            f"run(): {name or function!r} cannot be imported by that name; define it with def at the "
+            "top of its module"
+        )
+
+
+def _copy_module(name: str, to: Path) -> None:
+    """Copies the package or the file that has the module, unless it is installed."""
+    top = sys.modules.get(name.partition(".")[0])
+    folders = list(getattr(top, "__path__", ()))
+    file = folders[0] if folders else getattr(top, "__file__", None)
+    if top is None or file is None or top.__name__ in sys.stdlib_module_names:
+        return
+    if {"site-packages", "dist-packages"} & {*Path(file).parts}:
+        return
+    if folders:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(file, to / top.__name__, ignore=ignored, dirs_exist_ok=True)
+    else:
+        shutil.copy(file, to)
+
+
+def _copy_workdir(workdir: str, to: Path) -> None:
+    """What a push would send of it."""
+    tree = scan(workdir, ignore=True)
+    for entry in tree.manifest.entries:
+        path = to / os.fsdecode(entry.path)
+        if entry.kind == "d":
+            path.mkdir(exist_ok=True)
+        elif entry.kind == "l":
+            path.symlink_to(os.fsdecode(entry.content))
+        else:
+            shutil.copy(os.fsdecode(tree.path(entry)), path)

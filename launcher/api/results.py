@@ -1,0 +1,100 @@
+"""What the ranks returned or raised, read from the hosts. Hosts are not trusted: JSON, of bounded size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..engines.attempt import RunningAttempt
+from ..errors import CommandFailed
+from ..logs.events import parsed
+from ..plan.plan import Place
+from ..ssh.many import each_node
+from ..ssh.node import Node
+from ..ssh.stream import READ_SIZE
+from .parcel import MAX_RESULTS
+
+# A line for every rank of attempt $2 with a result below the run folder $1: its number, the JSON text.
+READ = r"""
+cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
+for file in rank-*; do
+  case $file in *[!0-9a-z-]*) continue ;; esac
+  printf '%s ' "${file#rank-}"
+  cat "$file"
+  echo
+done
+"""
+
+
+@dataclass(frozen=True)
+class Raised:
+    type: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one rank. result: a JSON value. pickle: base64; only for a user who trusts the host."""
+
+    host: str
+    result: Any = None
+    error: Raised | None = None
+    pickle: str | None = None
+
+
+def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
+    """By rank; a rank that wrote none is left out. Raises CommandFailed, NodesFailed."""
+    folders = {(node.name, place.run_dir): node for node, place in _places(attempt)}
+    places = dict(_places(attempt))
+    texts = each_node([*folders.values()], lambda node: _read(node, places[node]))
+    outcomes: dict[int, Outcome] = {}
+    first: dict[int, tuple[str, bytes]] = {}
+    for node, found in texts.items():
+        for rank, text in found.items():
+            host, before = first.setdefault(rank, (node.name, text))
+            if before != text:  # equal ones lie on a home folder that hosts share
+                raise CommandFailed(f"{host} and {node.name}: both have a result of rank {rank}")
+            outcomes[rank] = parsed_outcome(host, text)
+    return outcomes
+
+
+def _places(attempt: RunningAttempt) -> Iterator[tuple[Node, Place]]:
+    return zip(attempt.nodes, attempt.places, strict=True)
+
+
+def _read(node: Node, place: Place) -> Mapping[int, bytes]:
+    data = bytearray()
+    limit = 2 * MAX_RESULTS  # nodes of one machine share a folder
+    with node.open_script(READ, place.run_dir, str(place.attempt), stdin=False) as stream:
+        while chunk := stream.read(READ_SIZE):
+            data += chunk
+            if len(data) > limit:
+                raise CommandFailed(f"{node.name}: its results have more than {limit} bytes")
+    return split(bytes(data), node.name)
+
+
+def split(data: bytes, host: str) -> dict[int, bytes]:
+    """By rank, what READ printed. Raises CommandFailed if it is something else."""
+    texts = {}
+    for line in data.split(b"\n")[:-1]:
+        rank, _, text = line.partition(b" ")
+        if not re.fullmatch(rb"\d{1,7}", rank):
+            raise CommandFailed(f"{host}: its results cannot be read")
+        texts[int(rank)] = text
+    return texts
+
+
+def parsed_outcome(host: str, text: bytes) -> Outcome:
+    try:
+        document = json.loads(text)
+        error, pickle = document.get("error"), document.get("pickle")
+        if not isinstance(pickle, str | None):
+            raise ValueError("pickle is no text")
+        raised = None if error is None else parsed(Raised, error)
+        return Outcome(host, document.get("result"), raised, pickle)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CommandFailed(f"{host}: a result cannot be read: {error}") from None

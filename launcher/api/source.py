@@ -1,0 +1,117 @@
+"""The source of a function of a notebook or script, with the names of `__main__` that it uses."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import symtable
+import textwrap
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, TypeGuard
+
+from ..errors import UsageError
+
+FUTURE = "from __future__ import annotations"
+
+
+class Source:
+    """Definitions in the order that they need. modules: those that they import."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self.modules: set[str] = set()
+        self._function = function.__name__
+        self._names = function.__globals__
+        self._lines: dict[str, str] = {}
+        if function.__code__.co_freevars:
+            listed = ", ".join(function.__code__.co_freevars)
+            raise self._refusal(f"{listed} of the function around it")
+        self._define(function.__name__, function)
+
+    @property
+    def text(self) -> str:
+        return "\n".join([FUTURE, *self._lines.values(), ""])
+
+    def _define(self, name: str, value: Any) -> None:
+        if name in self._lines:
+            return
+        module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if isinstance(value, ModuleType):
+            self.modules.add(value.__name__)
+            self._lines[name] = f"import {value.__name__} as {name}"
+        elif module == "__main__" and isinstance(value, (type, FunctionType)):
+            self._define_own(name, value)
+        elif module and qualname.isidentifier():
+            self.modules.add(module)
+            self._lines[name] = f"from {module} import {qualname} as {name}"
+        elif is_literal(value):
+            self._lines[name] = f"{name} = {value!r}"
+        else:
+            raise self._refusal(f"the global {name}, a {type(value).__name__}")
+
+    def _define_own(self, name: str, value: type | FunctionType) -> None:
+        text = source_text(value)
+        if name != value.__name__:
+            self._define(value.__name__, value)
+            text = f"{name} = {value.__name__}"
+        self._lines[name] = ""  # two functions may call each other
+        for used in global_names(text):
+            if used in self._names and not hasattr(builtins, used):
+                self._define(used, self._names[used])
+        self._lines[name] = self._lines.pop(name) or text  # after what it uses
+
+    def _refusal(self, what: str) -> UsageError:
+        return UsageError(
+            f"run(): {self._function} uses {what}, which cannot be sent; pass it as an argument, or "
+            "create it inside the function"
+        )
+
+
+def source_text(value: type | FunctionType) -> str:
+    """Raises UsageError if it is not known, as of what was typed at Python's own prompt."""
+    try:
+        return textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        if isinstance(value, type) and (text := class_of_a_cell(value.__name__)):
+            return text
+    raise UsageError(
+        f"run(): the source of {value.__name__} is not known; define it in a file or a notebook cell"
+    )
+
+
+def class_of_a_cell(name: str) -> str | None:
+    """The newest definition in a notebook. Before Python 3.13, inspect finds cells of functions only."""
+    cells = [file for file in linecache.cache if not Path(file).exists()]
+    for cell in reversed(cells):
+        lines = linecache.getlines(cell)
+        try:
+            found = [each for each in ast.parse("".join(lines)).body if is_class(each, name)]
+        except SyntaxError:
+            continue
+        if found:
+            newest = found[-1]
+            first = min([newest.lineno, *(each.lineno for each in newest.decorator_list)])
+            return "".join(lines[first - 1 : newest.end_lineno])
+    return None
+
+
+def is_class(node: ast.stmt, name: str) -> TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef) and node.name == name
+
+
+def global_names(text: str) -> set[str]:
+    """The global names that a definition refers to."""
+    tables = [symtable.symtable(f"{FUTURE}\n{text}", "<source>", "exec")]
+    for table in tables:  # which grows
+        tables += table.get_children()
+    symbols = [symbol for table in tables for symbol in table.get_symbols()]
+    return {each.get_name() for each in symbols if each.is_referenced() and each.is_global()}
+
+
+def is_literal(value: object) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError, RecursionError):
+        return False

@@ -1,0 +1,194 @@
+"""`launch` and `Run` on fake hosts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from fakes import FakeCluster, FakeNode
+
+import launcher
+from launcher.api import handle
+from launcher.api.job_options import JobOptions
+from launcher.hosts import load
+from launcher.hosts.schema import JOB
+from launcher.runs.record import RunFolder
+from launcher.start import recorder
+from launcher.start.detach import has_recorder, recording
+from launcher.terminal.logging_console import LoggingConsole
+
+Make = Callable[..., FakeCluster]
+
+
+@pytest.fixture(autouse=True)
+def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorders are threads of this process, in which the hosts are fakes."""
+    monkeypatch.setattr("launcher.start.restart.BACKOFF", (0.0,))
+
+    def start(folder: RunFolder) -> None:
+        began = threading.Event()
+
+        def record() -> None:
+            with recording(folder):
+                began.set()
+                recorder.record(folder, LoggingConsole())
+
+        threading.Thread(target=record, daemon=True).start()
+        assert began.wait(10)
+
+    monkeypatch.setattr(handle, "start_recorder", start)
+
+
+def rank_1_is_killed(node: FakeNode) -> None:
+    if node.node_rank == 1:
+        node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
+        node.end(1, reason={"kind": "rank", "message": "rank 1 was killed", "node_rank": 1})
+    else:
+        node.stop()
+
+
+def launched(cluster: FakeCluster, **more: object) -> launcher.Run:
+    return launcher.launch(cluster.hosts_file, check=False, push=False, **more)  # type: ignore[arg-type]
+
+
+def test_a_run_is_followed_through_a_restart_to_its_end(
+    fake_cluster: Make, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="ddpctl")
+    cluster = fake_cluster(max_restarts=1)
+    run = launched(cluster, name="py")
+    assert run.state == "RUNNING" and run.id.startswith("py-") and cluster.recorders == [run.id]
+    for host in cluster:
+        host.on_start = lambda node: (node.say("again", node.node_rank), node.end(0))
+    with pytest.raises(TimeoutError, match=rf"{run.id} has not ended after 0.01 s"):
+        run.wait(timeout=0.01)
+    lines = run.logs(follow=True, rank="0-1")
+    cluster.nodes[1].say("first \x1b]0;title\x07\x1b[31mred", 1)
+    assert next(lines) == "[gpu1:1] first \x1b[31mred"
+    for node in cluster.nodes:
+        rank_1_is_killed(node)
+    assert run.wait(timeout=60) == "SUCCEEDED"
+    assert sorted(lines) == ["[gpu0:0] again", "[gpu1:1] again"]
+    assert [attempt["state"] for attempt in cluster.record["attempts"]] == ["FAILED", "SUCCEEDED"]
+    assert run.first_failure is None
+    assert list(run.logs(rank=1, grep="ag")) == ["[gpu1:1] again"]
+    assert capfd.readouterr() == ("", "")
+    assert "started: 2 nodes" in caplog.text
+    assert repr(launcher.find_run(run.id[:-2])) == f"<ddpctl.Run {run.id} SUCCEEDED>"
+
+
+def test_a_failure_is_a_value(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = rank_1_is_killed
+    run = launched(cluster)
+    assert run.wait(timeout=60) == "FAILED"
+    assert run.first_failure is not None
+    assert (run.first_failure.host, run.first_failure.rank) == ("gpu1", 1)
+
+
+def test_kill_proves_it_or_raises(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run = launched(cluster)
+    cluster.hosts["gpu1"].reachable = False
+    with pytest.raises(launcher.DdpctlError, match="stop not confirmed on gpu1; call kill"):
+        run.kill()
+    cluster.hosts["gpu1"].reachable = True
+    run.kill()
+    assert run.state == "CANCELLED" and cluster.nodes == []
+
+
+def test_fetch_brings_what_answers_and_raises_for_the_rest(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    run = launched(cluster)
+    run.wait(timeout=60)
+    [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
+    (output / "result.txt").write_text("42")
+    assert (run.fetch() / "output" / "result.txt").read_text() == "42"
+    cluster.hosts["gpu1"].reachable = False
+    with pytest.raises(launcher.DdpctlError, match="gpu1: no answer"):
+        run.fetch("other")
+    assert Path("other/output/result.txt").exists()
+
+
+def test_lines_that_are_here_come_before_the_error_of_a_host_that_is_not(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = lambda node: (node.say("kept", node.node_rank), node.end(0))
+    run = launched(cluster)
+    run.wait(timeout=60)
+    cluster.hosts["gpu1"].reachable = False
+    lines = run.logs()
+    assert {next(lines), next(lines)} == {"[gpu0:0] kept", "[gpu1:1] kept"}
+    with pytest.raises(launcher.DdpctlError, match="gpu1: no answer"):
+        next(lines)
+
+
+def test_hosts_are_a_file_a_list_or_a_value(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    how = {"check": False, "push": False, "image": "any:1", "master_port": 29501}
+    value = load(cluster.hosts_file)
+    for hosts in (Path(cluster.hosts_file), ["gpu0:0", "gpu1:0"], "gpu0:0,gpu1:0", value, None):
+        run = launcher.launch(hosts, ["other.py", "1"], **how)  # type: ignore[arg-type]
+        record = RunFolder(cluster.state / "ddpctl" / "runs" / run.id).load()
+        assert (record.hosts, record.command) == (["gpu0", "gpu1"], ["other.py", "1"])
+        run.kill()
+
+
+def test_a_wrong_keyword_is_named_as_python_and_the_hosts_file_name_it(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    with pytest.raises(TypeError, match=r"launch\(\) got an unexpected keyword argument 'imge'"):
+        launched(cluster, imge="any:1")
+    with pytest.raises(launcher.DdpctlError, match=r"launch\(\): shm_size: found big"):
+        launched(cluster, shm_size="big")
+    with pytest.raises(
+        launcher.DdpctlError, match=r"launch\(\): COMMAND: .*write \[train.py\]|command: "
+    ):
+        launched(cluster, command="train.py")
+
+
+def test_every_key_of_a_job_is_a_keyword() -> None:
+    assert set(get_type_hints(JobOptions)) == set(JOB) - {"command"}
+
+
+def test_another_thread_than_the_main_one_sets_no_signal_handler(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    before = signal.getsignal(signal.SIGINT)
+    states: list[str] = []
+    thread = threading.Thread(target=lambda: states.append(launched(cluster).wait(timeout=60)))
+    thread.start()
+    thread.join()
+    assert states == ["SUCCEEDED"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_recorder_is_seen_by_its_lock(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert not has_recorder(folder)
+    with recording(folder), recording(folder):
+        assert has_recorder(folder)
+    assert not has_recorder(folder)
+
+
+@pytest.mark.real
+def test_the_package_imports_nothing_until_it_is_used() -> None:
+    code = (
+        "import sys, launcher; assert 'paramiko' not in sys.modules and 'launch' in dir(launcher);"
+        "assert callable(launcher.run); assert not hasattr(launcher, 'lunch'); print(len(launcher.__all__))"
+    )
+    root = Path(__file__).parents[3]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == str(len(launcher.__all__)), done.stderr

@@ -1,0 +1,101 @@
+"""The folder that `run` sends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import operator
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.api.parcel import pack
+from launcher.errors import UsageError
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file and a package that can be imported, in a workdir with an ignored file."""
+    folder = tmp_path / "project"
+    (folder / "parcelled").mkdir(parents=True)
+    (folder / "parcelled" / "__init__.py").touch()
+    inner = folder / "parcelled" / "inner.py"
+    inner.write_text("from . import __name__ as top\ndef f(x): return [top, x]\n")
+    (folder / "parcelfile.py").write_text("import sibling\ndef f(x): return sibling.add(x)\n")
+    (folder / "sibling.py").write_text("def add(x): return x + 1\n")
+    (folder / ".gitignore").write_text("*.bin\n")
+    (folder / "large.bin").touch()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def called(function: Any, *args: object, to: Path, workdir: Path | None = None, **how: Any) -> Any:
+    """Pack, then call as a rank does, in a process that has nothing but the folder."""
+    to.mkdir()
+    pack(function, args, {}, to, workdir=str(workdir) if workdir else None, trust=False, **how)
+    env = {"PATH": os.environ["PATH"], "RANK": "0", "DDPCTL_ATTEMPT": "1"}
+    env["DDPCTL_OUTPUT_DIR"] = str(to.parent)
+    argv = [sys.executable, "on_rank.py"]
+    done = subprocess.run(argv, cwd=to, env=env, capture_output=True, text=True)
+    document = json.loads((to.parent / "results/attempt-1/rank-0").read_text())
+    assert (done.returncode == 0) == ("result" in document), done.stderr
+    return document.get("result", document.get("error"))
+
+
+def test_the_package_of_a_function_is_sent_without_the_rest(project: Path, tmp_path: Path) -> None:
+    inner = importlib.import_module("parcelled.inner")
+    assert called(inner.f, {"a": [1]}, to=tmp_path / "sent") == ["parcelled", {"a": [1]}]
+    sent = {path.name for path in (tmp_path / "sent").iterdir()}
+    assert sent == {"parcelled", "on_rank.py", "ddpctl_call.json"}
+
+
+def test_a_workdir_is_sent_too_but_not_what_it_ignores(project: Path, tmp_path: Path) -> None:
+    file = importlib.import_module("parcelfile")
+    assert called(file.f, 1, to=tmp_path / "sent", workdir=project) == 2
+    assert (tmp_path / "sent" / "sibling.py").exists()
+    assert not (tmp_path / "sent" / "large.bin").exists()
+
+
+def test_an_exception_is_written_with_the_users_frames_only(project: Path, tmp_path: Path) -> None:
+    file = importlib.import_module("parcelfile")
+    error = called(file.f, "a", to=tmp_path / "sent", workdir=project)
+    assert error["type"] == "TypeError"
+    assert "in add" in error["traceback"] and "on_rank.py" not in error["traceback"]
+
+
+def test_a_result_that_is_no_json_is_an_error_of_the_rank(tmp_path: Path) -> None:
+    error = called(operator.attrgetter, "x", to=tmp_path / "sent")
+    assert error["type"] == "TypeError" and "trust=True" in error["message"]
+
+
+def test_installed_modules_are_not_sent(tmp_path: Path) -> None:
+    assert called(operator.add, 1, 2, to=tmp_path / "sent") == 3
+    assert not (tmp_path / "sent" / "operator.py").exists()
+
+
+def test_a_result_that_is_too_large_is_an_error_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.api.parcel.MAX_RESULTS", 100)
+    error = called(operator.mul, "x", 101, to=tmp_path / "sent")
+    assert error["type"] == "ValueError" and "DDPCTL_OUTPUT_DIR" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (lambda: 1, (), "cannot be imported by that name"),
+        (operator.add, (1, object()), "an argument is no JSON value"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_here(
+    function: Any, args: tuple[object, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        pack(function, args, {}, tmp_path, workdir=None, trust=False)

@@ -11,7 +11,7 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import TRAINER_IMAGE, USER, Cluster
+from cluster import USER, Cluster
 
 
 def ssh(cluster: Cluster, node: str, argv: Sequence[str]) -> list[str]:
@@ -28,7 +28,7 @@ def torchrun(
     """`docker run` for one node with the same options that ddpctl uses, plus those in `docker`."""
     run = ["docker", "run", "--rm", "--network=host", "--init", "--shm-size=16g"]
     run += ["--env=PYTHONUNBUFFERED=1", "--env=OMP_NUM_THREADS=1", "--env=GLOO_SOCKET_IFNAME=eth0"]
-    run += [*docker, TRAINER_IMAGE, "torchrun", f"--nnodes={len(cluster.nodes)}"]
+    run += [*docker, cluster.engine_has, "torchrun", f"--nnodes={len(cluster.nodes)}"]
     run += [f"--node-rank={rank}", f"--nproc-per-node={nproc}"]
     run += [f"--master-addr={cluster.addresses[cluster.nodes[0]]}", f"--master-port={port}"]
     return [*run, *script]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import os
+import resource
 import tempfile
 import time
 import traceback
@@ -73,6 +74,8 @@ class Shell(enum.StrEnum):
 
 def main() -> None:
     """Runs the command line. Exit codes: CONTRACT section 6; usage errors exit 2 in typer itself."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a followed node takes three
     application()(prog_name="ddpctl")
 
 

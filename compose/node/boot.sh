@@ -14,10 +14,12 @@ start_dockerd() {
     rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid
     dockerd --storage-driver overlay2 --bridge=none --iptables=false \
         --cgroup-parent="/${CGROUP_PARENT:-$(hostname)}" >>/var/log/dockerd.log 2>&1 &
+    dockerd=$!
 }
 
 # PID 1 keeps the host up while dockerd comes and goes: /run/dockerd.off keeps it away
+dockerd=
 while :; do
-    if [ ! -e /run/dockerd.off ] && ! pgrep -x dockerd >/dev/null; then start_dockerd; fi
+    if [ ! -e /run/dockerd.off ] && ! kill -0 "$dockerd" 2>/dev/null; then start_dockerd; fi
     sleep 0.5
 done

@@ -31,9 +31,11 @@ def ps(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """List runs, from any machine, as their hosts see them.
+    """List runs, and who uses which GPU, from any machine, as the hosts see it.
 
     Without HOSTS: ./hosts.yaml if it exists, and the hosts of the live runs of this machine.
+    GPUs that are used alike share a line. The first lines are the ones to look at: processes of no
+    run, and idle GPUs of a busy run. Processes and utilization are those of NVIDIA GPUs.
 
     \b
     ddpctl ps hosts.yaml

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..hosts.fold import ranges
+from ..hosts.fold import names, ranges
 from ..supervisor.events import Frame, Stack
 
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
@@ -103,7 +103,7 @@ class StackGroup:
     @property
     def name(self) -> str:
         plural = "s" if len(self.members) > 1 else ""
-        return f"rank{plural} {ranges(self.ranks)} of {', '.join(self.hosts)}"
+        return f"rank{plural} {ranges(self.ranks)} of {names(self.hosts)}"
 
     def excerpt(self, frames: int) -> list[str]:
         shown = [f"  {label(frame)}" for frame in self.first.frames[-frames:]]

@@ -27,8 +27,7 @@ from .status import NodeStatus
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
 PYTHON_IN_IMAGE = (
-    f'{SEARCH} $engine image inspect "$0" >/dev/null 2>&1 || exit; '
-    'exec $engine run --rm -i --network host --entrypoint python3 "$0" "$@"'
+    f'{SEARCH} exec $engine run --pull=never --rm -i --network host --entrypoint python3 "$0" "$@"'
 )
 FIND_MISSING = 'for d; do [ -e "$d" ] || printf "%s\\n" "$d"; done'
 CONFLICT = 409  # the Engine API's status where a container runs or is being removed

@@ -36,6 +36,7 @@ class Seen(TypedDict):
     ended: NotRequired[float | None]
     error: NotRequired[str]
     image: NotRequired[str]
+    container: NotRequired[str]
     created: NotRequired[float | None]
 
 
@@ -107,6 +108,7 @@ def inspected(answer: Mapping[str, Any]) -> Seen:
         "ended": unix(state.get("FinishedAt")) if ended else None,
         "error": plain(state.get("Error")),
         "image": plain(mapping(answer.get("Config")).get("Image")),
+        "container": plain(answer.get("Id")),
         "created": unix(answer.get("Created")),
     }
 

@@ -31,6 +31,7 @@ class NodeStatus:
     image: str = ""
     master_port: str = ""
     gpus: tuple[str, ...] = ()  # UUIDs of those that it uses, or would use
+    container: str = ""  # its id, "" without one
     since: float = 0.0  # unix seconds, the clock of node 0: when the run asked for its GPUs
     age: float = 0.0  # seconds since it was created
 

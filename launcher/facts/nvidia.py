@@ -20,6 +20,23 @@ _SLOWED = tuple(
 )
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
 
+# Of processes by pid: user, container id, run id, start in unix seconds and name, as far as known.
+OWNERS = r"""
+owners() {
+boot=$(sed -n 's/^btime //p' /proc/stat)
+for pid; do
+  uid=$(sed -n 's/^Uid:.\([0-9]*\).*/\1/p' "/proc/$pid/status" 2>/dev/null)
+  user=$(id -nu "$uid" 2>/dev/null || echo "$uid")
+  container=$(grep -Eo '[0-9a-f]{64}' "/proc/$pid/cgroup" 2>/dev/null | tail -n 1)
+  run=$(tr '\0' '\n' 2>/dev/null < "/proc/$pid/environ" | sed -n 's/^DDPCTL_RUN_ID=//p' | head -n 1)
+  stat=$(cat "/proc/$pid/stat" 2>/dev/null)
+  set -- ${stat##*) }
+  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$pid" "$user" "$container" "$run" \
+    "${20:+$((boot + ${20:-0} / 100))}" "$(tr -d '\n\t' 2>/dev/null < "/proc/$pid/comm")"
+done 2>/dev/null
+}
+"""
+
 
 @dataclass(frozen=True)
 class GpuProcess:
@@ -62,7 +79,7 @@ class Nvidia:
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
-    """Without GPUs where the text is not nvidia-smi's XML. owners: lines of `pid user container id`.
+    """Without GPUs where the text is not nvidia-smi's XML. owners: what OWNERS printed.
 
     kernel: lines of the kernel's log with the driver's errors.
     """
@@ -71,7 +88,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
         return Nvidia(xids=xids)
-    whose = {line.split()[0]: (line.split() + ["", ""])[1:3] for line in owners if line.split()}
+    whose = {row[0]: row[1:3] for line in owners if len(row := line.split("\t")) == 6}
     gpus, processes = [], []
     for index, gpu in enumerate(log.iter("gpu")):
         gpus.append(

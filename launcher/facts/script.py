@@ -14,13 +14,16 @@ from typing import Literal
 from . import amd, network, rdma
 from .hardware import Details, details
 from .network import Address
+from .nvidia import OWNERS
 from .rdma import RdmaPort
 
-SCRIPT = r"""
+SCRIPT = (
+    r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
 %AMD%
 %RDMA%
+%OWNERS%
 check() {
 root=$1; port=$2; shift 2
 s writable
@@ -85,11 +88,7 @@ if [ -n "$gpus" ]; then
   s xid  # the first that this user may read
   { dmesg || timeout 5 journalctl -kb -q --no-pager -n 10000; } 2>/dev/null | grep 'NVRM: Xid' | tail -n 64
   s gpuowners
-  for pid in $(printf '%s\n' "$xml" | sed -n 's:.*<pid>\([0-9]*\)</pid>.*:\1:p'); do
-    uid=$(grep '^Uid:' "/proc/$pid/status" 2>/dev/null | cut -f 2)
-    printf '%s %s %s\n' "$pid" "$(id -nu "$uid" 2>/dev/null || echo "$uid")" \
-      "$(grep -Eo '[0-9a-f]{64}' "/proc/$pid/cgroup" 2>/dev/null | tail -n 1)"
-  done
+  owners $(printf '%s\n' "$xml" | sed -n 's:.*<pid>\([0-9]*\)</pid>.*:\1:p')
 fi
 }
 s clock; date +%s.%N
@@ -119,7 +118,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 s end; date +%s.%N
-""".replace("%AMD%", amd.SCRIPT.strip()).replace("%RDMA%", rdma.SCRIPT.strip())
+""".replace("%AMD%", amd.SCRIPT.strip())
+    .replace("%RDMA%", rdma.SCRIPT.strip())
+    .replace("%OWNERS%", OWNERS.strip())
+)
 """Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 
 `ports` lists the listening ports, for which the kernel walks its whole table. `gpus` asks nvidia-smi,
@@ -247,11 +249,11 @@ def _sections(text: str) -> dict[str, list[str]]:
         if line.startswith("@@"):
             lines = found.setdefault(line[2:].strip(), [])
         elif line.strip():
-            lines.append(_printable(line.rstrip()))
+            lines.append(printable(line.rstrip()))
     return found
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     if line.replace("\t", "").isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)

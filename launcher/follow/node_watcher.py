@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node's container has ended. size: bytes of its journal."""
+    """The node's container has ended. size: bytes of its journal; 0 if its end has been read."""
 
     node_rank: int
     status: NodeStatus
@@ -76,6 +76,7 @@ class NodeWatcher:
         self._offset = offset
         self._put, self._closed = put, closed
         self._stream: Stream | None = None
+        self._read_whole = False  # the journal, to its end
 
     def start(self) -> None:
         for work in (self._read_journal, self._wait_for_exit):
@@ -118,6 +119,7 @@ class NodeWatcher:
                     records = reader.feed(data)
                     self._put(Batch(self.rank, records, offset - reader.pending, offset))
                     if records and isinstance(records[-1].event, End):
+                        self._read_whole = True
                         return
                 stream.close()
                 self._retry(tries, f"{self.node.name} (its log stream ended)")
@@ -135,7 +137,8 @@ class NodeWatcher:
         while not self._closed.is_set():
             try:
                 status = self.engine.wait(self.place)
-                self._put(Exited(self.rank, status, self._journal_size()))
+                size = 0 if self._read_whole else self._journal_size()
+                self._put(Exited(self.rank, status, size))
                 return
             except DdpctlError as error:
                 self._retry(tries, str(error))

@@ -9,13 +9,14 @@ import io
 import itertools
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..hosts.fold import names, ranges
 from ..supervisor.events import Gpu, Stopping
 from .monitor import NodeOutcome
 from .progress import Progress
@@ -34,13 +35,19 @@ PROGRESS = {
 }
 
 
+Row = tuple[str, str, str]
+IDLE, BUSY = 5, 50  # percent: a node's GPUs are idle below IDLE while another node's are above BUSY
+
+
 @dataclass(frozen=True)
 class View:
-    """head: the run. below: its progress. rows: node, state and GPUs, one row per node."""
+    """head: the run. below: its progress. rows: node, state and GPUs, one row per node. folded: the
+    same where those do not fit, one row for the nodes that are alike."""
 
     head: str
     below: str
-    rows: tuple[tuple[str, str, str], ...]
+    rows: tuple[Row, ...]
+    folded: tuple[Row, ...]
 
 
 def view(
@@ -63,7 +70,26 @@ def view(
             )
             for rank, outcome in sorted(outcomes.items())
         ),
+        folded=tuple(folded(outcomes)),
     )
+
+
+def folded(outcomes: Mapping[int, NodeOutcome]) -> Iterator[Row]:
+    """A row for the nodes in one state, and apart those with idle GPUs; the smallest group first."""
+    gpus = {rank: o.usage.gpus for rank, o in outcomes.items() if o.usage and o.usage.gpus}
+    use = {rank: sum(gpu.use for gpu in found) / len(found) for rank, found in gpus.items()}
+    busy = max(use.values(), default=0.0) >= BUSY
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for rank, outcome in sorted(outcomes.items()):
+        idle = busy and not outcome.done and use.get(rank, BUSY) < IDLE
+        groups.setdefault((state_of(outcome), idle), []).append(rank)
+    for (state, _), ranks in sorted(groups.items(), key=lambda group: len(group[1])):
+        where = f"{ranges(ranks)} {names(dict.fromkeys(outcomes[rank].host for rank in ranks))}"
+        words = gpu_words([gpu for rank in ranks for gpu in gpus.get(rank, ())])
+        if len(ranks) == 1:
+            yield where, state, words
+        else:
+            yield f"{len(ranks)} nodes", state, f"{words}  {where}".strip()
 
 
 def state_of(outcome: NodeOutcome) -> str:
@@ -81,11 +107,7 @@ def state_of(outcome: NodeOutcome) -> str:
 
 def progress_words(progress: Progress) -> str:
     """epoch 3/10  step 120/400  loss 1.2345  5120 images/s  eta 0:12:30"""
-    words = []
-    if progress.epoch is not None:
-        words.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs else ""))
-    if progress.step is not None:
-        words.append(f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else ""))
+    words = [progress.brief] if progress.brief else []
     if progress.loss is not None:
         words.append(f"loss {progress.loss:.4f}")
     if progress.top1 is not None:
@@ -148,7 +170,9 @@ def gpu_words(gpus: Sequence[Gpu]) -> str:
         return ""
     gib, count = 1024, len(gpus)
     used, total = sum(gpu.used for gpu in gpus), sum(gpu.total for gpu in gpus)
-    memory = f", {used / gib:.1f} of {total / gib:.0f} GiB" if total else ""
+    memory = (
+        f", {used / gib:.{1 if used < 100 * gib else 0}f} of {total / gib:.0f} GiB" if total else ""
+    )
     return f"{count} {'GPU' if count == 1 else 'GPUs'} {sum(gpu.use for gpu in gpus) / count:.0f} %{memory}"
 
 
@@ -158,8 +182,8 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def panel_lines(view: View, columns: int, rows: int) -> list[str]:
-    """The panel as terminal lines, none wider than the terminal, at most `rows` of them."""
+def panel_lines(view: View, columns: int, height: int) -> list[str]:
+    """The panel as terminal lines, none wider than the terminal, at most `height` of them."""
     out = io.StringIO()
     # one column less: on some terminals a full line wraps, which would break the redraw
     terminal = Console(
@@ -171,12 +195,13 @@ def panel_lines(view: View, columns: int, rows: int) -> list[str]:
     table = Table.grid(padding=(0, 2))
     for _ in range(3):
         table.add_column(no_wrap=True, overflow="ellipsis")
-    room = max(0, rows - 3)
-    shown = view.rows if len(view.rows) <= room else view.rows[: max(0, room - 1)]
+    room = max(0, height - 3)
+    rows = view.rows if len(view.rows) <= room else view.folded
+    shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
     for node, state, gpus in shown:
         table.add_row(Text(node), Text(state, COLOURS.get(state.split()[0], "")), Text(gpus))
     if shown:
         terminal.print(table)
-    if hidden := len(view.rows) - len(shown):
+    if hidden := len(rows) - len(shown):
         terminal.print(Text(f"and {hidden} more", style="dim"))
     return out.getvalue().split("\n")[:-1]

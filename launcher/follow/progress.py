@@ -39,6 +39,16 @@ class Progress:
     eta: float | None = None  # seconds
     top1: float | None = None
 
+    @property
+    def brief(self) -> str:
+        """epoch 3/10  step 120/400"""
+        words = []
+        if self.epoch is not None:
+            words.append(f"epoch {self.epoch}" + (f"/{self.epochs}" if self.epochs else ""))
+        if self.step is not None:
+            words.append(f"step {self.step}" + (f"/{self.steps}" if self.steps else ""))
+        return "  ".join(words)
+
 
 class ProgressPoller:
     """Polls node 0 until closed. `progress` is the newest, written on the poller's thread."""

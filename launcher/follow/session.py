@@ -221,6 +221,7 @@ class Session:
         timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
         if attempt.state == "FAILED" or timed_out:
             attempt.first_failure = failure
+        attempt.settle_nodes()
         not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
         self.folder.try_save(self.record, self.console)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..engines.status import NodeStatus
+from ..errors import DdpctlError
+from ..facts.gpu_use import SCRIPT, GpuUse, parse
 from ..hosts.fold import names
+from ..runs.gpus import HEAD as GPU_HEAD
+from ..runs.gpus import GpuRow, folded, joined, summary
+from ..runs.gpus import document as gpu_document
 from ..runs.record import timestamp
 from ..runs.status import (
     Connected,
@@ -21,13 +26,49 @@ from ..runs.status import (
     waits_for,
 )
 from ..runs.unseen import report_unseen
+from ..ssh.many import ask_each, one_per_account
+from ..ssh.node import Node
 from ..stop.unconfirmed import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
+from .progress import PROGRESS, Progress, parse_progress
 
-RUN_HEAD = ["RUN", "ATTEMPT", "STATE", "NODES", "HOSTS", "OWNER", "SINCE"]
+RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
 EXIT_UNSEEN = 4
+TIMEOUT = 60.0  # seconds; without persistence mode nvidia-smi takes seconds to start
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the hosts say. failures: of hosts that did not answer. progress: of live runs, by id."""
+
+    statuses: list[NodeStatus]
+    failures: Mapping[str, DdpctlError]
+    gpus: list[GpuRow]
+    progress: Mapping[str, Progress]
+
+
+def look(clusters: Connected, *, everything: bool) -> Seen:
+    """Asks for runs, then for what the GPUs and the live runs do."""
+    statuses, failures = list_runs(clusters, everything=everything)
+    nodes = one_per_account(node for _, nodes in clusters for node in nodes)
+    progress: dict[str, Progress] = {}
+
+    def ask(node: Node) -> tuple[GpuUse, ...]:
+        for status in statuses:
+            if status.alive and status.node_rank == 0 and status.host == node.name:
+                done = node.script(
+                    PROGRESS, f".ddpctl/runs/{status.run_id}/output", timeout=TIMEOUT
+                )
+                if found := parse_progress(done.stdout, status.attempt):
+                    progress[status.run_id] = found
+        if node.host.gpus == 0:
+            return ()
+        return parse(node.script(SCRIPT, timeout=TIMEOUT).stdout.decode(errors="replace"))
+
+    found, _ = ask_each([node for node in nodes if node.name not in failures], ask)
+    return Seen(statuses, failures, joined(found, statuses), progress)
 
 
 @dataclass(frozen=True)
@@ -42,14 +83,22 @@ class Selection:
         alive = {status.run_id for status in statuses if status.alive or status.waits}
         return [status for status in statuses if self.everything or status.run_id in alive]
 
-    def text(self, statuses: Sequence[NodeStatus], clusters: Connected) -> str:
-        if not statuses:
-            return self._nothing(clusters)
-        if self.per_node:
-            return table([_node_row(status) for status in statuses], NODE_HEAD)
-        return table([_run_row(nodes, statuses) for nodes in by_run(statuses)], RUN_HEAD)
+    def tables(self, seen: Seen) -> list[str]:
+        """Of the runs, if there are any, and of the GPUs."""
+        shown = self.of(seen.statuses)
+        found = []
+        if shown and self.per_node:
+            nodes = [status for run in by_run(shown) for status in odd_first(run)]
+            found.append(table([_node_row(status) for status in nodes], NODE_HEAD))
+        elif shown:
+            runs = [_run_row(n, seen.statuses, seen.progress) for n in by_run(shown)]
+            found.append(table(runs, RUN_HEAD))
+        if seen.gpus:
+            rows = [[*cells, _time(since)] for cells, since in folded(seen.gpus)]
+            found.append(f"{summary(seen.gpus)}\n{table(rows, GPU_HEAD)}")
+        return found
 
-    def _nothing(self, clusters: Connected) -> str:
+    def nothing(self, clusters: Connected) -> str:
         hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
         if not hosts:
             return (
@@ -68,25 +117,30 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
         for cluster, nodes in clusters:
             finish_pending(nodes, cluster, console)
         with console.step(f"asking {sum(len(nodes) for _, nodes in clusters)} hosts"):
-            statuses, failures = list_runs(clusters, everything=selection.everything)
-        shown = selection.of(statuses)
+            seen = look(clusters, everything=selection.everything)
+        shown = selection.of(seen.statuses)
         if as_json:
-            console.json(document(shown, failures))
-        elif shown:
-            console.print(selection.text(shown, clusters))
+            console.json({**document(shown, seen.failures), "gpus": gpu_document(seen.gpus)})
         else:
-            console.say(selection.text(shown, clusters))
-    report_unseen(failures, console)
-    return EXIT_UNSEEN if failures else 0
+            if not shown:
+                console.say(selection.nothing(clusters))
+            if tables := selection.tables(seen):
+                console.print("\n\n".join(tables))
+    report_unseen(seen.failures, console)
+    return EXIT_UNSEEN if seen.failures else 0
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Shows the table every `interval` seconds until Ctrl-C.
+    """Shows the tables every `interval` seconds until Ctrl-C.
 
-    On a terminal each table replaces the one before it; elsewhere a table that differs is printed.
+    On a terminal they replace those before them; elsewhere tables that differ are printed.
     """
     text = ""
-    display = live.Live(lambda columns, rows: live.fitted(text, columns, rows), share=0.9)
+
+    def render(columns: int, rows: int) -> list[str]:
+        return live.fitted(f"{timestamp()[:19]}Z\n{text}", columns, rows)
+
+    display = live.Live(render, share=0.9)
     on_terminal = live.wanted(plain=False, quiet=console.quiet)
     clusters_asked = clusters_to_ask(selection.hosts, console, everything=selection.everything)
     try:
@@ -97,10 +151,11 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             while True:
                 for cluster, nodes in clusters:
                     finish_pending(nodes, cluster, console)
-                statuses, failures = list_runs(clusters, everything=selection.everything)
-                lines = [selection.text(selection.of(statuses), clusters)]
-                lines += [f"no answer from {error}" for error in failures.values()]
-                before, text = text, "\n".join(lines)
+                seen = look(clusters, everything=selection.everything)
+                parts = [f"no answer from {error}" for error in seen.failures.values()]
+                if not selection.of(seen.statuses):
+                    parts.append(selection.nothing(clusters))
+                before, text = text, "\n\n".join([*parts, *selection.tables(seen)])
                 if on_terminal:
                     display.draw()
                 elif text != before:
@@ -111,7 +166,11 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             console.print(text)  # the newest table stays
 
 
-def _run_row(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> list[str]:
+def _run_row(
+    nodes: Sequence[NodeStatus],
+    everything: Sequence[NodeStatus],
+    progress: Mapping[str, Progress],
+) -> list[str]:
     first = nodes[0]
     alive = sum(node.alive for node in nodes)
     state = run_state(nodes)
@@ -122,13 +181,21 @@ def _run_row(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> l
     ended = max((node.ended for node in nodes if node.ended), default=None)
     return [
         first.run_id,
-        str(first.attempt),
         state,
+        str(first.attempt),
         f"{alive}/{first.nnodes}" if state == "RUNNING" else str(first.nnodes),
-        names(dict.fromkeys(node.host for node in nodes)),
         first.owner,
         _time(since if state == "RUNNING" else ended or since),
+        progress[first.run_id].brief if first.run_id in progress else "-",
+        names(dict.fromkeys(node.host for node in nodes)),
     ]
+
+
+def odd_first(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
+    """The nodes of a run, first those that are not in the state of most."""
+    states = [node.state for node in nodes]
+    usual = max(states, key=states.count)
+    return sorted(nodes, key=lambda node: node.state == usual)
 
 
 def _node_row(status: NodeStatus) -> list[str]:
@@ -145,4 +212,5 @@ def _node_row(status: NodeStatus) -> list[str]:
 
 
 def _time(seconds: float | None) -> str:
-    return timestamp(seconds)[:19] + "Z" if seconds else "-"
+    """11-22T10:34Z"""
+    return timestamp(seconds)[5:16] + "Z" if seconds else "-"

@@ -14,6 +14,7 @@ SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/s
 def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
     """The fields of launcher.supervisor.spec.Spec. `token` is the run's secret, by which its supervisors
     recognise each other."""
+    names = [other.host.name for other in plan.nodes]
     return {
         "run_id": plan.run_id,
         "attempt": plan.attempt,
@@ -22,7 +23,7 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "nproc_per_node": node.nproc_per_node,
         "first_rank": node.first_rank,
         "host": node.host.name,
-        "hosts": [other.host.name for other in plan.nodes],
+        "hosts": names[:1] if node.node_rank else names,  # the others know node 0 only
         "argv": list(node.torchrun),
         "cwd": node.container.working_dir,  # None: the image's own, or the launcher's
         "dir": node.paths.control,

@@ -18,6 +18,7 @@ from ..errors import DdpctlError
 from ..hosts import Job
 from ..plan.build import container_user, host_access
 from ..plan.plan import LABEL, Container, Mount
+from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
 from .findings import Finding, failure, split, warning
 from .inventory import Inventory
@@ -90,7 +91,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
             with contextlib.suppress(DdpctlError):
                 node.run(["rm", "-rf", folder])
 
-    with ThreadPoolExecutor(len(machines) or 1) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         reports = pool.map(run, machines)
         return {machine.rank: report for machine, report in zip(machines, reports, strict=True)}
 

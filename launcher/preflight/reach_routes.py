@@ -6,6 +6,7 @@ Machines are identified by their first node rank.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ class Route:
 
 
 Answers = Mapping[Dial, Answer]
+Grouped = Mapping[tuple[int, str, bool], dict[int, Answer]]  # by target, address and is_master_port
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Reach:
     the others. unprobed: machines on which no agent could run.
     """
 
-    answers: Answers = field(default_factory=dict)
+    answers: Grouped = field(default_factory=dict)
     routes: Mapping[int, Route] = field(default_factory=dict)
     cut_off: frozenset[int] = frozenset()
     unprobed: frozenset[int] = frozenset()
@@ -110,6 +112,20 @@ def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]
     return (is_bridge, -(nic.speed if nic else 0), not by_ssh, ":" in address.ip)
 
 
+def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
+    """Those of all machines. Two holders of an address, on different networks, show that it is shared."""
+    holders: dict[str, list[Machine]] = {}
+    for machine in machines.values():
+        for address in machine.facts.addresses:
+            known = holders.setdefault(address.ip, [])
+            if len(known) < 2 and not any(machine.shares_network_with(other) for other in known):
+                known.append(machine)
+    return {
+        rank: candidates(machine, [m for a in machine.facts.addresses for m in holders[a.ip]])
+        for rank, machine in machines.items()
+    }
+
+
 def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tuple[int, int]]:
     """(source, target): all dial the first machine, and its NEIGHBOURS predecessors dial each other one.
 
@@ -119,13 +135,10 @@ def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tu
     order = sorted(machines)
     found = []
     for place, target in enumerate(order):
-        sources = [
-            source
-            for source in order[place + 1 :] + order[:place]
-            if not machines[source].shares_network_with(machines[target])
-        ]
-        nearest = sources if everyone or place == 0 else sources[-NEIGHBOURS:]
-        found += [(source, target) for source in nearest]
+        others = reversed(order[place + 1 :] + order[:place])
+        sources = (s for s in others if not machines[s].shares_network_with(machines[target]))
+        most = None if everyone or place == 0 else NEIGHBOURS
+        found += [(source, target) for source in itertools.islice(sources, most)]
     return found
 
 
@@ -133,7 +146,7 @@ def dials_for(
     machines: Mapping[int, Machine], chosen: Iterable[tuple[int, int]], *, master_port: bool
 ) -> list[Dial]:
     """Every candidate address, for each pair; with master_port also that port of node 0."""
-    addresses = {rank: candidates(m, machines.values()) for rank, m in machines.items()}
+    addresses = _candidates(machines)
     return [
         Dial(source, target, address.ip, is_master)
         for source, target in chosen
@@ -191,20 +204,24 @@ def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answ
     lost = cut_off(answers)
     kept = {dial: answer for dial, answer in answers.items() if dial.source not in lost}
     unprobed = frozenset(seen) - machines.keys()
-    return Reach(kept, choose(machines, kept), frozenset(lost), unprobed)
+    return Reach(grouped(kept), choose(machines, kept), frozenset(lost), unprobed)
 
 
 def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route]:
     """For each machine its best address among those that every machine that dialled it reached."""
-    return {rank: _route(machines, rank, answers) for rank in machines}
+    met = grouped(answers)
+    return {
+        rank: _route(machines[rank], rank, addresses, met)
+        for rank, addresses in _candidates(machines).items()
+    }
 
 
-def _route(machines: Mapping[int, Machine], rank: int, answers: Answers) -> Route:
+def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: Grouped) -> Route:
     passed: list[str] = []
-    for address in candidates(machines[rank], machines.values()):
+    for address in addresses:
         met = answers_at(answers, rank, address.ip)
         if met and all(answer.ok for answer in met.values()):
-            given = any(host.internal_ip == address.ip for host in machines[rank].hosts)
+            given = any(host.internal_ip == address.ip for host in machine.hosts)
             why = "given as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
             why += f", not over {', '.join(passed)}" if passed else ""
             return Route(address.ip, address.interface or None, why)
@@ -212,12 +229,18 @@ def _route(machines: Mapping[int, Machine], rank: int, answers: Answers) -> Rout
     return Route(why="no address is reached from every other host")
 
 
-def answers_at(answers: Answers, rank: int, ip: str, *, master: bool = False) -> dict[int, Answer]:
+def grouped(answers: Answers) -> Grouped:
+    """By what was dialled, and then by source."""
+    found: dict[tuple[int, str, bool], dict[int, Answer]] = {}
+    for dial, answer in answers.items():
+        at = (dial.target, dial.address, dial.is_master_port)
+        found.setdefault(at, {})[dial.source] = answer
+    return found
+
+
+def answers_at(answers: Grouped, rank: int, ip: str, *, master: bool = False) -> dict[int, Answer]:
     """What each source met at an address of a machine: at the probe's port, or the master port."""
-    at = (rank, ip, master)
-    return {
-        d.source: a for d, a in answers.items() if (d.target, d.address, d.is_master_port) == at
-    }
+    return answers.get((rank, ip, master), {})
 
 
 def addressed(

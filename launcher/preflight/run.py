@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ..errors import HostUnreachable, PreflightError
 from ..facts.script import Facts
 from ..hosts import Cluster
+from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
 from . import (
     check_docker,
@@ -138,7 +139,7 @@ def _examine_all(
 
         return examine(name, ranks, [nodes[rank] for rank in ranks], cluster.job, start)
 
-    with ThreadPoolExecutor(len(groups) + 1) as pool:
+    with ThreadPoolExecutor(AT_ONCE + 1) as pool:
         here = pool.submit(image_here, cluster.job)
         machines = list(pool.map(one, _names(nodes, groups), groups.values()))
     seen = [machine for machine in machines if isinstance(machine, Machine)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..diagnosis.first_failure import FirstFailure
 from ..diagnosis.stack_groups import verdict
 from ..engines.choose import engine_traits
+from ..hosts.fold import names, ranges
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from ..runs.stacks import block
 from .charts import figures, text
@@ -143,26 +144,25 @@ def results(run: Shown) -> dict[str, str]:
 def _nodes(record: RunRecord) -> str:
     if not record.attempts:
         return table(enumerate(record.hosts), ("node", "host"))
-    rows = [
-        (attempt.attempt, node.node_rank, node.host, *_outcome(attempt, node))
-        for attempt in record.attempts
-        for node in attempt.nodes
-    ]
+    rows = [row for attempt in record.attempts for row in _node_rows(attempt)]
     return table(rows, ("attempt", "node", "host", "outcome", "exit code"))
 
 
+def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
+    """A row for the nodes with one outcome, the smallest group first."""
+    groups: dict[tuple[str, object], list[NodeRecord]] = {}
+    for node in attempt.nodes:
+        groups.setdefault(_outcome(attempt, node), []).append(node)
+    for outcome, nodes in sorted(groups.items(), key=lambda group: len(group[1])):
+        hosts = names(dict.fromkeys(node.host for node in nodes))
+        yield attempt.attempt, ranges(node.node_rank for node in nodes), hosts, *outcome
+
+
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
-    """What became of the node, and its exit code. One failure stops all nodes, so only the node that
-    failed first has failed; the exit codes of the others would say only that they were stopped."""
-    first = attempt.first_failure.node_rank if attempt.first_failure else None
-    code = "" if node.exit_code is None else node.exit_code
-    if node.state != "FAILED":
-        return node.state.lower(), code
-    if attempt.state == "CANCELLED":
-        return "cancelled", code
-    if first is not None and first != node.node_rank:
-        return f"stopped, as node {first} failed", ""
-    return "failed", code
+    """What became of the node, and its exit code, which says nothing of one that was stopped."""
+    if node.state == "STOPPED" and attempt.first_failure:
+        return f"stopped, as node {attempt.first_failure.node_rank} failed", ""
+    return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 
 def failures(record: RunRecord, of: str = "") -> Iterator[str]:

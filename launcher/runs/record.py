@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..diagnosis.first_failure import FirstFailure
 from ..errors import StateError, UsageError
@@ -21,6 +22,7 @@ from ..terminal.console import Console
 
 VERSION = 1
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
+_unsaved: dict[Path, RunRecord] = {}  # by folder: what the disk had no room for
 
 
 class UnreadableRecord(UsageError):
@@ -50,7 +52,7 @@ class NodeRecord:
     node_rank: int
     host: str
     run_dir: str  # on the host
-    state: str = "PENDING"
+    state: str = "PENDING"  # SUCCEEDED FAILED STOPPED CANCELLED once it has ended
     exit_code: int | None = None
 
 
@@ -73,6 +75,18 @@ class AttemptRecord:
     waiting_until: float | None = None  # this machine's clock; None: as long as it takes
     by: str = "launch"  # launch, resume, or restart (after a failure, without being asked)
     digests: dict[str, str] = field(default_factory=dict)  # of the image, dataset and code it used
+
+    def settle_nodes(self) -> None:
+        """Once the attempt has ended: one failure stops all nodes, so only the first one has FAILED.
+
+        The others were STOPPED, or CANCELLED with the attempt.
+        """
+        first = self.first_failure.node_rank if self.first_failure else None
+        for node in self.nodes:
+            if node.state == "FAILED" and self.state == "CANCELLED":
+                node.state = "CANCELLED"
+            elif node.state == "FAILED" and first not in (None, node.node_rank):
+                node.state = "STOPPED"
 
 
 @dataclass
@@ -105,6 +119,12 @@ class RunRecord:
         return self.attempts[-1]
 
 
+def for_hosts(record: RunRecord) -> dict[str, Any]:
+    """The copy that every host keeps: without the nodes of each attempt, which their own folders show."""
+    attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
+    return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
+
+
 class RunFolder:
     """`runs/<run id>/` of the state folder: run.json, hosts.yaml as used, logs/."""
 
@@ -130,18 +150,25 @@ class RunFolder:
         ordered = {"version": document.pop("version"), "state": record.state, **document}
         make_folder(self.path)
         write_atomically(self.record_file, json.dumps(ordered, indent=2) + "\n")
+        _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
-        """Saves, or says once that the state folder cannot be written: the run matters more."""
+        """Saves, or says once that the state folder cannot be written: the run matters more.
+
+        This process then goes on with the record in its memory.
+        """
         try:
             self.save(record)
         except StateError as error:
+            _unsaved[self.path] = record
             if not self._warned:
                 console.error(f"not recorded: {error}")
             self._warned = True
 
     def load(self) -> RunRecord:
         """Raises UnreadableRecord."""
+        if self.path in _unsaved:
+            return _unsaved[self.path]
         try:
             document = json.loads(self.record_file.read_text())
             if isinstance(document, dict) and document.get("version") != VERSION:

@@ -22,7 +22,7 @@ from ..diagnosis.stack_groups import (
     verdict,
 )
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
-from ..hosts.fold import ranges
+from ..hosts.fold import names, ranges
 from ..logs.events import parsed
 from ..plan.plan import Place
 from ..ssh.many import ask_each
@@ -135,7 +135,7 @@ def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
 def block(group: StackGroup) -> list[str]:
     count = f" ({len(group.members)})" if len(group.members) > 1 else ""
     first = group.first
-    shown = [RULE, f"{ranges(group.ranks)}{count}  {' '.join(group.hosts)}", RULE]
+    shown = [RULE, f"{ranges(group.ranks)}{count}  {names(group.hosts)}", RULE]
     if not first.frames:
         return [*shown, f"  {first.describe()}"]
     own = first.own_frames  # they stand out to the left

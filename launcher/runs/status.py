@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,14 @@ def list_runs(
         found |= {(status.host, status.handle): status for status in statuses}
         failures |= failed
         if everything:
-            known = {(status.run_id, status.node_rank, status.attempt) for status in statuses}
+            known = {(s.run_id, s.node_rank, s.attempt): s for s in statuses}
             for status in ended_nodes(nodes):
-                if (status.run_id, status.node_rank, status.attempt) not in known:
+                container = known.get((status.run_id, status.node_rank, status.attempt))
+                if container is None:
                     found.setdefault((status.host, status.handle), status)
+                elif status.state == "cancelled" and not container.alive:
+                    # the container says only that it was stopped
+                    found[container.host, container.handle] = replace(container, state="cancelled")
     newest: dict[str, float] = {}
     for status in found.values():
         newest[status.run_id] = max(

@@ -24,7 +24,7 @@ from ..plan.plan import Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
 from ..runs.kept_cluster import keep_cluster
-from ..runs.record import RunFolder, RunRecord, new_attempt, new_record, timestamp
+from ..runs.record import RunFolder, RunRecord, for_hosts, new_attempt, new_record, timestamp
 from ..ssh.account import account_name
 from ..ssh.node import Node
 from ..state import state_home
@@ -106,7 +106,7 @@ def start_and_follow(
             failing_start_recorded(folder, record, console),
             console.step(f"starting {plan.nnodes} nodes"),
         ):
-            start(attempt, plan, uids, environment, dataclasses.asdict(record))
+            start(attempt, plan, uids, environment, for_hosts(record))
         record.attempt.state, record.attempt.started = "RUNNING", timestamp()
         folder.try_save(record, console)
         if line:

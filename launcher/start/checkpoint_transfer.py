@@ -103,9 +103,9 @@ def distribute_checkpoint(
     open_to_all: the container's user is not the one that logs in.
     Raises DdpctlError when the checkpoint cannot be brought to a host that needs it.
     """
-    folders = checkpoint_folders(nodes, former, record)
-    by_node = {folder.node: folder for folder in folders}
-    with console.step(f"looking for the newest checkpoint on {len(by_node)} hosts"):
+    with console.step(f"looking for the newest checkpoint on {len(nodes) + len(former)} hosts"):
+        folders = checkpoint_folders(nodes, former, record)
+        by_node = {folder.node: folder for folder in folders}
         seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
     for name in failures:
         console.say(f"cannot see {name}: not using checkpoints that only it has")

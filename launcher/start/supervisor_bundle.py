@@ -17,7 +17,7 @@ def supervisor_file() -> bytes:
     """`python3 -I -S supervisor.pyz spec.json` runs it."""
     files = {f"supervisor/{path.name}": path.read_bytes() for path in sorted(FOLDER.glob("*.py"))}
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+    with zipfile.ZipFile(buffer, "w") as bundle:
         for name, content in {"__main__.py": MAIN.encode(), **files}.items():
-            bundle.writestr(zipfile.ZipInfo(name, EPOCH), content)
+            bundle.writestr(zipfile.ZipInfo(name, EPOCH), content, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

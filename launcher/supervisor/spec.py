@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Times are in seconds. `hosts` are the names of all nodes, in the order of their node ranks."""
+    """Times are in seconds. `hosts`: the names of all nodes by rank; only the first but for node 0."""
 
     run_id: str
     attempt: int

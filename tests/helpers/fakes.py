@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -381,7 +382,7 @@ class FakeCluster:
 
     def ddpctl(self, *argv: str | Path) -> tuple[int, str, str]:
         """Run the command line in this process: exit code, stdout, stderr."""
-        out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
+        out, err = (io.TextIOWrapper(tempfile.TemporaryFile()) for _ in range(2))  # noqa: SIM115
         words = sys.argv
         sys.argv = ["ddpctl", *map(str, argv)]
         code: Any = 0
@@ -395,7 +396,9 @@ class FakeCluster:
         texts = []
         for stream in (out, err):
             stream.flush()
-            texts.append(stream.buffer.getvalue().decode(errors="surrogateescape"))  # type: ignore[attr-defined]
+            stream.buffer.seek(0)
+            texts.append(stream.buffer.read().decode(errors="surrogateescape"))
+            stream.close()
         return int(code or 0), texts[0], texts[1]
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
@@ -416,3 +419,17 @@ class FakeCluster:
     def forget(self) -> None:
         """Lose all that the launching machine recorded."""
         shutil.rmtree(self.state / "ddpctl", ignore_errors=True)
+
+
+def signal_once_started(cluster: FakeCluster, number: int) -> None:
+    """Send this process a signal when all nodes have started."""
+    left = threading.Semaphore(0)
+    for host in cluster:
+        host.on_start = lambda node: left.release()
+
+    def send() -> None:
+        for _ in cluster.hosts:
+            left.acquire(timeout=10)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()

@@ -209,9 +209,15 @@ class Cluster:
     """Simulated hosts node0, node1, ... on a network of their own, one of each of `kinds`."""
 
     def __init__(
-        self, folder: Path, kinds: Sequence[Kind] = (DOCKER, DOCKER, DOCKER), name: str = ""
+        self,
+        folder: Path,
+        kinds: Sequence[Kind] = (DOCKER, DOCKER, DOCKER),
+        name: str = "",
+        *,
+        engine_has: str = TRAINER_IMAGE,
     ) -> None:
         self.folder = folder
+        self.engine_has = engine_has  # the image that the hosts' engines start with
         self.project = f"ddpctl-test-{TREE}-{name}{os.getpid()}"
         self.kinds = {f"node{i}": kind for i, kind in enumerate(kinds)}
         self.nodes = list(self.kinds)
@@ -229,10 +235,10 @@ class Cluster:
             self._make_network()
             kinds = set(self.kinds.values())
             with ThreadPoolExecutor(len(kinds)) as pool:
-                made = pool.map(lambda kind: loaded_engine(self.keys, kind), kinds)
+                made = pool.map(lambda kind: loaded_engine(self.keys, kind, self.engine_has), kinds)
                 templates = dict(zip(kinds, made, strict=True))
         self._make_hosts(templates)
-        docker("start", *map(self.container, self.nodes))
+        docker("start", *map(self.container, self.nodes), timeout=600)
         self.wait_healthy(self.nodes)
         self._make_home()
 
@@ -534,15 +540,15 @@ def _engine(kind: Kind, *argv: str) -> list[str]:
     return [*(as_user if kind.rootless else []), kind.engine, *argv]
 
 
-def loaded_engine(keys: Path, kind: Kind) -> str:
-    """A volume that is the data of an engine with the trainer's image, kept for the next time."""
-    image = NODE_IMAGE if kind == DOCKER_AND_PYTHON else kind.image
-    identity = docker("image", "inspect", "--format={{.Id}}", image, TRAINER_IMAGE) + kind.storage
+def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
+    """A volume that is the data of an engine that has `image`, kept for the next time."""
+    host = NODE_IMAGE if kind == DOCKER_AND_PYTHON else kind.image
+    identity = docker("image", "inspect", "--format={{.Id}}", host, image) + kind.storage
     name = f"ddpctl-test-engine-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     look = ["run", "--rm", "--network=none", f"--volume={name}:/t", NODE_IMAGE, "ls", "/t"]
     if name in docker("volume", "ls", "-q").split() and "loaded" in docker(*look).split():
         return name
-    label = f"{LABEL}.engine={TREE}-{kind.storage}"
+    label = f"{LABEL}.engine={TREE}-{kind.storage}-{image}"
     for old in docker("volume", "ls", "-q", "--filter", f"label={label}").split():
         subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # in use: another's
     seed = f"{name}-seed"
@@ -550,7 +556,7 @@ def loaded_engine(keys: Path, kind: Kind) -> str:
     docker("volume", "create", "--label", label, name)
     how = [*POWERS, *kind.options, "--network=none", "--no-healthcheck"]
     how += [f"--env=CGROUP_PARENT={seed}", f"--volume={name}:{kind.storage}"]
-    docker("create", f"--name={seed}", *how, image)
+    docker("create", f"--name={seed}", *how, host)
     try:
         docker("cp", f"{keys}/.", f"{seed}:/keys")
         docker("start", seed)
@@ -560,7 +566,7 @@ def loaded_engine(keys: Path, kind: Kind) -> str:
             60,
             "its engine is up",
         )
-        with subprocess.Popen(["docker", "save", TRAINER_IMAGE], stdout=subprocess.PIPE) as save:
+        with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as save:
             load = ["docker", "exec", "-i", seed, *_engine(kind, "load")]
             subprocess.run(load, stdin=save.stdout, check=True, capture_output=True)
         end = "touch /run/dockerd.off; pkill -x dockerd; while pgrep -x dockerd; do sleep 0.2; done"

@@ -58,6 +58,25 @@ def test_help_shows_the_commands_in_the_contracts_order(ddpctl) -> None:  # type
     assert places == sorted(places)
 
 
+LIMIT = """
+import resource, sys
+from launcher import cli
+sys.argv = ["ddpctl", "--version"]
+try:
+    cli.main()
+finally:
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_many_hosts_do_not_run_into_the_soft_limit_of_open_files() -> None:
+    """A node that is followed takes three, and the usual soft limit is 1,024."""
+    lowered = ["sh", "-c", 'ulimit -Sn 256; ulimit -Hn 4096; exec "$@"', "sh"]
+    argv = [*lowered, sys.executable, "-c", LIMIT]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "(4096, 4096)", done.stderr
+
+
 def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[no-untyped-def]
     for name in ORDER:
         shown = ddpctl(name, "--help").stdout

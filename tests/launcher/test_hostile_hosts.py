@@ -23,6 +23,7 @@ from launcher.api.results import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.labels import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
+from launcher.facts import gpu_use
 from launcher.facts.hardware import details
 from launcher.facts.nvidia import parse_nvidia
 from launcher.facts.script import parse
@@ -213,7 +214,9 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
     inner = "".join(f"<{tag}>{text}</{tag}>" for tag, text in tags)
     for body in (inner, f"<gpu>{inner}</gpu>", f"{inner}{noise}"):
         parse_nvidia(f"<nvidia_smi_log>{body}</nvidia_smi_log>", owners)
-    parse_gpus("\n".join([noise, ", ".join(text for _, text in tags)]).encode(errors="replace"))
+    row = ", ".join(text for _, text in tags)
+    parse_gpus("\n".join([noise, row]).encode(errors="replace"))
+    gpu_use.parse("\n".join([f"gpu, 0, GPU-1, {row}", f"app, GPU-1, 7, {noise}", *owners]))
 
 
 @given(

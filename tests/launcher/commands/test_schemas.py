@@ -146,7 +146,7 @@ def test_every_schema_is_tested() -> None:
 
 def test_violations_are_seen() -> None:
     ps = schema("ps")
-    good = {"version": 1, "runs": [], "unseen": [{"host": "a", "error": "b"}]}
+    good = {"version": 1, "runs": [], "gpus": [], "unseen": [{"host": "a", "error": "b"}]}
     assert violations(good, ps) == []
     for bad in (
         {**good, "version": 2},

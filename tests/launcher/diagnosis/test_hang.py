@@ -48,7 +48,7 @@ def test_the_straggler_is_the_first_failure() -> None:
     assert failure.excerpt.splitlines() == [
         "rank 3 of node1:",
         "  train.py:29 in main: time.sleep(3600)",
-        "ranks 0-2,4-5 of node0, node1, node2:",
+        "ranks 0-2,4-5 of node[0-2]:",
         "  train.py:31 in main: dist.all_reduce(x)",
         "  torch/distributed/distributed_c10d.py:3252 in all_reduce: work.wait()",
     ]

@@ -183,7 +183,7 @@ def test_a_truncated_output_is_refused() -> None:
 
 
 def test_nvidia_smi() -> None:
-    owners = [f"4711 eve {'c' * 64}", "12 root "]
+    owners = [f"4711\teve\t{'c' * 64}\t\t1\tpython3", "12\troot\t"]
     found = parse_nvidia(NVIDIA, owners)
     assert (found.driver, found.cuda) == ("550.54.15", (12, 4))
     assert found.gpus == (GpuState(0, "Enabled", "Disabled", 30004, pci="0000:18:00"),)

@@ -93,7 +93,34 @@ def test_a_panel_is_never_larger_than_its_room() -> None:
     assert len(lines) == 8
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40
-    assert plain[-1].strip() == "and 46 more"
+    assert plain[-1].split() == ["50", "nodes", "starting", "0-49"]
+
+
+def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
+    lines = panel_lines(view("r1", 1, outcomes, None, 0), *size)
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("size", [(80, 12), (120, 20)])  # half of the terminal's height
+def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
+    size: tuple[int, int],
+) -> None:
+    outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
+    for outcome in outcomes.values():
+        outcome.tail.append(Line(outcome.host, 0, b"x", 1.0))
+        outcome.usage = Usage(1.0, (Gpu(97, 61000, 81920),) * 8)
+    outcomes[7].lost_since = 1.0
+    outcomes[20].usage = Usage(1.0, (Gpu(1, 61000, 81920),) * 8)
+    shown = plain_panel(outcomes, *size)[3:]
+    assert [" ".join(row.split()) for row in shown] == [
+        "7 gpu08 contact lost 8 GPUs 97 %, 477 of 640 GiB",
+        "20 gpu21 running 8 GPUs 1 %, 477 of 640 GiB",
+        f"62 nodes running 496 GPUs 97 %, 29547 of 39680 GiB {FOLDED[size[0]]}",
+    ]
+    assert max(map(len, shown)) < size[0]
+
+
+FOLDED = {80: "0-6,8-19,21…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
 
 
 @pytest.mark.parametrize(

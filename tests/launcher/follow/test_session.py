@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 from collections.abc import Callable
 
 import pytest
-from fakes import FakeCluster, FakeNode
+from fakes import FakeCluster, FakeNode, signal_once_started
 
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
-
-
-def signal_once_started(cluster: FakeCluster, number: int) -> None:
-    """Send this process a signal when all nodes have started."""
-    left = threading.Semaphore(0)
-    for host in cluster:
-        host.on_start = lambda node: left.release()
-
-    def send() -> None:
-        for _ in cluster.hosts:
-            left.acquire(timeout=10)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=send, daemon=True).start()
 
 
 def test_ctrl_c_stops_every_node_and_exits_with_130(fake_cluster: Make) -> None:

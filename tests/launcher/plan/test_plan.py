@@ -59,7 +59,12 @@ def test_the_supervisor_reads_what_the_plan_writes() -> None:
     required = {f.name for f in fields(Spec) if f.default is MISSING}
     assert required <= document.keys() <= {f.name for f in fields(Spec)}
     spec = supervisor_reads(document)
-    assert (spec.node_rank, spec.first_rank, spec.hosts) == (1, 2, ["gpu1", "gpu2"])
+    assert (spec.node_rank, spec.first_rank) == (1, 2)
+
+
+def test_only_node_0_is_sent_the_names_of_all_hosts() -> None:
+    plan = two_nodes()
+    assert [spec_of(plan, rank)["hosts"] for rank in (0, 1)] == [["gpu1", "gpu2"], ["gpu1"]]
 
 
 def test_the_torchrun_line_is_the_contracts() -> None:

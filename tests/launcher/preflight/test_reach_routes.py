@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from ipaddress import IPv4Network
 
@@ -95,6 +96,27 @@ def test_names_of_one_machine_do_not_dial_each_other(networks: list[int]) -> Non
         others = [i for i, other in enumerate(networks) if other != network]
         assert sources <= set(others)
         assert len(sources) >= min(3, len(others))
+
+
+def calls_to_probe(count: int) -> int:
+    """How many functions are called to choose the dials of `count` hosts and to judge their answers."""
+    machines, calls = some(count), 0
+
+    def counted(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(counted)
+    try:
+        dials = dials_for(machines, pairs(machines), master_port=True)
+        reach_of(machines, machines, dict.fromkeys(dials, Answer("ok")))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_twice_as_many_hosts_take_twice_the_work() -> None:
+    assert calls_to_probe(120) < 2.2 * calls_to_probe(60)
 
 
 def test_each_candidate_address_and_the_port_of_node_0_are_tried() -> None:

@@ -122,13 +122,31 @@ def test_one_node_has_failed_and_the_others_were_stopped_or_cancelled() -> None:
     attempt.nodes = [NodeRecord(rank, f"gpu{rank}", "/r", "FAILED", 1) for rank in range(3)]
     attempt.nodes[2].state = "SUCCEEDED"
     attempt.nodes[2].exit_code = 0
+    attempt.settle_nodes()
     made = page(dataclasses.replace(shown(), record=record))
     assert "<td>gpu0</td><td>stopped, as node 1 failed</td><td></td>" in made
     assert "<td>gpu1</td><td>failed</td><td>1</td>" in made
     assert "<td>gpu2</td><td>succeeded</td><td>0</td>" in made
     attempt.state, attempt.first_failure = "CANCELLED", None
+    attempt.nodes[1].state = attempt.nodes[0].state = "FAILED"
+    attempt.settle_nodes()
     made = page(dataclasses.replace(shown(), record=record))
-    assert "<td>gpu0</td><td>cancelled</td><td>1</td>" in made
+    assert "<td>0-1</td><td>gpu[0-1]</td><td>cancelled</td><td>1</td>" in made
+
+
+def test_64_nodes_are_a_row_for_each_outcome_with_the_failed_one_first() -> None:
+    record = record_of()
+    [attempt, _] = record.attempts
+    record.attempts = [attempt]
+    attempt.nodes = [NodeRecord(n, f"gpu{n:02}", "/r", "FAILED", 1) for n in range(64)]
+    attempt.settle_nodes()
+    made = page(dataclasses.replace(shown(), record=record))
+    hosts = made.split("<th>outcome</th>")[1].split("</table>")[0]
+    assert re.findall("<tr><td>.*?</tr>", hosts) == [
+        "<tr><td>1</td><td>1</td><td>gpu01</td><td>failed</td><td>1</td></tr>",
+        "<tr><td>1</td><td>0,2-63</td><td>gpu[00,02-63]</td>"
+        "<td>stopped, as node 1 failed</td><td></td></tr>",
+    ]
 
 
 def words(page: str) -> str:

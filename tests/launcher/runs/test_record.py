@@ -20,6 +20,7 @@ from launcher.runs.record import (
     RunFolder,
     UnreadableRecord,
     find_run,
+    for_hosts,
     new_attempt,
     new_record,
     run_folders,
@@ -66,6 +67,16 @@ def test_the_record_has_what_the_contract_names_and_reads_back() -> None:
     assert attempt["nodes"][0] | {"exit_code": None} == attempt["nodes"][0]
     assert folder.load() == folder.load()
     assert folder.load().attempt.nodes[0].host == "a"
+
+
+def test_what_a_host_keeps_stays_small_however_many_nodes_and_attempts_there_are() -> None:
+    record = remember("r1").load()
+    record.attempt.nodes = record.attempt.nodes * 64
+    record.attempts = record.attempts * 20
+    kept = for_hosts(record)
+    assert len(kept["attempts"]) == 20
+    assert len(json.dumps(kept)) < 65536  # what `ps --all` reads of it
+    assert len(record.attempt.nodes) == 64
 
 
 def test_a_run_is_found_by_its_beginning_and_the_newest_without_a_name() -> None:

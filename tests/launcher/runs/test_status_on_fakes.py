@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import FakeCluster
+from fakes import FakeCluster, signal_once_started
 
 Make = Callable[..., FakeCluster]
 
@@ -84,6 +85,17 @@ def test_a_run_that_had_succeeded_before_it_was_killed_is_not_cancelled(fake_clu
     assert cluster.ddpctl("kill", run_id)[0] == 0
     assert cluster.nodes == []
     assert all_runs(cluster)[0][:2] == (run_id, "SUCCEEDED")
+
+
+def test_an_interrupted_run_is_cancelled_for_any_machine(fake_cluster: Make) -> None:
+    """Its containers are kept, and say only that they were stopped."""
+    cluster = fake_cluster()
+    signal_once_started(cluster, signal.SIGINT)
+    assert cluster.launch()[0] == 130
+    assert [node.state for node in cluster.nodes] == ["exited", "exited"]
+    assert {node["state"] for node in cluster.record["attempts"][0]["nodes"]} == {"CANCELLED"}
+    cluster.forget()
+    assert [state for _, state, _, _ in all_runs(cluster)] == ["CANCELLED"]
 
 
 LIES = [None, 7, [], [None], [{"Id": 7}], {"x": 1}, [{"Id": "a", "Labels": 5, "Mounts": [5]}]]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.errors import StateError
+from launcher.runs import record
 from launcher.start import attempt
 from launcher.start.attempt import where_time_went
 
@@ -128,6 +131,27 @@ def test_an_unknown_host_to_include_or_exclude_is_one_line(
         code, _, err = cluster.ddpctl(command, cluster.hosts_file, flag, "gpu9")
         assert code == 2 and err.count("\n") == 1
         assert "has no host 'gpu9'; it has gpu0, gpu1" in err
+
+
+def test_the_exit_hook_runs_with_the_outcome_although_the_disk_filled_during_the_run(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    note = cluster.folder / "note"
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise StateError(f"{path}: cannot be written: no space left on device; free space there")
+
+    def fill_and_fail(node: FakeNode) -> None:
+        monkeypatch.setattr(record, "write_atomically", full)
+        node.end(1)
+
+    cluster.hosts["gpu0"].on_start = fill_and_fail
+    code, _, err = cluster.launch("--on-exit", f'echo "$DDPCTL_STATE $DDPCTL_EXIT_CODE" > {note}')
+    assert code == 1, err
+    assert "not recorded: " in err
+    assert cluster.record["state"] != "FAILED"
+    assert note.read_text() == "FAILED 1\n"
 
 
 def test_one_line_says_where_the_time_of_a_slow_start_went(

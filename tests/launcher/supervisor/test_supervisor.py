@@ -225,6 +225,10 @@ def test_the_bundle_is_the_same_from_the_same_sources() -> None:
     assert supervisor_file() == supervisor_file()
 
 
+def test_the_bundle_is_compressed_as_every_host_is_sent_one() -> None:
+    assert len(supervisor_file()) < sum(path.stat().st_size for path in FOLDER.glob("*.py")) / 2
+
+
 @pytest.mark.parametrize("kind", ["cancelled", "signal", "time-limit"])
 def test_a_run_that_is_stopped_has_its_stop_timeout_to_save(kind: str) -> None:
     given = spec(stop_timeout=60.0, failure_grace=3.0)

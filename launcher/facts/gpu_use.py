@@ -1,0 +1,85 @@
+"""What each NVIDIA GPU of a host does now, and for which processes. One script, one parser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..run_id import is_run_id
+from .nvidia import OWNERS
+from .script import printable
+
+SCRIPT = r"""
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
+%OWNERS%
+ask() { timeout 20 nvidia-smi "$@" --format=csv,noheader,nounits 2>/dev/null; }
+ask --query-gpu=index,uuid,utilization.gpu,memory.used,memory.total,name | sed 's/^/gpu, /'
+apps=$(ask --query-compute-apps=gpu_uuid,pid,used_memory)
+printf '%s\n' "$apps" | sed 's/^/app, /'
+owners $(printf '%s\n' "$apps" | cut -d , -f 2)
+""".replace("%OWNERS%", OWNERS.strip())
+
+_SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # or [N/A], as on a GPU that shares the CPU's memory
+_GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")
+_APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
+_OWNER = re.compile(
+    r"([0-9]{1,9})\t(\S{0,40})\t([0-9a-f]{64}|)\t(\S{0,64})\t([0-9]{1,11}|)\t(.{0,60})"
+)
+
+
+@dataclass(frozen=True)
+class Process:
+    """container: its id, "" outside of one. run_id: from its environment, where that is readable."""
+
+    pid: int
+    mib: int
+    name: str = ""
+    user: str = ""
+    container: str = ""
+    run_id: str = ""
+    started: float | None = None  # unix seconds
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """use: percent. used, total: MiB. None where the driver does not report it."""
+
+    index: int
+    uuid: str
+    name: str
+    use: int | None
+    used: int | None
+    total: int | None
+    processes: tuple[Process, ...] = ()
+
+
+def parse(text: str) -> tuple[GpuUse, ...]:
+    """The GPUs in SCRIPT's output; rows that it would not print are skipped."""
+    lines = [printable(line) for line in text.split("\n")]
+    owners = {row[1]: row for line in lines if (row := _OWNER.fullmatch(line))}
+    processes: dict[str, list[Process]] = {}
+    for line in lines:
+        if app := _APP.fullmatch(line):
+            process = Process(int(app[2]), _number(app[3]) or 0)
+            if row := owners.get(app[2]):
+                _, user, container, run_id, started, name = row.groups()
+                process = Process(
+                    process.pid,
+                    process.mib,
+                    name,
+                    user,
+                    container,
+                    run_id if is_run_id(run_id) else "",
+                    float(started) if started else None,
+                )
+            processes.setdefault(app[1], []).append(process)
+    found = []
+    for row in filter(None, map(_GPU.fullmatch, lines)):
+        use, used, total = map(_number, row.group(3, 4, 5))
+        theirs = tuple(processes.get(row[2], ()))
+        found.append(GpuUse(int(row[1]), row[2], row[6], use, used, total, theirs))
+    return tuple(found)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

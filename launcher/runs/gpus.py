@@ -1,0 +1,172 @@
+"""Who uses which GPU: what hosts say of their GPUs, joined with the nodes of runs. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..engines.status import NodeStatus
+from ..facts.gpu_use import GpuUse, Process
+from ..hosts.fold import names, ranges
+
+BUSY_MIB = 500  # of memory; a GPU with more in use is not free
+IDLE, BUSY = 5, 50  # percent: a GPU is odd below IDLE while another one of its run is above BUSY
+GIB = 1024
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """node: of the run that has claimed the GPU, or computes on it. others: processes of no such run."""
+
+    host: str
+    gpu: GpuUse
+    node: NodeStatus | None
+    others: tuple[Process, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        return not (self.node or self.others or (self.gpu.used or 0) >= BUSY_MIB)
+
+
+def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
+    """gpus: by host. One row per GPU, in the order of the hosts; a GPU under two names counts once."""
+    live = [status for status in statuses if status.alive or status.state == "created"]
+    rows: dict[str, GpuRow] = {}
+    for host, found in gpus.items():
+        here = [status for status in live if status.host == host]
+        for gpu in found:
+            rows.setdefault(gpu.uuid, _row(host, gpu, here))
+    return list(rows.values())
+
+
+def _row(host: str, gpu: GpuUse, here: Sequence[NodeStatus]) -> GpuRow:
+    def node_of(process: Process) -> NodeStatus | None:
+        return next(
+            (s for s in here if process.container and s.container == process.container),
+            next((s for s in here if s.run_id == process.run_id), None),
+        )
+
+    owners = {process: node_of(process) for process in gpu.processes}
+    claims = [status for status in here if gpu.uuid in status.gpus]
+    node = next((status for status in (*claims, *owners.values()) if status), None)
+    others = tuple(
+        p for p, owner in owners.items() if not owner or not node or owner.run_id != node.run_id
+    )
+    return GpuRow(host, gpu, node, others)
+
+
+def summary(rows: Sequence[GpuRow]) -> str:
+    """8 GPUs on 2 hosts: 4 used by 1 run, 1 by others, 3 free"""
+    runs = {row.node.run_id for row in rows if row.node}
+    used = sum(row.node is not None for row in rows)
+    free = sum(row.is_free for row in rows)
+    hosts = len({row.host for row in rows})
+    return (
+        f"{_count(len(rows), 'GPU')} on {_count(hosts, 'host')}: {used} used by "
+        f"{_count(len(runs), 'run')}, {len(rows) - used - free} by others, {free} free"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
+
+
+def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
+    """The cells of HEAD without SINCE, and since when (unix seconds), for GPUs that are used alike.
+
+    The odd ones come first: used by others, then idle in a busy run; free ones come last.
+    """
+    busy = {r.node.run_id for r in rows if r.node and (r.gpu.use or 0) >= BUSY}
+    by_host: dict[tuple[str, object], list[GpuRow]] = {}
+    for row in rows:
+        by_host.setdefault((row.host, _use(row, busy)), []).append(row)
+    groups: dict[tuple[object, str], list[GpuRow]] = {}
+    for (_, use), alike in by_host.items():
+        groups.setdefault((use, ranges(r.gpu.index for r in alike)), []).extend(alike)
+    for (_, indices), alike in sorted(groups.items(), key=lambda item: _oddness(item[1][0], busy)):
+        first = alike[0]
+        owner = first.node.owner if first.node else next((p.user for p in first.others), "")
+        starts = [p.started for r in alike for p in r.others] if not first.node else []
+        starts += [r.node.started for r in alike if r.node]
+        yield (
+            [
+                indices,
+                names(dict.fromkeys(row.host for row in alike)),
+                _span([row.gpu.use for row in alike], " %"),
+                _memory(alike),
+                _user(alike),
+                owner or "-",
+            ],
+            min((start for start in starts if start), default=None),
+        )
+
+
+def _use(row: GpuRow, busy: set[str]) -> object:
+    """Equal for GPUs that are shown in one line."""
+    strangers = tuple(sorted({(p.user, p.name) for p in row.others}))
+    return row.node and row.node.run_id, strangers, row.is_free, _oddness(row, busy)
+
+
+def _oddness(row: GpuRow, busy: set[str]) -> int:
+    """The least comes first."""
+    if row.node is None:
+        return 4 if row.is_free else 1
+    if row.others:
+        return 0
+    idle = row.gpu.use is not None and row.gpu.use < IDLE and row.node.run_id in busy
+    return 2 if idle else 3
+
+
+def _user(alike: Sequence[GpuRow]) -> str:
+    first = alike[0]
+    if first.is_free:
+        return "free"
+    pids = sorted({p.pid for row in alike for p in row.others})
+    what = ", ".join(dict.fromkeys(p.name or "?" for row in alike for p in row.others))
+    strangers = f"{what} ({f'pid {pids[0]}' if len(pids) == 1 else f'{len(pids)} processes'})"
+    if first.node is None:
+        return strangers if pids else "a process that the driver does not show"
+    return f"{first.node.run_id} and {strangers}" if pids else first.node.run_id
+
+
+def _memory(alike: Sequence[GpuRow]) -> str:
+    used = [None if r.gpu.used is None else round(r.gpu.used / GIB) for r in alike]
+    total = max((r.gpu.total or 0 for r in alike), default=0)
+    return _span(used, f"/{total / GIB:.0f} GiB")
+
+
+def _span(numbers: Sequence[int | None], unit: str) -> str:
+    known = [number for number in numbers if number is not None]
+    if not known:
+        return "-"
+    low, high = min(known), max(known)
+    return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
+
+
+def document(rows: Iterable[GpuRow]) -> list[dict[str, Any]]:
+    """The `gpus` of ps --json."""
+    found = []
+    for row in rows:
+        gpu = dataclasses.asdict(row.gpu)
+        about = {key: gpu[key] for key in ("index", "uuid", "name")}
+        node = row.node
+        found.append(
+            {
+                "host": row.host,
+                **about,
+                "utilization": row.gpu.use,
+                "memory_used_mib": row.gpu.used,
+                "memory_total_mib": row.gpu.total,
+                "run_id": node.run_id if node else None,
+                "owner": node.owner if node else None,
+                "since": node.started if node else None,
+                "free": row.is_free,
+                "others": [dataclasses.asdict(process) for process in row.others],
+            }
+        )
+    return found

@@ -37,7 +37,7 @@ STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
 # $1 datasets or workdirs, $2 digest, $3 token of this push
 BEGIN = r"""
-umask 022
+mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
 [ -d "$2" ] && { echo present; exit 0; }
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -34,11 +35,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def test_events_run_their_commands_one_after_the_other_without_delaying_the_caller(
     folder: RunFolder, tmp_path: Path
 ) -> None:
-    hook = EventHook(folder, f"sleep 0.2; {NOTE}", Console())
-    began = time.monotonic()
-    for number in range(3):
+    gates = [tmp_path / f"gate-{number}" for number in range(3)]
+    for gate in gates:
+        os.mkfifo(gate)
+    hook = EventHook(folder, f"read go < gate-$DDPCTL_NODE_RANK; {NOTE}", Console())
+    for number in range(3):  # a call that waited for its command would wait forever
         hook("contact-lost", record_of(folder), host="gpu1", node_rank=number, message="gone")
-    assert time.monotonic() - began < 0.2
+    for gate in gates:
+        gate.write_text("go\n")
     hook.close()
     lines = (tmp_path / "events").read_text().splitlines()
     assert lines == [f"contact-lost 1 [{number}] gone" for number in range(3)]

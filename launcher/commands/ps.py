@@ -31,7 +31,7 @@ def ps(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """List runs, and who uses which GPU, from any machine, as the hosts see it.
+    """List runs, and who uses which GPU, as the hosts see it.
 
     Without HOSTS: ./hosts.yaml if it exists, and the hosts of the live runs of this machine.
     GPUs that are used alike share a line. The first lines are the ones to look at: processes of no

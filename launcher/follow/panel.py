@@ -193,13 +193,16 @@ def panel_lines(view: View, columns: int, height: int) -> list[str]:
     terminal.print(Text(view.head, style="bold"), no_wrap=True, overflow="ellipsis")
     terminal.print(Text(view.below), no_wrap=True, overflow="ellipsis")
     table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    for no_wrap in (True, True, False):  # where there is too little room, the last one is cut first
+        table.add_column(no_wrap=no_wrap)
     room = max(0, height - 3)
     rows = view.rows if len(view.rows) <= room else view.folded
     shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
     for node, state, gpus in shown:
-        table.add_row(Text(node), Text(state, COLOURS.get(state.split()[0], "")), Text(gpus))
+        cells = Text(node), Text(state, COLOURS.get(state.split()[0], "")), Text(gpus)
+        for cell in cells:
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        table.add_row(*cells)
     if shown:
         terminal.print(table)
     if hidden := len(rows) - len(shown):

@@ -90,10 +90,10 @@ def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cur
 def test_a_panel_is_never_larger_than_its_room() -> None:
     outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
     lines = panel_lines(view("r" * 90, 1, outcomes, None, 0), 40, 8)
-    assert len(lines) == 8
+    assert len(lines) == 4
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40
-    assert plain[-1].split() == ["50", "nodes", "starting", "0-49"]
+    assert plain[-1].split()[:4] == ["50", "nodes", "starting", "0-49"]
 
 
 def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
@@ -120,7 +120,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     assert max(map(len, shown)) < size[0]
 
 
-FOLDED = {80: "0-6,8-19,21…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
+FOLDED = {80: "0-6,8-19,21-63 gpu[…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ A message is one line: where, what, remedy. Only `launcher.cli` prints it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class DdpctlError(Exception):
@@ -103,10 +103,10 @@ class RunKilled(DdpctlError):
 
 
 class NodesFailed(DdpctlError):
-    """failures: the error of each host that failed, by host name."""
+    """failures: the error of each host that failed, by host name. lines: what to print of them."""
 
-    def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
-        super().__init__("\n".join(str(error) for error in failures.values()))
+    def __init__(self, failures: Mapping[str, DdpctlError], lines: Iterable[str] = ()) -> None:
+        super().__init__("\n".join(lines or map(str, failures.values())))
         self.failures = dict(failures)
         # An unreachable host comes first: the state of all others is known.
         codes = [error.exit_code for error in failures.values()]

@@ -20,7 +20,7 @@ from ..errors import DdpctlError
 from ..logs.store import Mark
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..runs.sync_logs import log_store
-from ..stop.stop import stop_run
+from ..stop.stop import not_confirmed, stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome
@@ -225,8 +225,8 @@ class Session:
         not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
         self.folder.try_save(self.record, self.console)
-        for host, error in self._unconfirmed.items():
-            self.console.error(f"{host}: stop not confirmed: {error}")
+        for line in not_confirmed(self._unconfirmed):
+            self.console.error(line)
         report_end(self.folder.run_id, attempt, self.console)
         self.on_event("attempt-ended", self.record, message=attempt.state)
         if self._interrupted:

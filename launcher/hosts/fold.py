@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+FEW = 3  # hosts whose equal errors are still a line each
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
 
@@ -43,3 +44,17 @@ def names(hosts: Iterable[str]) -> str:
         else f"{before}{ranges(numbers, width)}{after}"
         for (before, after, width), numbers in groups.items()
     )
+
+
+def errors(by_host: Mapping[str, object]) -> list[str]:
+    """One error per host as lines; those of many hosts that differ only in the name are one line."""
+    same: dict[str, list[str]] = {}
+    for host, error in by_host.items():
+        same.setdefault(str(error).replace(host, "\0"), []).append(host)
+    lines: list[str] = []
+    for text, hosts in same.items():
+        if len(hosts) > FEW:  # the rest of the line, such as a command to try, shows the first host
+            lines.append(text.replace("\0", names(hosts), 1).replace("\0", hosts[0]))
+        else:
+            lines += [text.replace("\0", host) for host in hosts]
+    return lines

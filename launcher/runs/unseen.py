@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import DdpctlError, StateError
+from ..hosts import fold
 from ..terminal.console import Console
 
 
 def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    for error in failures.values():
-        local = isinstance(error, StateError)
-        console.error(f"not recorded: {error}" if local else f"no answer from {error}")
+    what = {
+        host: f"{'not recorded:' if isinstance(error, StateError) else 'no answer from'} {error}"
+        for host, error in failures.items()
+    }
+    for line in fold.errors(what):
+        console.error(line)
 
 
 def unseen(failures: Mapping[str, DdpctlError]) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
+from ..hosts import fold
 from .connect import AT_ONCE
 from .node import Node
 
@@ -17,7 +18,8 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
     """Run `do` on all nodes concurrently; raise NodesFailed with every error if any fails."""
     results, failures = try_each(nodes, do)
     if failures:
-        raise NodesFailed(_by_name(nodes, failures))
+        named = _by_name(nodes, failures)
+        raise NodesFailed(named, fold.errors(named))
     return results
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines.choose import engines_on
 from ..errors import DdpctlError, UsageError
-from ..hosts import Cluster, load
+from ..hosts import Cluster, fold, load
 from ..hosts.fold import names
 from ..runs.find import find_id, list_nodes, names_hosts
 from ..runs.record import FINAL, find_run, run_folder, timestamp
@@ -17,7 +17,7 @@ from ..ssh.account import account_name
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .stop import Stopped, stop_run
+from .stop import Stopped, not_confirmed, stop_run
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
@@ -134,8 +134,9 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
     if run_ids := set().union(*removed.values()):
         count = f"{len(run_ids)} finished run{'s' if len(run_ids) > 1 else ''}"
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
-    for host, error in failures.items():
-        console.error(f"{host}: containers of finished runs may be left: {error}")
+    left = "containers of finished runs may be left"
+    for line in fold.errors({host: f"{host}: {left}: {e}" for host, e in failures.items()}):
+        console.error(line)
 
 
 def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:
@@ -150,8 +151,8 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
     for host, result in killed.stopped.items():
         if result.found or not result.clean:
             console.detail(f"{host}: {describe(result)}")
-    for host, error in killed.failures.items():
-        console.error(f"{host}: stop not confirmed: {error}; the next contact finishes it")
+    for line in not_confirmed(killed.failures):
+        console.error(f"{line}; the next contact finishes it")
     if killed.stopped:
         console.say(killed.summary())
     if record:

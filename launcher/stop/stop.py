@@ -12,6 +12,7 @@ from ..engines.base import Engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..facts.shared_homes import OWN
+from ..hosts import fold
 from ..ssh.many import ask_each
 from ..ssh.node import Node
 
@@ -68,6 +69,10 @@ def stop_run(
         return _stop_on(node, engines[node], run_id, timeout, remove=remove)
 
     return ask_each(nodes, stop)
+
+
+def not_confirmed(failures: Mapping[str, DdpctlError]) -> list[str]:
+    return fold.errors({host: f"{host}: stop not confirmed: {e}" for host, e in failures.items()})
 
 
 def _mark_cancelled(node: Node, run_id: str) -> None:

@@ -52,7 +52,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Of the newest attempt: PENDING RUNNING SUCCEEDED FAILED CANCELLED or UNKNOWN.
+        """Of the newest attempt: PENDING WAITING RUNNING SUCCEEDED FAILED CANCELLED or UNKNOWN.
 
         As this machine recorded it; no host is asked.
         """
@@ -163,6 +163,8 @@ def launch(
     push: bool = True,
     check: bool = True,
     hang_timeout: float | None = None,
+    wait: int | None = None,
+    nodes: int | None = None,
     on_exit: str | None = None,
     on_event: str | None = None,
     **job: Unpack[JobOptions],
@@ -171,6 +173,8 @@ def launch(
 
     hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], what `ddpctl.hosts.load` returned,
     or None for ./hosts.yaml. command: what torchrun runs, such as ["train.py", "--epochs", "3"].
+    wait: seconds in line for GPUs that other runs have; 0 waits as long as it takes. nodes: any so
+    many of the hosts. hang_timeout: seconds.
     The rest is as for `ddpctl launch`. Raises DdpctlError if the run cannot start.
     """
     cluster = cluster_of(hosts, {**job, "command": command}, include, exclude, source="launch()")
@@ -180,6 +184,8 @@ def launch(
         push=push,
         check=check,
         hang_timeout=hang_timeout,
+        wait=wait,
+        nodes=nodes,
         on_exit=on_exit,
         on_event=on_event,
     )

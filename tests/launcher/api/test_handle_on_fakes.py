@@ -59,6 +59,22 @@ def launched(cluster: FakeCluster, **more: object) -> launcher.Run:
     return launcher.launch(cluster.hosts_file, check=False, push=False, **more)  # type: ignore[arg-type]
 
 
+def test_a_run_waits_for_its_gpus_and_takes_any_free_hosts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.start.line.POLL", 0.05)
+    monkeypatch.setattr("launcher.start.line.TICK", 0.01)
+    monkeypatch.setattr(recorder, "report_ready", lambda: None)
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2", gpus=1, master_port="auto")
+    first = launched(cluster, nodes=2)
+    assert [node.node_rank for node in cluster.nodes] == [0, 1]
+    second = launched(cluster, nodes=2, wait=0)
+    assert second.state == "WAITING"
+    second.kill()
+    assert second.wait() == "CANCELLED"
+    assert {node.run_id for node in cluster.nodes} == {first.id}
+
+
 def test_a_run_is_followed_through_a_restart_to_its_end(
     fake_cluster: Make, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

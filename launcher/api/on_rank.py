@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import pickle
+import sys
 import traceback
 from typing import Any, Callable, Dict
 
@@ -32,6 +33,15 @@ def main() -> None:
         write(raised(error, call["trust"]))
         raise
     write(outcome)
+    end_together()
+
+
+def end_together() -> None:
+    """A rank that ends while others still use the process group would break theirs."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def function_of(call: Call) -> Any:

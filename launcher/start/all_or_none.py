@@ -94,6 +94,7 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
     All nodes must have been created. Raises GpusTaken if another run comes first.
     """
     plans = {m.node: plan.nodes[m.place.node_rank] for m in attempt.members}
+    sharing = [node for node in attempt.nodes if plan.resources(plans[node])]
     deadline = time.monotonic() + LEASE
 
     def look(node: Node) -> list[NodeStatus]:
@@ -101,7 +102,7 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
         return list(live_rivals(engines, plan.run_id, plan.resources(plans[node])))
 
     while True:
-        found = each_node(attempt.nodes, look)
+        found = each_node(sharing, look)
         late = time.monotonic() > deadline
         ahead: dict[str, list[str]] = {}  # host names by what is taken there
         for node, listed in found.items():

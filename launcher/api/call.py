@@ -75,7 +75,7 @@ def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> 
     first = failure.rank if failure else None
     if raised and first is None:
         first = min(raised)
-    if first in raised:  # if not, it was killed, and the others raised because of that
+    if first in raised:  # otherwise it was killed, and the others raised because of that
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state != "SUCCEEDED":
         why = headline(failure) if failure else record.state.lower()

@@ -1,6 +1,6 @@
 """Which hosts share one ~/.ddpctl, as with home folders on NFS.
 
-Each host writes a file with a name of its own and lists what it sees: mount types do not tell. In a
+Each host writes a file under its own name and lists what it sees, as mount types do not tell. In a
 shared ~/.ddpctl, the file `host` in the folder of an attempt names the host whose node it is.
 """
 

@@ -129,7 +129,7 @@ class Session:
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
-        known = node.state in ("SUCCEEDED", "FAILED")  # to whoever followed before us
+        known = node.state in ("SUCCEEDED", "FAILED")  # an earlier command has reported it
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
         self.folder.try_save(self.record, self.console)

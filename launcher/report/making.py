@@ -10,6 +10,7 @@ import yaml
 from ..errors import DdpctlError, StateError, UsageError
 from ..runs.attempt import running_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
+from ..runs.unseen import report_unseen
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..state import write_atomically
@@ -52,8 +53,7 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
 def _collect(folder: RunFolder, console: Console) -> Shown:
     record = folder.load()
     answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
-    for error in failures.values():
-        console.error(f"no answer from {error}")
+    report_unseen({node.name: error for node, error in failures.items()}, console)
     journals = parse_journals(
         record, [(node.name, events) for node, (_, events) in answers.items()]
     )

@@ -16,7 +16,7 @@ from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
-from ..hosts import Cluster, load
+from ..hosts import Cluster, fold, load
 from ..push.report import format_bytes
 from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
@@ -191,8 +191,8 @@ def end(
     _, failures = try_each(hosts, act)
     emptied = [node for node in hosts if node in leaders and node not in failures]
     failures |= try_each(emptied, lambda node: _remove(node, REMOVE))[1]
-    for failure in failures.values():
-        console.error(str(failure))
+    for line in fold.errors({node.name: error for node, error in failures.items()}):
+        console.error(line)
 
 
 def _remove(node: Node, script: str) -> None:

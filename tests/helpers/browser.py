@@ -18,7 +18,7 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-
 
 
 class Page:
-    """One tab. Everything that it logs or fails to load is in `complaints`."""
+    """A browser tab. `complaints` collects its console messages and failed loads."""
 
     def __init__(self, read: int, write: int) -> None:
         self._in, self._write = os.fdopen(read, "rb"), write

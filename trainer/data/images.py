@@ -22,7 +22,7 @@ class Images(Protocol):
     def start_epoch(
         self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
     ) -> torch.Tensor:
-        """Get ready for an epoch whose batches will be order[part] for each of `parts`, in turn.
+        """Prepare an epoch whose batches are order[part] for each of `parts`, in turn.
         Returns the order, where `train_batch` wants its indices."""
 
     def train_batch(

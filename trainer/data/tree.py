@@ -119,7 +119,7 @@ def _write(index: Path, folder: Path, classes: Sequence[str]) -> None:
 
 
 def _listed(root: bytes) -> Iterator[tuple[bytes, int, list[tuple[bytes, int]]]]:
-    """Each folder at and below `root`: its path, time of change, and images with their sizes."""
+    """Every folder from `root` down: its path, modification time, and images with sizes."""
     waiting = [root]
     while waiting:
         folder, files = waiting.pop(), []

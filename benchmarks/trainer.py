@@ -33,7 +33,7 @@ from PIL import Image
 
 from trainer.data.synthetic import Arrays
 from trainer.errors import DataError
-from trainer.tools.make_images import fashion_mnist, write_cifar10
+from trainer.tools.data_command import fashion_mnist, write_cifar10
 from trainer.tools.plot import records
 
 HERE = Path(__file__).parent

@@ -19,9 +19,10 @@ from trainer.config import GROUPS, Config  # noqa: E402
 
 def table() -> str:
     lines = ["| flag | default | |", "|---|---|---|"]
-    for group, title in GROUPS.items():
-        lines.append(f"| **{title}** | | |")
-        lines += [row(f) for f in dataclasses.fields(Config) if f.metadata["group"] == group]
+    for field in dataclasses.fields(Config):
+        if field.name in GROUPS:
+            lines.append(f"| **{GROUPS[field.name]}** | | |")
+        lines.append(row(field))
     return "\n".join(lines) + "\n"
 
 

@@ -34,7 +34,7 @@ from .errors import CheckpointError
 FILES = ("state.pt", "meta.json")
 NAME = re.compile(r"step-(\d{8,})")
 EXPORT = re.compile(r"epoch_(\d+)\.pth")
-LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
+MANIFEST = re.compile(r"([0-9a-f]{64})  state\.pt\n([0-9a-f]{64})  meta\.json\n")
 
 
 @dataclass(frozen=True)
@@ -137,19 +137,21 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def write_weights(out: Path, names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a state_dict atomically under these names, and remove older epoch_N.pth files.
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a state_dict, atomically. Raises CheckpointError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        torch.save(dict(weights), temporary)
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error}".splitlines()[0]) from error
 
-    Raises CheckpointError.
-    """
+
+def write_exports(out: Path, names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a state_dict under these names; epoch_N.pth replaces those of earlier epochs."""
     for name in names:
-        temporary = out / f".{name}.{os.getpid()}"
-        try:
-            torch.save(dict(weights), temporary)
-            temporary.replace(out / name)
-        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-            temporary.unlink(missing_ok=True)
-            raise CheckpointError(f"cannot write {out / name}: {error}".splitlines()[0]) from error
+        write_weights(out / name, weights)
         if newest := EXPORT.fullmatch(name):
             for path in out.glob("epoch_*.pth"):
                 number = EXPORT.fullmatch(path.name)
@@ -167,15 +169,14 @@ def verify(path: Path) -> Saved:
         raise CheckpointError(f"{path}: not a checkpoint folder (step-NNNNNNNN)")
     try:
         manifest = (path / "MANIFEST").read_bytes()
-        wanted = dict(_entries(manifest.decode("ascii")))
-        if set(wanted) != set(FILES):
+        digests = MANIFEST.fullmatch(manifest.decode("ascii", errors="replace"))
+        if not digests:
             raise CheckpointError(f"{path}: MANIFEST is damaged")
-        for file, digest in wanted.items():
+        for file, digest in zip(FILES, digests.groups(), strict=True):
             if _sha256(path / file) != digest:
                 raise CheckpointError(f"{path}: {file} is damaged (sha256 differs)")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "MANIFEST is damaged"
-        raise CheckpointError(f"{path}: {reason}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
     return Saved(path, int(name[1]), hashlib.sha256(manifest).hexdigest())
 
 
@@ -268,18 +269,6 @@ def _remove(path: Path) -> None:
         hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
         path.rename(hidden)
         shutil.rmtree(hidden)
-
-
-def _entries(manifest: str) -> list[tuple[str, str]]:
-    if not manifest.endswith("\n"):
-        raise ValueError("truncated")
-    entries = []
-    for line in manifest[:-1].split("\n"):
-        match = LINE.fullmatch(line)
-        if not match:
-            raise ValueError(line)
-        entries.append((match[2], match[1]))
-    return entries
 
 
 def _sha256(path: Path) -> str:

@@ -5,6 +5,7 @@ torch is imported late, so that --help and a mistyped flag answer at once.
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Sequence
@@ -13,14 +14,20 @@ from .config import Config
 from .errors import TrainerError, UsageError, print_error
 from .flags import as_json, parse
 
-COMMANDS = ("ckpt", "data", "bench", "plot")
+COMMANDS = {  # in trainer/tools
+    "ckpt": "checkpoint_command",
+    "data": "data_command",
+    "bench": "bench",
+    "plot": "plot",
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line. Returns the exit code. One rank prints an error, if any."""
     try:
         if argv and argv[0] in COMMANDS:
-            return _command(argv[0], argv[1:])
+            module = importlib.import_module(f".tools.{COMMANDS[argv[0]]}", __package__)
+            return int(module.main(argv[1:]))
         config, other = parse(argv, os.environ)
         if other["print_config"]:
             print(as_json(config))
@@ -43,18 +50,6 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-
-
-def _command(name: str, argv: Sequence[str]) -> int:
-    if name == "ckpt":
-        from .tools.checkpoint_command import main as command
-    elif name == "data":
-        from .tools.data_command import main as command
-    elif name == "bench":
-        from .tools.bench import main as command
-    else:
-        from .tools.plot import main as command
-    return command(argv)
 
 
 def _train(config: Config) -> int:

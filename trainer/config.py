@@ -16,218 +16,168 @@ from typing import Any
 from .errors import UsageError
 
 NEEDS_GPU = "--bn sync needs GPUs: use --bn local or frozen on a CPU"
-GROUPS = {  # of flags, with their titles in --help
-    "network": "network",
+GROUPS = {  # the first flag of each group, and the group's title in --help
+    "model": "network",
     "data": "images",
-    "batch": "batch",
-    "optimizer": "optimizer",
-    "schedule": "schedule",
-    "run": "run",
-    "checkpoints": "checkpoints and resume",
-    "output": "output",
+    "batch_size": "batch",
+    "loss": "optimizer",
+    "epochs": "schedule",
+    "preset": "run",
+    "resume": "checkpoints and resume",
+    "out": "output",
 }
 
 
 def flag(
-    group: str,
     default: Any,
     text: str,
     *aliases: str,
-    choices: tuple[Any, ...] | None = None,
+    choices: tuple[str, ...] | None = None,
     bare: str | None = None,
     kind: type | None = None,
 ) -> Any:
     """A field of Config. `bare` is the value of the flag when given without one."""
-    return field(
-        default=default,
-        metadata={
-            "group": group,
-            "help": text,
-            "aliases": aliases,
-            "choices": choices,
-            "bare": bare,
-            "kind": kind or type(default),
-        },
-    )
+    kind = kind or type(default)
+    about = {"help": text, "aliases": aliases, "choices": choices, "bare": bare, "kind": kind}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
 class Config:
     # fmt: off
-    # network
-    model: str = flag("network", "resnet18",
-                      "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function", "--arch",
-                      "--net")
-    stem: str = flag("network", "auto",
-                     "first layers: cifar (3x3), imagenet (7x7), or by image size",
+    model: str = flag("resnet18", "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function",
+                      "--arch", "--net")
+    stem: str = flag("auto", "first layers: cifar (3x3), imagenet (7x7), or by image size",
                      choices=("auto", "cifar", "imagenet"))
-    width: int | None = flag("network", None, "channels of the first stage", kind=int)
-    num_classes: int | None = flag("network", None, "classes (default: as many as the data has)",
-                                   kind=int)
-    weights: str = flag("network", "", "file of weights to start from (.pth), for fine-tuning")
-    bn: str = flag("network", "local",
-                   "batch-norm statistics: per rank, over all ranks (GPU), or fixed",
+    width: int | None = flag(None, "channels of the first stage", kind=int)
+    num_classes: int | None = flag(None, "classes (default: as many as the data has)", kind=int)
+    weights: str = flag("", "file of weights to start from (.pth), for fine-tuning")
+    bn: str = flag("local", "batch-norm statistics: per rank, over all ranks (GPU), or fixed",
                    choices=("local", "sync", "frozen"))
-    channels_last: bool = flag("network", True, "NHWC memory layout")
-    compile: bool = flag("network", False, "torch.compile inside DDP", "--torchcompile")
-    cuda_graph: bool = flag("network", False, "replay whole steps as a CUDA graph (one GPU)")
-    compile_mode: str = flag("network", "default", "what torch.compile optimises for",
+    channels_last: bool = flag(True, "NHWC memory layout")
+    compile: bool = flag(False, "torch.compile inside DDP", "--torchcompile")
+    cuda_graph: bool = flag(False, "replay whole steps as a CUDA graph (one GPU)")
+    compile_mode: str = flag("default", "what torch.compile optimises for",
                              choices=("default", "reduce-overhead", "max-autotune"))
 
-    # data
-    data: str = flag("data", "", "folder, synthetic, download, or package.module:function",
+    data: str = flag("", "folder, synthetic, download, or package.module:function",
                      "--data-path", "--data-dir", "--data-url")
-    synthetic_train: int = flag("data", 5000, "synthetic training images", "--dataset-size")
-    synthetic_test: int = flag("data", 1000, "synthetic test images")
-    synthetic_size: int = flag("data", 32, "width of a synthetic image in pixels")
-    val_split: float = flag("data", 0.0,
-                            "share of the training images held out to choose the best epoch (0 to 0.5)")
-    augment: bool = flag("data", True, "random crops and flips of the training images")
-    randaugment: int = flag("data", 0,
-                            "magnitude of RandAugment for image folders, 1 to 30, usually 9 (0: off)",
-                            "--ra-magnitude")
-    cutout: int = flag("data", 0, "width in pixels of a square erased from each image (0: off)")
-    mixup: float = flag("data", 0.0,
-                        "alpha of mixup (0: off); with --cutmix, each batch has one of the two",
+    synthetic_train: int = flag(5000, "synthetic training images", "--dataset-size")
+    synthetic_test: int = flag(1000, "synthetic test images")
+    synthetic_size: int = flag(32, "width of a synthetic image in pixels")
+    val_split: float = flag(0.0, "share of the training images held out to choose the best epoch "
+                            "(0 to 0.5)")
+    augment: bool = flag(True, "random crops and flips of the training images")
+    randaugment: int = flag(0, "magnitude of RandAugment for image folders, 1 to 30, usually 9 "
+                            "(0: off)", "--ra-magnitude")
+    cutout: int = flag(0, "width in pixels of a square erased from each image (0: off)")
+    mixup: float = flag(0.0, "alpha of mixup (0: off); with --cutmix, each batch has one of the two",
                         "--mixup-alpha")
-    cutmix: float = flag("data", 0.0, "alpha of CutMix (0: off)", "--cutmix-alpha")
-    image_size: int = flag("data", 224, "width in pixels of images from an ImageFolder tree")
-    workers: int = flag("data", 4, "threads per rank that decode an ImageFolder tree", "-j",
+    cutmix: float = flag(0.0, "alpha of CutMix (0: off)", "--cutmix-alpha")
+    image_size: int = flag(224, "width in pixels of images from an ImageFolder tree")
+    workers: int = flag(4, "threads per rank that decode an ImageFolder tree", "-j",
                         "--num-workers")
 
-    # batch
-    batch_size: int | None = flag("batch", None, "images per rank and optimizer step (default 128)",
-                                  "-b", "--batch-per-rank", kind=int)
-    global_batch: int | None = flag("batch", None, "images per optimizer step over all ranks",
+    batch_size: int | None = flag(None, "images per rank and optimizer step (default 128)", "-b",
+                                  "--batch-per-rank", kind=int)
+    global_batch: int | None = flag(None, "images per optimizer step over all ranks",
                                     "--global-batch-size", kind=int)
-    grad_accum_steps: int = flag("batch", 1, "micro-batches per rank and optimizer step",
+    grad_accum_steps: int = flag(1, "micro-batches per rank and optimizer step",
                                  "--grad-accu-steps")
-    canonical_shards: int = flag("batch", 0,
-                                 "bitwise equal weights at every world size that divides this (0: off)")
-    drop_last: bool = flag("batch", False, "drop the last, smaller batch of an epoch")
-    amp: str = flag("batch", "auto", "mixed precision; auto: bf16 on GPUs that have it, else off",
+    canonical_shards: int = flag(0, "bitwise equal weights at every world size that divides this "
+                                 "(0: off)")
+    drop_last: bool = flag(False, "drop the last, smaller batch of an epoch")
+    amp: str = flag("auto", "mixed precision; auto: bf16 on GPUs that have it, else off",
                     choices=("auto", "off", "bf16", "fp16"), bare="bf16")
-    grad_compression: str = flag("batch", "off", "ranks exchange gradients in bf16: half the bytes",
+    grad_compression: str = flag("off", "ranks exchange gradients in bf16: half the bytes",
                                  choices=("off", "bf16"), bare="bf16")
 
-    # optimizer
-    loss: str = flag("optimizer", "cross-entropy", "cross-entropy, or package.module:function",
-                     "--criterion")
-    opt: str = flag("optimizer", "sgd", "optimizer", choices=("sgd", "adam", "adamw"))
-    lr: float = flag("optimizer", 0.1, "peak learning rate", "--learning-rate")
-    lr_scaling: str = flag("optimizer", "none", "how --lr grows with global batch / --lr-base-size",
+    loss: str = flag("cross-entropy", "cross-entropy, or package.module:function", "--criterion")
+    opt: str = flag("sgd", "optimizer", choices=("sgd", "adam", "adamw"))
+    lr: float = flag(0.1, "peak learning rate", "--learning-rate")
+    lr_scaling: str = flag("none", "how --lr grows with global batch / --lr-base-size",
                            choices=("none", "linear", "sqrt"))
-    lr_base_size: int = flag("optimizer", 256, "global batch that --lr is meant for")
-    momentum: float = flag("optimizer", 0.9, "momentum of SGD")
-    nesterov: bool = flag("optimizer", True, "Nesterov momentum")
-    weight_decay: float = flag("optimizer", 5e-4, "weight decay", "--wd")
-    norm_weight_decay: float | None = flag("optimizer", None,
-        "weight decay of batch norms and biases (default: the same)", kind=float)
-    label_smoothing: float = flag("optimizer", 0.0, "label smoothing (0 to 1)", "--smoothing")
-    clip_grad_norm: float = flag("optimizer", 0.0, "largest gradient norm (0: no limit)",
-                                 "--clip-grad")
-    ema: float = flag("optimizer", 0.0,
-                      "decay of averaged weights, which are then evaluated (0: off)", "--ema-decay")
+    lr_base_size: int = flag(256, "global batch that --lr is meant for")
+    momentum: float = flag(0.9, "momentum of SGD")
+    nesterov: bool = flag(True, "Nesterov momentum")
+    weight_decay: float = flag(5e-4, "weight decay", "--wd")
+    norm_weight_decay: float | None = flag(
+        None, "weight decay of batch norms and biases (default: the same)", kind=float)
+    label_smoothing: float = flag(0.0, "label smoothing (0 to 1)", "--smoothing")
+    clip_grad_norm: float = flag(0.0, "largest gradient norm (0: no limit)", "--clip-grad")
+    ema: float = flag(0.0, "decay of averaged weights, which are then evaluated (0: off)",
+                      "--ema-decay")
 
-    # schedule
-    epochs: int = flag("schedule", 10, "passes over the training images", "--num-epochs")
-    max_steps: int = flag("schedule", 0, "stop after this many steps (0: by epochs)")
-    schedule: str = flag("schedule", "cosine", "shape of the learning rate", "--lr-scheduler",
-                         "--sched", choices=("cosine", "multistep", "triangular", "constant"))
-    warmup_epochs: float = flag("schedule", 1.0, "epochs of linear warm-up", "--lr-warmup-epochs",
-                                "--warm")
-    milestones: str = flag("schedule", "60,120,160", "epochs at which multistep decays",
-                           "--lr-milestones")
-    gamma: float = flag("schedule", 0.2, "factor of each multistep decay", "--lr-gamma")
-    min_lr: float = flag("schedule", 0.0, "learning rate at the end of cosine", "--lr-min")
+    epochs: int = flag(10, "passes over the training images", "--num-epochs")
+    max_steps: int = flag(0, "stop after this many steps (0: by epochs)")
+    schedule: str = flag("cosine", "shape of the learning rate", "--lr-scheduler", "--sched",
+                         choices=("cosine", "multistep", "triangular", "constant"))
+    warmup_epochs: float = flag(1.0, "epochs of linear warm-up", "--lr-warmup-epochs", "--warm")
+    milestones: str = flag("60,120,160", "epochs at which multistep decays", "--lr-milestones")
+    gamma: float = flag(0.2, "factor of each multistep decay", "--lr-gamma")
+    min_lr: float = flag(0.0, "learning rate at the end of cosine", "--lr-min")
 
-    # run
-    preset: str = flag("run", "", "a named set of defaults, which flags override")
-    seed: int = flag("run", 0, "seed of weights, order and augmentation", "--random-seed")
-    deterministic: bool = flag("run", False, "deterministic algorithms only",
+    preset: str = flag("", "a named set of defaults, which flags override")
+    seed: int = flag(0, "seed of weights, order and augmentation", "--random-seed")
+    deterministic: bool = flag(False, "deterministic algorithms only",
                                "--use-deterministic-algorithms")
-    device: str = flag("run", "auto", "where to train", choices=("auto", "cpu", "cuda"))
-    spawn: int = flag("run", 0, "start this many ranks on this machine, without torchrun")
-    threads: int = flag("run", 0, "CPU threads per rank (0: torch's choice)")
-    timeout: float = flag("run", 120.0, "seconds after which a silent rank counts as lost")
-    check_every: int = flag("run", 1000, "steps between checks that replicas are equal (0: off)")
-    poll_every: int = flag("run", 0,
-                           "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)")
-    profile: str = flag("run", "",
-                        "write a Chrome trace of these steps since the start, per rank: 10:20")
+    device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"))
+    spawn: int = flag(0, "start this many ranks on this machine, without torchrun")
+    threads: int = flag(0, "CPU threads per rank (0: torch's choice)")
+    timeout: float = flag(120.0, "seconds after which a silent rank counts as lost")
+    check_every: int = flag(1000, "steps between checks that replicas are equal (0: off)")
+    poll_every: int = flag(0, "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)")
+    profile: str = flag("", "write a Chrome trace of these steps since the start, per rank: 10:20")
 
-    # checkpoints
-    resume: str = flag("checkpoints", "",
-                       "auto, none, or a checkpoint folder (default: auto under ddpctl)",
+    resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl)",
                        bare="auto")
-    resume_override: bool = flag("checkpoints", False,
-                                 "accept a checkpoint of other data, batch or seed")
-    checkpoint_dir: str = flag("checkpoints", "",
-                               "where ckpt/step-* go (default: the output folder)", "--model-dir")
-    save_every: str = flag("checkpoints", "60s",
-                           "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)")
-    keep: int = flag("checkpoints", 3, "newest checkpoints to keep, at least 2",
-                     "--checkpoint-hist")
-    copies: int = flag("checkpoints", 2,
-                       "nodes that keep each checkpoint where disks are not shared: 1 or 2")
-    export_every: int = flag("checkpoints", 1,
-                             "epochs between epoch_N.pth files; the newest is kept (0: none)",
+    resume_override: bool = flag(False, "accept a checkpoint of other data, batch or seed")
+    checkpoint_dir: str = flag("", "where ckpt/step-* go (default: the output folder)",
+                               "--model-dir")
+    save_every: str = flag("60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)")
+    keep: int = flag(3, "newest checkpoints to keep, at least 2", "--checkpoint-hist")
+    copies: int = flag(2, "nodes that keep each checkpoint where disks are not shared: 1 or 2")
+    export_every: int = flag(1, "epochs between epoch_N.pth files; the newest is kept (0: none)",
                              "--save-epoch")
 
-    # output
-    out: str = flag("output", "", "output folder (default ./output)", "--output-dir", "--output")
-    eval_every: int = flag("output", 1, "epochs between evaluations", "--val-interval")
-    eval_batch_size: int = flag("output", 500, "images per rank and evaluation step")
-    test_only: bool = flag("output", False, "evaluate the checkpoint and stop")
-    print_every: int = flag("output", 50, "steps between lines of progress", "--print-freq",
+    out: str = flag("", "output folder (default ./output)", "--output-dir", "--output")
+    eval_every: int = flag(1, "epochs between evaluations", "--val-interval")
+    eval_batch_size: int = flag(500, "images per rank and evaluation step")
+    test_only: bool = flag(False, "evaluate the checkpoint and stop")
+    print_every: int = flag(50, "steps between lines of progress", "--print-freq",
                             "--print-interval")
-    tensorboard: bool = flag("output", False, "also write TensorBoard event files")
-    plot: bool = flag("output", False, "draw curves.png at the end")
+    tensorboard: bool = flag(False, "also write TensorBoard event files")
+    plot: bool = flag(False, "draw curves.png at the end")
     # fmt: on
 
     def problems(self) -> Iterator[str]:
         """What is wrong, one line each, without a look at the machine or the data."""
-        for name in AT_LEAST_ONE:
-            if (value := getattr(self, name)) is not None and value < 1:
-                yield f"--{name.replace('_', '-')} {value}: must be at least 1"
-        for name in NOT_NEGATIVE:
-            if getattr(self, name) < 0:
-                yield f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative"
-        if self.keep < 2:
-            yield f"--keep {self.keep}: must be at least 2, in case the newest one is damaged"
-        if self.copies not in (1, 2):
-            yield f"--copies {self.copies}: must be 1 or 2"
-        if not 0 <= self.val_split <= 0.5:
-            yield f"--val-split {self.val_split}: must be 0 to 0.5"
-        if not 0 <= self.label_smoothing < 1:
-            yield f"--label-smoothing {self.label_smoothing}: must be 0 to 1"
-        if not 0 <= self.momentum < 1:
-            yield f"--momentum {self.momentum}: must be 0 to 1"
+        for limit, holds, names in LIMITS:
+            for name in names.split():
+                if not holds(getattr(self, name)):
+                    yield f"--{name.replace('_', '-')} {getattr(self, name)}: must {limit}"
+        graphs = self.compile and self.compile_mode != "default"  # of its own
         changing = [
-            *(self.opt != "sgd", self.amp == "fp16", self.grad_accum_steps > 1),
+            *(self.opt != "sgd", self.amp == "fp16", self.grad_accum_steps > 1, graphs),
             *(self.mixup, self.cutmix, self.canonical_shards),
         ]
         if self.cuda_graph and any(changing):
             yield (
-                "--cuda-graph needs --opt sgd, and none of --amp fp16, --grad-accum-steps, --mixup, "
-                "--cutmix, --canonical-shards"
+                "--cuda-graph needs --opt sgd and --compile-mode default, and none of --amp fp16, "
+                "--grad-accum-steps, --mixup, --cutmix, --canonical-shards"
             )
-        if self.randaugment > 30:
-            yield f"--randaugment {self.randaugment}: must be at most 30"
-        if not 0 <= self.ema < 1:
-            yield f"--ema {self.ema}: must be 0 to 1"
         if self.canonical_shards and self.grad_accum_steps > 1:
             yield "--canonical-shards cuts the batch itself: leave out --grad-accum-steps"
         if self.canonical_shards and self.grad_compression != "off":
             yield "--canonical-shards adds gradients exactly: leave out --grad-compression"
         if self.canonical_shards and self.bn == "sync":
             yield "--canonical-shards gives each shard its own statistics: use --bn local or frozen"
+        if self.canonical_shards and self.amp == "fp16":
+            yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
         if self.bn == "sync" and self.device == "cpu":
             yield NEEDS_GPU
         if self.test_only and self.resume == "none":
             yield "--test-only with --resume none: there is nothing to evaluate"
-        if self.amp == "fp16" and self.canonical_shards:
-            yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
         for name in ("milestones", "save_every", "profile"):
             try:
                 getattr(self, f"parsed_{name}")
@@ -257,22 +207,25 @@ class Config:
         return first, last
 
 
-AT_LEAST_ONE = (
-    *("width", "num_classes", "synthetic_train", "synthetic_test", "synthetic_size"),
-    *("image_size", "batch_size", "global_batch", "grad_accum_steps", "lr_base_size"),
-    *("epochs", "eval_every", "eval_batch_size", "print_every"),
-)
-NOT_NEGATIVE = (
-    *("canonical_shards", "lr", "weight_decay", "clip_grad_norm", "max_steps", "warmup_epochs"),
-    *("min_lr", "seed", "spawn", "threads", "timeout", "check_every", "poll_every"),
-    *("export_every", "workers", "randaugment", "cutout", "mixup", "cutmix"),
-)
-
-
-def check(config: Config) -> None:
-    """Raises UsageError with all problems, one per line."""
-    if problems := list(config.problems()):
-        raise UsageError("\n".join(problems))
+LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
+    (
+        "be at least 1",
+        lambda value: value is None or value >= 1,
+        "width num_classes synthetic_train synthetic_test synthetic_size image_size batch_size "
+        "global_batch grad_accum_steps lr_base_size epochs eval_every eval_batch_size print_every",
+    ),
+    (
+        "not be negative",
+        lambda value: value >= 0,
+        "canonical_shards lr weight_decay clip_grad_norm max_steps warmup_epochs min_lr seed spawn "
+        "threads timeout check_every poll_every export_every workers randaugment cutout mixup cutmix",
+    ),
+    ("be at least 2, in case the newest one is damaged", lambda value: value >= 2, "keep"),
+    ("be 1 or 2", lambda value: value in (1, 2), "copies"),
+    ("be 0 to 0.5", lambda value: 0 <= value <= 0.5, "val_split"),
+    ("be 0 to 1", lambda value: 0 <= value < 1, "label_smoothing momentum ema"),
+    ("be at most 30", lambda value: value <= 30, "randaugment"),
+]
 
 
 def is_function_name(text: str) -> bool:

@@ -3,7 +3,7 @@
 In torchrun's words a node is a machine and a rank is a process; `local_rank` counts within a node.
 Without torchrun's variables there is one rank, and the same loop runs without a process group.
 
-Further down: comparing replicas, and batch-norm statistics across ranks.
+At the end: comparing replicas, and averaging batch-norm statistics over ranks.
 """
 
 from __future__ import annotations
@@ -16,22 +16,17 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in __all__
-    FileStore,
-    PrefixStore,
-    Store,
-    rendezvous,
-)
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.distributed import FileStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from .errors import KINDS, ReplicaMismatch, TrainerError, UsageError
+from .model import flatten, replaced, statistics, unflatten
 
 JOIN_TIMEOUT = 900  # seconds that the first rank waits for the last one to load its images
 
@@ -41,14 +36,13 @@ class Ranks:
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int
     node_rank: int
     nnodes: int
     device: torch.device
     host: str
     timeout: float = 120.0  # seconds after which a silent rank counts as lost
     store: Store | None = None  # key-value store of this attempt, apart from the process group
-    exchanges: Iterator[int] = field(default_factory=itertools.count, compare=False)
+    turns: Iterator[int] = field(default_factory=itertools.count, compare=False)  # of `agreeing`
 
     @property
     def first(self) -> bool:
@@ -76,27 +70,22 @@ class Ranks:
         dist.broadcast_object_list(box, src=source)
         return box[0]
 
-    def barrier(self) -> None:
-        self.gather(None)
-
     @contextlib.contextmanager
-    def agreeing(self, *, patient: bool = False) -> Iterator[None]:
+    def agreeing(self) -> Iterator[None]:
         """If any rank raises a TrainerError inside, all ranks raise it. A collective.
 
-        patient: the work may take longer than the process group's timeout. The ranks then wait
-        through the store, for as long as those that they wait for are alive.
+        The ranks wait for one another through the store: for as long as those that are missing are
+        alive, even if the work takes longer than the process group's timeout.
         """
         failure: TrainerError | None = None
         try:
             yield
         except TrainerError as error:
             failure = error
-        fact = as_fact(failure, self.host)
-        if patient and self.store is not None:
-            name = f"exchange/{next(self.exchanges)}"
-            raise_first(_exchange(self, self.store, name, fact, self.timeout))
-        else:
-            raise_first(self.gather(fact))
+        if self.store:
+            exchange(self, self.store, f"turn/{next(self.turns)}", failure, self.timeout)
+        elif failure:
+            raise failure
 
 
 def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
@@ -104,24 +93,22 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
     try:
         rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         local_world_size = int(env.get("LOCAL_WORLD_SIZE", "1"))
-        local_rank = int(env.get("LOCAL_RANK", str(rank % local_world_size)))
-        node_rank = int(env.get("GROUP_RANK", str(rank // local_world_size)))
+        ranks = Ranks(
+            rank=rank,
+            world_size=world_size,
+            local_rank=int(env.get("LOCAL_RANK", rank % local_world_size)),
+            node_rank=int(env.get("GROUP_RANK", rank // local_world_size)),
+            nnodes=int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size))),
+            device=device,
+            host=platform.node(),
+        )
     except ValueError as error:
         raise UsageError(f"RANK, WORLD_SIZE or LOCAL_RANK in the environment: {error}") from error
     if not 0 <= rank < world_size:
         raise UsageError(
             f"RANK={rank} with WORLD_SIZE={world_size}: the rank must be below the world size"
         )
-    return Ranks(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        node_rank=node_rank,
-        nnodes=int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size))),
-        device=device,
-        host=platform.node(),
-    )
+    return ranks
 
 
 def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
@@ -156,11 +143,8 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
             raise failure
         return ranks
     store = _store(ranks, env)
-    fact = as_fact(failure, ranks.host) | {"device": ranks.device.type}
-    facts = _exchange(ranks, store, "join", fact, JOIN_TIMEOUT)
-    raise_first(facts)
-    kinds = {fact["device"] for fact in facts}
-    if len(kinds) > 1:
+    facts = exchange(ranks, store, "join", failure, JOIN_TIMEOUT)
+    if len({fact["device"] for fact in facts}) > 1:
         raise UsageError(
             "some ranks have a GPU and others have none: use --device cpu, or hosts of one kind"
         )
@@ -187,56 +171,47 @@ which may in turn wait for the interpreter lock that the destroying thread holds
 
 
 def leave(ranks: Ranks) -> None:
-    """Leave the process group. Without the barrier, a Gloo peer that is still reading aborts."""
+    """All together: alone, a Gloo peer that is still reading aborts."""
     if dist.is_initialized():
-        ranks.barrier()
+        ranks.gather(None)
         dist.destroy_process_group()
 
 
-def raise_first(facts: list[dict[str, Any]]) -> None:
-    """Raise the error of the lowest rank that has one, with the same message on all ranks."""
-    failed = [(rank, fact) for rank, fact in enumerate(facts) if fact["error"]]
-    if not failed:
-        return
-    rank, fact = failed[0]
-    alone = len(failed) < len(facts)
-    where = f"rank {rank} on {fact['host']}: " if alone else ""
-    error = KINDS[fact["error"]](where + fact["message"])
-    error.located = True
-    raise error
-
-
-def as_fact(failure: Exception | None, host: str) -> dict[str, Any]:
-    """A failure as one rank tells the others of it; `error` is "" for none."""
+def as_fact(ranks: Ranks, failure: Exception | None) -> dict[str, str]:
+    """What one rank tells the others of itself and of its failure; `error` is "" for none."""
     if failure is not None and not isinstance(failure, TrainerError):
         failure = TrainerError(f"{type(failure).__name__}: {failure}")
-    name = type(failure).__name__ if failure else ""
-    return {"error": name, "message": str(failure or ""), "host": host}
+    return {
+        "error": type(failure).__name__ if failure else "",
+        "message": str(failure or ""),
+        "host": ranks.host,
+        "device": ranks.device.type,
+    }
 
 
 def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
     """The key-value store held by torchrun's agent, by --spawn (a file) or by rank 0."""
-    limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
     if "TRAINER_STORE" in env:
         return FileStore(env["TRAINER_STORE"], ranks.world_size)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise UsageError(
             f"WORLD_SIZE={ranks.world_size} without MASTER_ADDR and MASTER_PORT: use torchrun"
         )
-    meeting = rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit)
-    store, _, _ = next(meeting)
+    limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
+    store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit))
     # torchrun's agent keeps one store across restarts; never read what an earlier attempt left.
     return PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _exchange(
-    ranks: Ranks, store: Store, name: str, fact: dict[str, Any], timeout: float
-) -> list[dict[str, Any]]:
+def exchange(
+    ranks: Ranks, store: Store, name: str, failure: Exception | None, timeout: float
+) -> list[dict[str, str]]:
     """Every rank's fact on every rank, through the store.
 
-    Raises TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.
+    Raises the error of the lowest rank that has one, with the same message on all ranks, and
+    TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.
     """
-    store.set(f"{name}/{ranks.rank}", json.dumps(fact))
+    store.set(f"{name}/{ranks.rank}", json.dumps(as_fact(ranks, failure)))
     missing, signs, since = set(range(ranks.world_size)), -1, time.monotonic()
     while missing := {rank for rank in missing if not store.check([f"{name}/{rank}"])}:
         seen = sum(store.add(f"alive/{rank}", 0) for rank in missing)  # see ending.Watch
@@ -249,45 +224,43 @@ def _exchange(
     facts = [json.loads(store.get(f"{name}/{rank}")) for rank in range(ranks.world_size)]
     store.add(f"{name}/read", 1)
     deadline = time.monotonic() + timeout
-    while ranks.first and store.add(f"{name}/read", 0) < ranks.world_size:
-        if time.monotonic() > deadline:
+    while ranks.first and time.monotonic() < deadline:  # it may hold the store: until all have read
+        if store.add(f"{name}/read", 0) == ranks.world_size:
             break
-        time.sleep(0.01)  # rank 0 may hold the store: it stays until all have read
+        time.sleep(0.01)
+    failed = [(rank, fact) for rank, fact in enumerate(facts) if fact["error"]]
+    for rank, fact in failed:
+        where = f"rank {rank} on {fact['host']}: " if len(failed) < len(facts) else ""
+        error = KINDS[fact["error"]](where + fact["message"])
+        error.located = True
+        raise error
     return facts
 
 
 def backend(ranks: Ranks) -> str:
-    if ranks.world_size == 1:
-        return "none"
-    return "nccl" if ranks.device.type == "cuda" else "gloo"
+    several = "nccl" if ranks.device.type == "cuda" else "gloo"
+    return several if ranks.world_size > 1 else "none"
 
 
 def describe(ranks: Ranks, seed: int) -> str:
     """One line about this rank, for the start of its log."""
-    parts = [
-        f"rank {ranks.rank}/{ranks.world_size}",
-        f"node {ranks.node_rank}/{ranks.nnodes}",
-        f"local rank {ranks.local_rank}",
-        f"host {ranks.host}",
-        f"pid {os.getpid()}",
-        f"device {ranks.device}",
-    ]
+    transport = f"backend {backend(ranks)}"
     if ranks.device.type == "cuda":
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
-        parts.append(f"{torch.cuda.get_device_name(ranks.device)}, backend nccl {nccl}")
-    else:
-        parts.append(f"backend {backend(ranks)}")
-    parts += [f"torch {torch.__version__}", f"threads {torch.get_num_threads()}", f"seed {seed}"]
-    return ", ".join(parts)
+        transport = f"{torch.cuda.get_device_name(ranks.device)}, backend nccl {nccl}"
+    return (
+        f"rank {ranks.rank}/{ranks.world_size}, node {ranks.node_rank}/{ranks.nnodes}, "
+        f"local rank {ranks.local_rank}, host {ranks.host}, pid {os.getpid()}, "
+        f"device {ranks.device}, {transport}, torch {torch.__version__}, "
+        f"threads {torch.get_num_threads()}, seed {seed}"
+    )
 
 
 def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> None:
     """Raises ReplicaMismatch on all ranks, naming those that differ from the majority."""
     if ranks.world_size == 1:
         return
-    table = torch.zeros(ranks.world_size, dtype=torch.int64, device=ranks.device)
-    table[ranks.rank] = fingerprint(parameters)
-    hashes = ranks.sum_(table).tolist()
+    hashes = ranks.gather(int(fingerprint(parameters)))
     common = max(set(hashes), key=hashes.count)
     different = [str(rank) for rank, value in enumerate(hashes) if value != common]
     if different:
@@ -308,78 +281,9 @@ def fingerprint(parameters: list[nn.Parameter]) -> torch.Tensor:
     return total
 
 
-def norms(model: nn.Module) -> list[_BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
-def set_training(model: nn.Module, *, frozen: bool) -> None:
-    """Training mode; frozen batch norms use their running statistics and do not update them."""
-    model.train()
-    if frozen:
-        for module in norms(model):
-            module.eval()
-
-
-@contextlib.contextmanager
-def fixed_statistics(model: nn.Module, when: bool) -> Iterator[None]:
-    """Use the running statistics for a micro-batch that is too small to have its own."""
-    modules = [module for module in norms(model) if module.training] if when else []
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.train()
-
-
-def statistics(model: nn.Module) -> list[torch.Tensor]:
-    """Running means and variances in module order, without the batch counters."""
-    return [
-        buffer
-        for module in norms(model)
-        for buffer in (module.running_mean, module.running_var)
-        if buffer is not None
-    ]
-
-
-def count_batches(model: nn.Module, count: int) -> None:
-    for module in norms(model):
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.fill_(count)
-
-
-def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """All values in one new vector."""
-    if not tensors:
-        return torch.empty(0)
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Copy a flat tensor back into `tensors`."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    copy([part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)], tensors)
-
-
-def copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value)
-
-
-@contextlib.contextmanager
-def kept_aside(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Afterwards, `tensors` are as they were."""
-    own = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        copy(own, tensors)
-
-
-@contextlib.contextmanager
-def averaged_statistics(model: nn.Module, ranks: Ranks, when: bool) -> Iterator[None]:
+def averaged_statistics(
+    model: nn.Module, ranks: Ranks, when: bool
+) -> contextlib.AbstractContextManager[None]:
     """Inside, the running statistics are their mean over all ranks. A collective.
 
     With `--bn local` each rank normalises by its own micro-batch and keeps its own statistics. The
@@ -387,17 +291,8 @@ def averaged_statistics(model: nn.Module, ranks: Ranks, when: bool) -> Iterator[
     that evaluating and saving never change the training that follows.
     """
     tensors = statistics(model) if when else []
-    with kept_aside(tensors):
-        if tensors:
-            # In float64, so that the mean of equal values is that value at any world size.
-            mean = ranks.sum_(flatten(tensors).double()) / ranks.world_size
-            unflatten(mean, tensors)
-        yield
-
-
-def of_every_rank(tensors: list[torch.Tensor], ranks: Ranks) -> torch.Tensor:
-    """Each rank's own values, shape (world size, n), on the CPU. A collective."""
-    own = flatten(tensors)
-    table = torch.zeros(ranks.world_size, own.numel(), dtype=own.dtype, device=own.device)
-    table[ranks.rank] = own
-    return ranks.sum_(table).cpu()
+    if not tensors:
+        return contextlib.nullcontext()
+    # In float64, so that the mean of equal values is that value at any world size.
+    mean = ranks.sum_(flatten(tensors).double()) / ranks.world_size
+    return replaced(tensors, unflatten(mean, tensors))

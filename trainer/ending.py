@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -42,22 +43,20 @@ def finish(t: Training, state: str, reason: str) -> None:
     t.metrics.close()
     if not t.ranks.first:
         return
+    out = Path(t.config.out)
     if t.config.plot:
-        draw_curves(Path(t.config.out))
-    write_status(Path(t.config.out), state, t.step, t.saved, reason, seconds=seconds, **results)
+        try:
+            draw(records(out / "metrics.jsonl"), out / "curves.png")
+        except (TrainerError, OSError) as error:  # no reason for the run to fail
+            say(f"note: no curves.png: {error}")
+    with t.status:
+        t.moved_at = math.inf
+        write_status(out, state, t.step, t.saved, reason, seconds=seconds, **results)
     best = t.best.get("top1")
     selected = (
         f"  best top-1 {100 * best:.2f} % (selected on {t.best['selected_on']})" if best else ""
     )
     say(f"{state} at step {t.step} of {t.plan.total_steps} in {clock(seconds)}{selected}  {reason}")
-
-
-def draw_curves(out: Path) -> None:
-    """Write curves.png. Failing to is no reason for the run to fail."""
-    try:
-        draw(records(out / "metrics.jsonl"), out / "curves.png")
-    except (TrainerError, OSError) as error:
-        say(f"note: no curves.png: {error}")
 
 
 def preempted(t: Training, env: Mapping[str, str]) -> int:
@@ -76,23 +75,18 @@ class Watch:
     thread of every rank looks twice a second. That thread also counts up this rank's sign of life.
     """
 
-    def __init__(self, config: Config, ranks: Ranks, stalled_after: float | None = None) -> None:
-        """stalled_after: seconds without `beat` after which rank 0 writes a provisional
-        status.json. NCCL's own watchdog kills a process that waits too long, without a word."""
+    def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
+        # Seconds without a poll after which rank 0 writes a provisional status.json: NCCL's own
+        # watchdog kills a process that waits for the whole timeout, without a word.
+        self.stalled_after = 0.8 * config.timeout if ranks.device.type == "cuda" else math.inf
         self.t: Training | None = None
-        self.stalled_after = stalled_after
-        self.last_beat = time.monotonic()
         self.provisional = False
         self.ending = threading.Lock()  # held by whichever thread ends this process
 
     def start(self) -> None:
         if self.ranks.store is not None:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
-
-    def beat(self) -> None:
-        """The training loop is moving."""
-        self.last_beat = time.monotonic()
 
     def done(self) -> None:
         """The run has ended well: nothing more to watch."""
@@ -106,10 +100,9 @@ class Watch:
         mine = explain(self.ranks, self.t, error) or error
         store, shared = self.ranks.store, mine
         if store is not None:
-            try:
+            # The store may have gone down with the rank holding it.
+            with contextlib.suppress(RuntimeError, ConnectionError):
                 shared = self._report(store, mine)
-            except (RuntimeError, ConnectionError):  # the store went down with the rank holding it
-                pass
         write_failure(self.t, self.config, self.ranks, shared)
         if store is not None:
             self._part(store, reporter=shared is mine)
@@ -122,17 +115,13 @@ class Watch:
             get_error_handler().record_exception(mine)  # torchrun names the first rank that did
             located = isinstance(mine, TrainerError) and mine.located
             where = "" if located else f"rank {self.ranks.rank} on {self.ranks.host}: "
-            fact = as_fact(mine, self.ranks.host)
+            fact = as_fact(self.ranks, mine)
             store.set(FAILURE, json.dumps(fact | {"message": where + fact["message"]}))
             if isinstance(mine, TrainerError):
                 mine.args = (where + str(mine),)
             return mine
         wait_until(lambda: store.check([FAILURE]), LOST_GRACE)
-        return self._reported(store)
-
-    def _reported(self, store: Store) -> TrainerError:
-        fact = json.loads(store.get(FAILURE))
-        return KINDS[fact["error"]](fact["message"])
+        return reported(store)
 
     def _part(self, store: Store, reporter: bool) -> None:
         """The rank that failed leaves first, so that launchers see it first, but not before the
@@ -155,7 +144,7 @@ class Watch:
             except (RuntimeError, ConnectionError):
                 return  # the store is gone, and so is the rank or agent that held it
             if failed and self.ending.acquire(blocking=False):
-                error = self._reported(store)
+                error = reported(store)
                 write_failure(self.t, self.config, self.ranks, error)
                 print_error(error)
                 self._part(store, reporter=False)
@@ -164,16 +153,24 @@ class Watch:
             time.sleep(WATCH_EVERY)
 
     def _note_stall(self) -> None:
-        if self.stalled_after is None or self.t is None:
+        if self.t is None or not self.ranks.first:
             return
-        silent = time.monotonic() - self.last_beat
-        if silent > self.stalled_after and not self.provisional:
-            self.provisional = True
-            reason = f"no progress for {silent:.0f} s at step {self.t.step}: a rank may be lost"
-            write_failure(self.t, self.config, self.ranks, PeerLost(reason), final=False)
-        elif silent < self.stalled_after and self.provisional:
-            self.provisional = False
-            (Path(self.config.out) / "status.json").unlink(missing_ok=True)
+        with self.t.status:
+            silent = time.monotonic() - self.t.moved_at
+            if silent > self.stalled_after and not self.provisional:
+                self.provisional = True
+                reason = f"no progress for {silent:.0f} s at step {self.t.step}: a rank may be lost"
+                with contextlib.suppress(OSError):
+                    out = Path(self.config.out)
+                    write_status(out, PeerLost.state, self.t.step, self.t.saved, reason)
+            elif self.provisional and 0 < silent < self.stalled_after:
+                self.provisional = False
+                (Path(self.config.out) / "status.json").unlink(missing_ok=True)
+
+
+def reported(store: Store) -> TrainerError:
+    fact = json.loads(store.get(FAILURE))
+    return KINDS[fact["error"]](fact["message"])
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> None:
@@ -182,21 +179,22 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def write_failure(
-    t: Training | None, config: Config, ranks: Ranks, error: Exception, *, final: bool = True
-) -> None:
+def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> None:
     """Record why the run failed. A disk that cannot be written must not hide that error."""
     if not ranks.first:
         return
     state = error.state if isinstance(error, TrainerError) else "failed"
     reason = str(error).split("\n")[0] or type(error).__name__
-    step, saved = (t.step, t.saved) if t else (0, None)
     with contextlib.suppress(OSError):
-        if t and final:
-            seconds = time.monotonic() - t.began
-            t.metrics.write("end", state=state, step=step, seconds=seconds, reason=reason)
-            t.metrics.close()
-        write_status(Path(config.out), state, step, saved, reason)
+        if t is None:
+            write_status(Path(config.out), state, 0, None, reason)
+            return
+        seconds = time.monotonic() - t.began
+        t.metrics.write("end", state=state, step=t.step, seconds=seconds, reason=reason)
+        t.metrics.close()
+        with t.status:
+            t.moved_at = math.inf
+            write_status(Path(config.out), state, t.step, t.saved, reason)
 
 
 def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import snapshot, synchronise, write_weights
+from .checkpoint import snapshot, synchronise, write_exports
 from .distributed import averaged_statistics
 from .logs import eval_line, say
 from .state import Stopped, Training
@@ -51,9 +51,25 @@ def evaluate(t: Training, split: str) -> dict[str, Any]:
     The network is called without DDP, whose forward would wait for the other ranks.
     """
     table = t.ranks.sum_(count_blocks(t, split)).cpu()
-    result = _result(table, t.data.size(split), split)
-    world_size = t.ranks.world_size
-    return result | (_by_rank(table, world_size) if world_size > 1 else {})
+    size, world_size = t.data.size(split), t.ranks.world_size
+    loss, correct1, correct5, n = table.sum(0).tolist()
+    if n != size:
+        raise AssertionError(f"evaluated {n:.0f} of {size} images")
+    result = {
+        "split": split,
+        "n": size,
+        "correct1": int(correct1),
+        "correct5": int(correct5),
+        "top1": correct1 / size,
+        "top5": correct5 / size,
+        "loss": loss / size,
+    }
+    if world_size > 1:  # a rank that had no block has null
+        sums = [table[rank::world_size].sum(0).tolist() for rank in range(world_size)]
+        top1 = [round(correct / n, 6) if n else None for _, correct, _, n in sums]
+        losses = [round(total / n, 6) if n else None for total, _, _, n in sums]
+        result["ranks"] = {"top1": top1, "loss": losses}
+    return result
 
 
 def count_blocks(t: Training, split: str) -> torch.Tensor:
@@ -68,15 +84,11 @@ def count_blocks(t: Training, split: str) -> torch.Tensor:
             row = (turn - 1) * world_size + t.ranks.rank
             if row < blocks:
                 _count(t, split, row * block, min((row + 1) * block, size), table[row])
-            if turn % every == 0 and stop_agreed(t):
-                raise Stopped
+            if turn % every == 0:
+                stops = torch.tensor(float(bool(t.stop)), device=t.ranks.device)
+                if t.ranks.sum_(stops):
+                    raise Stopped
     return table
-
-
-def stop_agreed(t: Training) -> bool:
-    """Whether any rank was asked to stop. The same answer on all ranks."""
-    flag = torch.tensor(float(bool(t.stop)), device=t.ranks.device)
-    return bool(t.ranks.sum_(flag))
 
 
 @contextlib.contextmanager
@@ -99,29 +111,6 @@ def _count(t: Training, split: str, start: int, end: int, row: torch.Tensor) -> 
     row[3] = end - start
 
 
-def _by_rank(table: torch.Tensor, world_size: int) -> dict[str, Any]:
-    """A rank that had no block has null."""
-    sums = [table[rank::world_size].sum(0).tolist() for rank in range(world_size)]
-    top1 = [round(correct / n, 6) if n else None for _, correct, _, n in sums]
-    loss = [round(total / n, 6) if n else None for total, _, _, n in sums]
-    return {"ranks": {"top1": top1, "loss": loss}}
-
-
-def _result(table: torch.Tensor, size: int, split: str) -> dict[str, Any]:
-    loss, correct1, correct5, n = table.sum(0).tolist()
-    if n != size:
-        raise AssertionError(f"evaluated {n:.0f} of {size} images")
-    return {
-        "split": split,
-        "n": size,
-        "correct1": int(correct1),
-        "correct5": int(correct5),
-        "top1": correct1 / size,
-        "top5": correct5 / size,
-        "loss": loss / size,
-    }
-
-
 def export(t: Training) -> None:
     """Write epoch_N.pth, in place of the one before, and best.pth after the best evaluation so far:
     the evaluated network's state_dict, for `build_model(...).load_state_dict(torch.load(path))`."""
@@ -134,6 +123,6 @@ def export(t: Training) -> None:
             weights = snapshot(t.model.state_dict())
         synchronise(t.ranks.device)
         if t.ranks.first:
-            write = partial(write_weights, Path(t.config.out), names, weights)
+            write = partial(write_exports, Path(t.config.out), names, weights)
             t.writer.submit(write, then=lambda _: None)
         t.progress.pause(time.perf_counter() - began)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .config import GROUPS, PRESETS, Config, check
+from .config import GROUPS, PRESETS, Config
 from .errors import UsageError
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
@@ -36,18 +36,16 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the dashed spellings only, and --[no-]x for a switch."""
+    """Shows a flag's value once, and --[no-]x for a switch."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if "_" not in name]
+        names = action.option_strings
         if isinstance(action, argparse.BooleanOptionalAction):
-            names = ["--[no-]" + name[2:] for name in names if not name.startswith("--no-")]
-        if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+            return ", ".join("--[no-]" + n[2:] for n in names if not n.startswith("--no-"))
+        if action.nargs == 0:
             return ", ".join(names)
-        return ", ".join(names) + " " + self._format_args(action, self._metavar(action))
-
-    def _metavar(self, action: argparse.Action) -> str:
-        return "{" + ",".join(action.choices) + "}" if action.choices else str(action.metavar)
+        value = "{" + ",".join(action.choices) + "}" if action.choices else str(action.metavar)
+        return ", ".join(names) + " " + self._format_args(action, value)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -61,12 +59,11 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", metavar="FILE", help="settings as JSON, TOML or YAML")
-    parser.add_argument("--print-config", "--print_config", action="store_true", help="and stop")
-    for name, title in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for field in FIELDS.values():
-            if field.metadata["group"] == name:
-                _add_field(group, field)
+    parser.add_argument("--print-config", action="store_true", help="and stop")
+    for name, field in FIELDS.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        _add_field(group, field)
     add_older_spellings(parser)
     return parser
 
@@ -75,7 +72,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
     """The Config for these arguments, and the other things they ask for: `print_config`, and `env`:
     variables that older flags stand for (MASTER_ADDR, NNODES, ...).
     """
-    given = vars(make_parser().parse_args(list(argv)))
+    given = vars(make_parser().parse_args([dashed(argument) for argument in argv]))
     other: dict[str, Any] = {
         "print_config": given.pop("print_config", False),
         "env": take_older_spellings(given),
@@ -86,8 +83,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
         given,
     ]
     preset = next((layer["preset"] for layer in reversed(layers) if layer.get("preset")), "")
+    if preset and preset not in PRESETS:
+        raise UsageError(f"--preset {preset}: there are {', '.join(PRESETS)}")
     settings: dict[str, Any] = {}
-    for layer in [_preset(preset), *layers]:
+    for layer in [PRESETS.get(preset, {}), *layers]:
         if "batch_size" in layer and "global_batch" in layer:
             raise UsageError(
                 "--batch-size is per rank and --global-batch for all ranks: give one of them"
@@ -97,7 +96,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
             settings.pop("global_batch", None)
         settings.update(layer)
     config = _with_ddpctl_defaults(Config(**settings), env)
-    check(config)
+    if problems := list(config.problems()):
+        raise UsageError("\n".join(problems))
     return config, other
 
 
@@ -107,7 +107,7 @@ def as_json(config: Config) -> str:
 
 def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
     meta = field.metadata
-    names = both_spellings(["--" + field.name.replace("_", "-"), *meta["aliases"]])
+    names = [dashed(f"--{field.name}"), *meta["aliases"]]
     text = meta["help"]
     if field.default not in (None, "", False) and "default" not in text and "(0:" not in text:
         text += f" (default {field.default})"
@@ -116,7 +116,11 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) ->
             *names, dest=field.name, action=argparse.BooleanOptionalAction, help=text
         )
         return
-    options: dict[str, Any] = {"dest": field.name, "help": text, "type": _reader(meta["kind"])}
+    options: dict[str, Any] = {
+        "dest": field.name,
+        "help": text,
+        "type": READERS.get(meta["kind"], meta["kind"]),
+    }
     if meta["choices"]:
         options["choices"] = meta["choices"]
     else:
@@ -126,28 +130,14 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) ->
     group.add_argument(*names, **options)
 
 
-def _reader(kind: type) -> Callable[[str], Any]:
-    if kind is float:
-        return _finite
-    return kind
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
+def number(text: str) -> float:
+    """In argparse's message: "invalid number value"."""
+    if not math.isfinite(value := float(text)):
         raise ValueError(text)
-    return number
+    return value
 
 
-_finite.__name__ = "number"  # argparse's message: "invalid number value"
-
-
-def _preset(name: str) -> dict[str, Any]:
-    if not name:
-        return {}
-    if name not in PRESETS:
-        raise UsageError(f"--preset {name}: there are {', '.join(PRESETS)}")
-    return dict(PRESETS[name])
+READERS: dict[type, Callable[[str], Any]] = {float: number}  # others read themselves
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
@@ -203,7 +193,7 @@ def _read(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
     try:
         if isinstance(value, bool):
             raise ValueError
-        result = _reader(kind)(value if kind is not int else str(value))
+        result = READERS.get(kind, kind)(value if kind is not int else str(value))
     except (ValueError, TypeError):
         raise UsageError(f"{where}: {value!r} is not a valid {kind.__name__}") from None
     if choices and result not in choices:
@@ -226,24 +216,27 @@ def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
 
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("older spellings", "torchrun's environment wins over these")
-    for name in ("init-method", "rank", "world-size", "local-rank", "ip", "port"):
-        group.add_argument(*both_spellings([f"--{name}"]), metavar="S", help=argparse.SUPPRESS)
-    group.add_argument(
-        *both_spellings(["--enable-gpu"]), metavar="BOOL", help="true: --device auto, false: cpu"
-    )
-    group.add_argument(
-        *both_spellings(["--custom-data"]), metavar="BOOL", help="true: --data synthetic"
-    )
-    group.add_argument(*both_spellings(["--sync-bn"]), action="store_true", help="--bn sync")
-    group.add_argument(*both_spellings(["--gpu", "--gpu-id"]), dest="gpu", help=argparse.SUPPRESS)
+    for name, text in (
+        *((name, argparse.SUPPRESS) for name in (*VARIABLES, "init_method", "gpu", "gpu_id")),
+        ("enable_gpu", "true: --device auto, false: cpu"),
+        ("custom_data", "true: --data synthetic"),
+    ):
+        group.add_argument(dashed(f"--{name}"), dest=name, metavar="BOOL", help=text)
+    group.add_argument("--sync-bn", action="store_true", help="--bn sync")
+
+
+VARIABLES = {  # which each of these older flags stands for
+    "rank": "NODE_RANK",  # it counts nodes, as in the scripts that have it
+    "world_size": "NNODES",
+    "local_rank": "LOCAL_RANK",
+    "ip": "MASTER_ADDR",
+    "port": "MASTER_PORT",
+}
 
 
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
-    """Remove the older spellings from `given`. Returns those about ranks as environment variables.
-
-    --rank and --world-size count nodes, as in the scripts that have them: NODE_RANK and NNODES.
-    """
-    if "gpu" in given:
+    """Remove the older spellings from `given`. Returns those about ranks as environment variables."""
+    if "gpu" in given or "gpu_id" in given:
         raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
     if "enable_gpu" in given:
         given.setdefault("device", "auto" if strict_bool(given.pop("enable_gpu")) else "cpu")
@@ -251,18 +244,8 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
         given.setdefault("data", "synthetic")
     if given.pop("sync_bn", False):
         given.setdefault("bn", "sync")
-    variables = {}
-    for name, variable in (
-        ("rank", "NODE_RANK"),
-        ("world_size", "NNODES"),
-        ("local_rank", "LOCAL_RANK"),
-        ("ip", "MASTER_ADDR"),
-        ("port", "MASTER_PORT"),
-        ("init_method", "INIT_METHOD"),
-    ):
-        if name in given:
-            variables[variable] = str(given.pop(name))
-    method = variables.pop("INIT_METHOD", "env://")
+    variables = {VARIABLES[name]: given.pop(name) for name in VARIABLES if name in given}
+    method = given.pop("init_method", "env://")
     if method.startswith("tcp://"):
         address, _, port = method.removeprefix("tcp://").rpartition(":")
         variables |= {"MASTER_ADDR": address.strip("[]"), "MASTER_PORT": port}
@@ -281,7 +264,7 @@ def strict_bool(text: str) -> bool:
     raise UsageError(f"{text!r} is neither true nor false")
 
 
-def both_spellings(names: Sequence[str]) -> list[str]:
-    """Each name, and each long one also with underscores."""
-    both = [n for name in names for n in (name, name[:2] + name[2:].replace("-", "_"))]
-    return list(dict.fromkeys(both))
+def dashed(argument: str) -> str:
+    """A flag may be written with underscores, too."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument

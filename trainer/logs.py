@@ -25,10 +25,7 @@ from .distributed import Ranks
 from .optim import Plan
 
 VERSION = 1
-TENSORBOARD_TAGS = {
-    "train": ("loss", "lr", "img_s"),
-    "eval": ("top1", "top5", "loss"),
-}
+TENSORBOARD_TAGS = {"train": ("loss", "lr", "img_s"), "eval": ("top1", "top5", "loss")}
 LONGEST_SILENCE = 60.0  # seconds between lines when steps are slow
 
 
@@ -49,7 +46,11 @@ class Metrics:
         else:
             truncate(self.path, resumed_step)
         if tensorboard:
-            self.writer = _tensorboard(out, resumed_step)
+            with contextlib.suppress(ImportError):  # setup.introduce says so
+                from torch.utils.tensorboard import SummaryWriter
+
+                purge = None if resumed_step is None else resumed_step + 1
+                self.writer = SummaryWriter(str(out / "tb"), purge_step=purge)
 
     def write(self, kind: str, **fields: Any) -> None:
         if self.path is None:
@@ -72,49 +73,35 @@ def write_status(
 ) -> None:
     """state: completed, preempted, failed or diverged. checkpoint: folder of the newest one."""
     out.mkdir(parents=True, exist_ok=True)
-    status = {
-        "v": VERSION,
-        "state": state,
-        "step": step,
-        "checkpoint": checkpoint,
-        "reason": reason,
-        "ts": round(time.time(), 3),
-        **more,
-    }
+    status = {"v": VERSION, "state": state, "step": step, "checkpoint": checkpoint}
+    status |= {"reason": reason, "ts": round(time.time(), 3), **more}
     replace_file(out / "status.json", (json.dumps(_finite(status), indent=2) + "\n").encode())
 
 
 def truncate(path: Path, step: int) -> None:
     """Drop lines after `step`, an earlier attempt's `end` line, and an incomplete last line."""
+
+    def belongs(line: str) -> bool:
+        try:
+            entry = json.loads(line)
+            kind, of_step = entry["kind"], int(entry.get("step", 0))
+        except (ValueError, TypeError, KeyError):
+            return False
+        return line.endswith("\n") and kind != "end" and (kind == "start" or of_step <= step)
+
     with contextlib.suppress(FileNotFoundError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        kept = [line for line in lines if _belongs(line, step)]
+        kept = [line for line in lines if belongs(line)]
         if kept != lines:
             replace_file(path, "".join(kept).encode())
 
 
 def mentions_checkpoints(out: Path) -> bool:
     """Whether metrics.jsonl has a line of kind checkpoint."""
-    try:
-        lines = (out / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    return any((_parsed(line) or {}).get("kind") == "checkpoint" for line in lines)
-
-
-def _belongs(line: str, step: int) -> bool:
-    entry = _parsed(line)
-    if entry is None or not line.endswith("\n") or entry.get("kind") == "end":
-        return False
-    return entry.get("kind") == "start" or int(entry.get("step", 0)) <= step
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None
+    with contextlib.suppress(OSError):
+        text = (out / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+        return '"kind": "checkpoint"' in text
+    return False
 
 
 def _finite(value: Any) -> Any:
@@ -123,18 +110,7 @@ def _finite(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def _tensorboard(out: Path, resumed_step: int | None) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None  # setup.introduce says that it is not installed
-    purge = None if resumed_step is None else resumed_step + 1
-    return SummaryWriter(str(out / "tb"), purge_step=purge)
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 class Progress:

@@ -1,4 +1,5 @@
-"""ResNets for small images, torchvision's for large ones, and networks of the user's own.
+"""ResNets for small images, torchvision's for large ones, and networks of the user's own; and
+the values in a network: batch-norm statistics, vectors of parameters.
 
 `stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
 `stem="imagenet"`: the network of He et al.: torchvision's, with interchangeable weights.
@@ -7,9 +8,13 @@ resnet8 and resnet20 are the paper's CIFAR networks, for small machines.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import is_function_name, named_function
 from .errors import CheckpointError, UsageError
@@ -80,6 +85,57 @@ def load_weights(model: nn.Module, path: str) -> list[str]:
         raise CheckpointError(f"--weights {path}: nothing in it fits this network")
     model.load_state_dict(fitting, strict=False)
     return [name for name in own if name not in fitting]
+
+
+def norms(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+@contextlib.contextmanager
+def fixed_statistics(model: nn.Module, when: bool) -> Iterator[None]:
+    """Inside, batch norms use their running statistics and do not update them."""
+    modules = [module for module in norms(model) if module.training] if when else []
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.train()
+
+
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    """Running means and variances in module order, without the batch counters."""
+    buffers = ((module.running_mean, module.running_var) for module in norms(model))
+    return [buffer for pair in buffers for buffer in pair if buffer is not None]
+
+
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All values in one new vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of a vector in the shapes of other tensors."""
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+@torch.no_grad()
+def copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
+
+
+@contextlib.contextmanager
+def replaced(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, `tensors` have these values; afterwards, their own again."""
+    own = [tensor.detach().clone() for tensor in tensors]
+    copy(values, tensors)
+    try:
+        yield
+    finally:
+        copy(own, tensors)
 
 
 class ResNet(nn.Module):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from .config import Config
-from .distributed import copy, kept_aside, statistics
 from .errors import UsageError
+from .model import replaced, statistics
 
 FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
 
@@ -62,7 +62,7 @@ class Plan:
 
 def make_plan(config: Config, samples: int, world_size: int) -> Plan:
     """Raises UsageError for a batch that does not divide; sizes are never rounded."""
-    batch = global_batch(config, world_size)
+    batch = config.global_batch or (config.batch_size or 128) * world_size
     parts = config.canonical_shards or world_size * config.grad_accum_steps
     if parts % world_size:
         raise UsageError(f"--canonical-shards {parts} does not divide by {world_size} ranks")
@@ -76,6 +76,7 @@ def make_plan(config: Config, samples: int, world_size: int) -> Plan:
     if steps == 0:
         raise UsageError(f"a global batch of {batch} with --drop-last: there are {samples} images")
     total = config.max_steps or steps * config.epochs
+    ratio = batch / config.lr_base_size  # linear scaling is for SGD; sqrt suits adaptive optimizers
     return Plan(
         samples=samples,
         global_batch=batch,
@@ -84,19 +85,10 @@ def make_plan(config: Config, samples: int, world_size: int) -> Plan:
         steps_per_epoch=steps,
         epochs=-(-total // steps),
         total_steps=total,
-        peak_lr=config.lr * lr_factor(config, batch),
+        peak_lr=config.lr
+        * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling],
         warmup_steps=min(round(config.warmup_epochs * steps), total // 2),
     )
-
-
-def global_batch(config: Config, world_size: int) -> int:
-    return config.global_batch or (config.batch_size or 128) * world_size
-
-
-def lr_factor(config: Config, batch: int) -> float:
-    """Linear scaling is for SGD; sqrt suits adaptive optimizers."""
-    ratio = batch / config.lr_base_size
-    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
 
 
 def lr_at(step: int, config: Config, plan: Plan) -> float:
@@ -147,36 +139,36 @@ class Ema:
         with torch.no_grad():
             torch._foreach_lerp_(self.values, self.live, 1 - decay)
 
-    def load(self, values: Sequence[torch.Tensor]) -> None:
-        copy(values, self.values)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the network has the averages."""
-        with kept_aside(self.live):
-            copy(self.values, self.live)
-            yield
+        return replaced(self.live, self.values)
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     weights = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]  # batch norm and biases
-    decay = config.weight_decay
-    other_decay = decay if config.norm_weight_decay is None else config.norm_weight_decay
+    decay, other_decay = config.weight_decay, config.norm_weight_decay
     groups = [
         {"params": weights, "weight_decay": decay},
-        {"params": others, "weight_decay": other_decay},
+        {"params": others, "weight_decay": decay if other_decay is None else other_decay},
     ]
-    if config.opt == "sgd":
-        lr: float | torch.Tensor = config.lr
-        if config.cuda_graph:  # a graph would repeat a number for ever
-            lr = torch.tensor(config.lr, device=weights[0].device)
-        return torch.optim.SGD(
-            groups,
-            lr=lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov and config.momentum > 0,
-            fused=True,
-        )
-    adaptive = torch.optim.Adam if config.opt == "adam" else torch.optim.AdamW
-    return adaptive(groups, lr=config.lr, fused=True)
+    if keeps_gradients(config):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    if config.opt != "sgd":
+        adaptive = torch.optim.Adam if config.opt == "adam" else torch.optim.AdamW
+        return adaptive(groups, lr=config.lr, fused=True)
+    # A CUDA graph would repeat a number for ever.
+    lr = torch.tensor(config.lr, device=weights[0].device) if config.cuda_graph else config.lr
+    nesterov = config.nesterov and config.momentum > 0
+    sgd = torch.optim.SGD(groups, lr, config.momentum, nesterov=nesterov, fused=True)
+    if config.momentum:  # torch leaves it uninitialised if fp16 overflows in the first step
+        for parameter in model.parameters():
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
+
+
+def keeps_gradients(config: Config) -> bool:
+    """Whether gradients keep their memory from step to step. torch.compile's own CUDA graphs would
+    overwrite what they allocate for the first of several micro-batches."""
+    return config.compile and config.compile_mode != "default"

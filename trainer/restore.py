@@ -42,7 +42,6 @@ class Restored:
     state: dict[str, Any]
     meta: dict[str, Any]
     name: str  # step-00001234
-    identity: str
     sender: int | None  # the rank that sent it to ranks without it
     warnings: tuple[str, ...]
 
@@ -122,17 +121,16 @@ def restore(config: Config, ranks: Ranks, disks: Disks, *, later_attempt: bool) 
             if ranks.first and not has_it:
                 checkpoint.publish(disks.root, step, files)
     sender = None if shared else source
-    return Restored(state, meta, f"step-{step:08d}", identity, sender, warnings)
+    return Restored(state, meta, f"step-{step:08d}", sender, warnings)
 
 
 def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]] | None:
     """(rank, (step, identity)): the highest step that any rank holds, of the lowest such rank."""
-    held = [(report, -rank) for rank, report in enumerate(reports) if report]
+    held = [(report[0], -rank) for rank, report in enumerate(reports) if report]
     if not held:
         return None
-    step = max(report[0] for report, _ in held)
-    report, rank = max((h for h in held if h[0][0] == step), key=lambda h: h[1])
-    return -rank, report
+    _, rank = max(held)
+    return -rank, reports[-rank]  # type: ignore[return-value]
 
 
 def check_fits(

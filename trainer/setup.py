@@ -14,27 +14,19 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from .config import NEEDS_GPU, Config
 from .data import Images, Resident, load_dataset
-from .distributed import (
-    Ranks,
-    backend,
-    check_replicas,
-    describe,
-    identify,
-    join,
-    pick_device,
-)
+from .distributed import Ranks, backend, check_replicas, describe, identify, join, pick_device
 from .ending import LINGER, write_failure
 from .errors import DataError, TrainerError, UsageError
 from .logs import Metrics, Progress, say
 from .loss import make_losses
-from .model import LARGE, build_model, choose_stem, load_weights
+from .model import LARGE, build_model, choose_stem, copy, load_weights
 from .optim import FEW_STEPS, Ema, Plan, make_optimizer, make_plan
 from .restore import Disks, Restored, check_fits, find_disks, restore
-from .state import StopRequest, Training, classes, from_checkpoint, identity, versions
-from .tools.profiler import make_profiler
+from .state import StopRequest, Training, from_checkpoint, identity, versions
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
@@ -87,7 +79,7 @@ def begin(
         with ranks.agreeing():
             fresh = load_weights(t.model, config.weights)
             if t.ema:
-                t.ema.load(t.ema.live)
+                copy(t.ema.live, t.ema.values)
         check_replicas(ranks, t.parameters, t.step)  # the same file everywhere?
         notes = [f"not in {config.weights}: {', '.join(fresh)}"] if fresh else []
     t.metrics = start_metrics(t, restored, env)
@@ -102,9 +94,9 @@ def build(
 ) -> Training:
     config = resolve(config, ranks, data)
     torch.manual_seed(config.seed)
-    model = build_model(
-        config.model, num_classes=classes(config, data), stem=config.stem, width=config.width
-    ).to(ranks.device)
+    classes = config.num_classes or data.num_classes
+    model = build_model(config.model, num_classes=classes, stem=config.stem, width=config.width)
+    model = model.to(ranks.device)
     set_layout(model, config, ranks.device)
     if config.bn == "sync" and ranks.world_size > 1:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -143,17 +135,18 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
             "--cuda-graph needs a single rank on a GPU, and images that stay there (CIFAR, synthetic)"
         )
     stem = choose_stem(config.model, config.stem, config.width, data.image_size)
-    amp = config.amp
-    if amp == "auto":
-        amp = "bf16" if on_gpu and has_bf16(ranks.device) else "off"
-    compiles = config.compile
-    if compiles:
-        problem = next(filter(None, ranks.gather(compiler_problem(ranks.device))), "")
-        compiles = not problem
-        if problem and ranks.first:
-            say(f"WARNING: continuing without --compile: {problem}")
     if stem == "cifar" and config.model in LARGE and data.image_size >= 96 and ranks.first:
         say(f"note: at {data.image_size} pixels --stem imagenet does a sixteenth of the work")
+    amp = config.amp
+    if amp == "auto":  # older GPUs only emulate bf16
+        has_bf16 = on_gpu and torch.cuda.get_device_capability(ranks.device) >= (8, 0)
+        amp = "bf16" if has_bf16 else "off"
+    problem = ""
+    if config.compile:
+        problem = next(filter(None, ranks.gather(compiler_problem(ranks.device))), "")
+        if problem and ranks.first:
+            say(f"WARNING: continuing without --compile: {problem}")
+    compiles = config.compile and not problem
     return dataclasses.replace(config, stem=stem, amp=amp, compile=compiles)
 
 
@@ -166,11 +159,6 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
 
 
-def has_bf16(device: torch.device) -> bool:
-    """Whether this GPU computes in bf16 rather than emulating it."""
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def compiler_problem(device: torch.device) -> str:
     """Why torch.compile does not work here (it needs a C++ compiler), or "" if it does."""
     try:
@@ -181,12 +169,15 @@ def compiler_problem(device: torch.device) -> str:
 
 
 def ddp(model: nn.Module, ranks: Ranks, compression: str = "off") -> DistributedDataParallel:
-    """Compiling happens inside DDP, which keeps DDP's hooks out of the compiled graph."""
+    """Compiling happens inside DDP, which keeps DDP's hooks out of the compiled graph. Batch-norm
+    statistics are averaged before evaluating and saving, not sent at each forward."""
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    sync: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     net = DistributedDataParallel(
         model,
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        **_unsynced_buffers(),
+        **sync,  # torch 2.13 renamed it
     )
     if compression == "bf16":
         # Given by its own name, DDP refuses the hook without NCCL, although Gloo can do it.
@@ -194,12 +185,27 @@ def ddp(model: nn.Module, ranks: Ranks, compression: str = "off") -> Distributed
     return net
 
 
-def _unsynced_buffers() -> dict[str, Any]:
-    """Batch-norm statistics are averaged before evaluating and saving, not sent at each forward.
-    torch 2.13 renamed DDP's argument for that."""
-    arguments = inspect.signature(DistributedDataParallel).parameters
-    renamed = "forward_sync_buffers" in arguments
-    return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+def make_profiler(config: Config, ranks: Ranks) -> profile | None:
+    """For --profile FIRST:LAST: to be entered around the training loop, and told of each step. Steps
+    count from the start or the resume, so that a resumed run can be profiled, too."""
+    if config.parsed_profile is None:
+        return None
+    first, last = config.parsed_profile
+    warmup = min(1, first - 1)
+    on_gpu = [ProfilerActivity.CUDA] if ranks.device.type == "cuda" else []
+
+    def write(recorded: profile) -> None:
+        path = Path(config.out) / f"trace-rank-{ranks.rank}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)  # on other nodes nothing else is there
+        recorded.export_chrome_trace(str(path))
+
+    return profile(
+        activities=[ProfilerActivity.CPU, *on_gpu],
+        schedule=schedule(
+            wait=first - 1 - warmup, warmup=warmup, active=last - first + 1, repeat=1
+        ),
+        on_trace_ready=write,
+    )
 
 
 def start_metrics(t: Training, restored: Restored | None, env: Mapping[str, str]) -> Metrics:
@@ -243,40 +249,33 @@ def introduce(
     if c.tensorboard and t.metrics.writer is None:
         say("note: --tensorboard: the tensorboard package is not installed")
     if restored:
-        introduce_resume(t, restored)
+        for warning in restored.warnings:
+            say(f"WARNING: damaged checkpoint, falling back to an older one: {warning}")
+        say(f"resumed from ckpt/{restored.name} (step {t.step} of {plan.total_steps})")
+        if restored.sender is not None:
+            say(f"rank {restored.sender} sent the checkpoint to ranks whose disk lacks it")
+        before = restored.meta["world_size"]
+        if before != plan.world_size:
+            say(f"world size {before} -> {plan.world_size}: same batches, same order")
+        if restored.meta["versions"] != versions():
+            say(f"WARNING: saved by {restored.meta['versions']}, this is {versions()}")
     elif later_attempt:
         say("WARNING: nothing to resume from: starting at step 0")
     for note in notes:
         say(f"WARNING: {note}")
+    tf32 = t.ranks.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    precision = "fp32, with TF32 in convolutions" if tf32 else "fp32"
+    if c.amp != "off":
+        precision = f"{c.amp} autocast"
     say(
         f"{c.model}, {sum(p.numel() for p in t.parameters):,} parameters; {t.data.name}: "
         f"{plan.samples} training images, {t.data.size('test')} test images"
     )
     say(
         f"{plan.epochs} epochs of {plan.steps_per_epoch} steps; global batch {plan.global_batch} "
-        f"= {t.ranks.world_size} ranks x {plan.global_batch // t.ranks.world_size}, in "
+        f"= {plan.world_size} ranks x {plan.global_batch // plan.world_size}, in "
         f"{plan.parts_per_rank} micro-batch(es) per rank; peak lr {plan.peak_lr:.6g} = "
-        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling); "
-        f"{precision(c, t.ranks.device)}"
+        f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling); {precision}"
     )
     if plan.steps_per_epoch < FEW_STEPS and plan.epochs > 1:
         say(f"note: only {plan.steps_per_epoch} steps per epoch: a smaller batch trains better")
-
-
-def precision(config: Config, device: torch.device) -> str:
-    tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    plain = "fp32, with TF32 in convolutions" if tf32 else "fp32"
-    return plain if config.amp == "off" else f"{config.amp} autocast"
-
-
-def introduce_resume(t: Training, restored: Restored) -> None:
-    for warning in restored.warnings:
-        say(f"WARNING: damaged checkpoint, falling back to an older one: {warning}")
-    say(f"resumed from ckpt/{restored.name} (step {t.step} of {t.plan.total_steps})")
-    if restored.sender is not None:
-        say(f"rank {restored.sender} sent the checkpoint to ranks whose disk lacks it")
-    before = restored.meta["world_size"]
-    if before != t.ranks.world_size:
-        say(f"world size {before} -> {t.ranks.world_size}: same batches, same order")
-    if restored.meta["versions"] != versions():
-        say(f"WARNING: saved by {restored.meta['versions']}, this is {versions()}")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,17 +22,11 @@ from . import checkpoint
 from .checkpoint import Writer, Written
 from .config import Config
 from .data import Images
-from .distributed import (
-    Ranks,
-    averaged_statistics,
-    check_replicas,
-    of_every_rank,
-    statistics,
-    unflatten,
-)
+from .distributed import Ranks, averaged_statistics, check_replicas
 from .errors import KILLED, CheckpointError
 from .logs import Metrics, Progress, say
 from .loss import Loss
+from .model import copy, flatten, statistics, unflatten
 from .optim import Ema, Plan
 from .restore import Disks
 
@@ -110,7 +105,8 @@ class Training:
     save_due: bool = False  # as agreed at the last poll
     polls: deque[tuple[int, Callable[[], list[float]]]] = field(default_factory=deque)  # unread
     poll_lag: int = 0  # polls that may stay unread
-    beat: Callable[[], None] = lambda: None  # called at each poll
+    moved_at: float = field(default_factory=time.monotonic)  # of the last poll; infinite at the end
+    status: threading.Lock = field(default_factory=threading.Lock)  # held while status.json changes
 
     @property
     def epoch(self) -> int:
@@ -133,10 +129,6 @@ class Training:
             return contextlib.nullcontext()
         kind = torch.bfloat16 if self.config.amp == "bf16" else torch.float16
         return torch.autocast(self.ranks.device.type, dtype=kind)
-
-
-def classes(config: Config, data: Images) -> int:
-    return config.num_classes or data.num_classes
 
 
 def save(t: Training) -> None:
@@ -183,7 +175,7 @@ def second_copy(write: Callable[[], Written]) -> str:
 
 def finish_writing(t: Training) -> None:
     """Wait until everything submitted is on disk. A collective; raises CheckpointError."""
-    with t.ranks.agreeing(patient=True):
+    with t.ranks.agreeing():
         t.writer.collect(wait=True)
     if t.disks.copy_on is not None:
         problems = t.ranks.broadcast([p for p in t.copy_problems if p], t.disks.copy_on)
@@ -195,7 +187,9 @@ def finish_writing(t: Training) -> None:
 
 def to_checkpoint(t: Training) -> tuple[dict[str, Any], dict[str, Any]]:
     """(state, meta) for rank 0 to write. A collective: all ranks call it."""
-    own = of_every_rank(statistics_to_keep(t), t.ranks) if t.own_statistics else None
+    own = None
+    if t.own_statistics:
+        own = torch.stack(t.ranks.gather(flatten(statistics_to_keep(t)).cpu()))
     with averaged_statistics(t.model, t.ranks, when=t.own_statistics):
         model = checkpoint.snapshot(t.model.state_dict())
     state = {
@@ -227,13 +221,14 @@ def from_checkpoint(t: Training, state: dict[str, Any], meta: dict[str, Any]) ->
     """Continue from a checkpoint that fits (see restore.check_fits)."""
     t.model.load_state_dict(state["model"])
     if t.ema:
-        t.ema.load(state["ema"] or t.ema.live)
+        copy(state["ema"] or t.ema.live, t.ema.values)
     own = state["statistics_of_every_rank"]
     if own is not None:
         same_ranks = t.own_statistics and len(own) == t.ranks.world_size
         mine = own[t.ranks.rank] if same_ranks else own.double().mean(0)
         tensors = statistics_to_keep(t) if state["ema"] else statistics(t.model)
-        unflatten(mine[: sum(tensor.numel() for tensor in tensors)], tensors)
+        size = sum(tensor.numel() for tensor in tensors)
+        copy(unflatten(mine[:size], tensors), tensors)
     # Momentum comes from the checkpoint; learning rate, decay and the like from this run's flags.
     groups = t.optimizer.state_dict()["param_groups"]
     t.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
@@ -252,7 +247,8 @@ def statistics_to_keep(t: Training) -> list[torch.Tensor]:
 def identity(t: Training) -> dict[str, Any]:
     """What must be the same for a run to resume from a checkpoint. See also restore.NOTED."""
     c = t.config
-    network = f"{c.model} width {c.width or 'default'} stem {c.stem}, {classes(c, t.data)} classes"
+    classes = c.num_classes or t.data.num_classes
+    network = f"{c.model} width {c.width or 'default'} stem {c.stem}, {classes} classes"
     return {
         "network": network,
         "optimizer": c.opt,

@@ -20,12 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from .config import Config
 from .data.augment import cutout, mix
 from .data.order import epoch_order, mixed_seed
-from .distributed import check_replicas, fixed_statistics, kept, leave, set_training
+from .distributed import check_replicas, kept, leave
 from .ending import Watch, finish, preempted
 from .errors import Diverged
 from .evaluate import export, record_evaluation, selecting_split
 from .logs import say, train_line
-from .optim import lr_at, part_bounds, set_rate
+from .model import fixed_statistics
+from .optim import keeps_gradients, lr_at, part_bounds, set_rate
 from .setup import begin, meet
 from .state import Stopped, StopRequest, Training, finish_writing, save
 from .tools import canonical_shards
@@ -41,12 +42,10 @@ def main(config: Config, env: Mapping[str, str]) -> int:
     ranks, data = meet(config, env)
     stop = StopRequest()
     stop.listen()
-    on_gpu = ranks.device.type == "cuda"
-    watch = Watch(config, ranks, stalled_after=0.8 * config.timeout if on_gpu else None)
+    watch = Watch(config, ranks)
     watch.start()
     try:
         t = watch.t = begin(config, ranks, data, stop, env)
-        t.beat = watch.beat
         kept.append(t)  # DDP holds the process group
         code = run(t, env)
         stop.ignore()
@@ -100,12 +99,13 @@ def train_epoch(t: Training) -> None:
         epoch=epoch,
     )
     every = c.poll_every or (1 if t.ranks.device.type == "cpu" else 10)
-    set_training(t.model, frozen=c.bn == "frozen")
+    t.model.train()
     while t.step < end:
         train_step(t, order)
         if t.profiler:
             t.profiler.step()
-        t.eval_pending = t.step == end and evaluation_is_due(t)
+        if t.step == end:
+            t.eval_pending = t.epoch % c.eval_every == 0 or end == t.plan.total_steps
         if t.step % every == 0 or t.step == end:
             poll(t, last=t.step == end)
         if c.check_every and t.step % c.check_every == 0:
@@ -114,8 +114,7 @@ def train_epoch(t: Training) -> None:
 
 def train_step(t: Training, order: torch.Tensor) -> None:
     """Advance by one optimizer step. `order`: the epoch's permutation of samples."""
-    rate = lr_at(t.step, t.config, t.plan)
-    set_rate(t.optimizer, rate)
+    set_rate(t.optimizer, lr_at(t.step, t.config, t.plan))
     start, end = t.plan.batch_of(t.step)
     batch = order[start:end]
     if t.graphed:
@@ -140,19 +139,16 @@ def backward(t: Training, batch: torch.Tensor) -> None:
     """Leave the gradient of the global batch's mean loss in every rank's parameters.
 
     However unevenly the batch is cut, each micro-batch adds its summed loss over the global count,
-    times the world size because DDP averages over ranks.
+    times the world size because DDP averages over ranks. The last micro-batch's backward
+    all-reduces; before it, gradients add up locally.
     """
     count = t.plan.parts_per_rank
     for k in range(count):
-        with contextlib.nullcontext() if k == count - 1 else unsynced(t.net):
+        ddp = isinstance(t.net, DistributedDataParallel) and k < count - 1
+        with t.net.no_sync() if ddp else contextlib.nullcontext():  # type: ignore[operator]
             loss = micro_batch_loss(t, batch, t.ranks.rank * count + k)
             loss = loss * (t.ranks.world_size / len(batch))
             (t.scaler.scale(loss) if t.scaler else loss).backward()
-
-
-def unsynced(net: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Gradients add up locally; the last micro-batch's backward all-reduces them."""
-    return net.no_sync() if isinstance(net, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tensor:
@@ -169,9 +165,8 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
     t.progress.data_seconds += time.perf_counter() - began
     if not t.graphed:  # seeding is not allowed while capturing
         seed_network(t, part)
-    # A single image has no batch statistics.
-    single = last - first < 2 and c.bn == "local"
-    with fixed_statistics(t.model, when=single), t.autocast():
+    single = last - first < 2 and c.bn == "local"  # it has no batch statistics
+    with fixed_statistics(t.model, when=single or c.bn == "frozen"), t.autocast():
         logits = t.net(x)
     loss = t.losses[0](logits, y)
     if share < 1:
@@ -199,7 +194,7 @@ def update(t: Training) -> None:
         t.scaler.update()
     else:
         t.optimizer.step()
-    t.optimizer.zero_grad()
+    t.optimizer.zero_grad(set_to_none=not keeps_gradients(t.config))
 
 
 def poll(t: Training, last: bool) -> None:
@@ -209,7 +204,7 @@ def poll(t: Training, last: bool) -> None:
     for the device; at the end of an epoch, all are read.
     Raises Diverged if the loss is not finite, Stopped if any rank was asked to stop.
     """
-    t.beat()
+    t.moved_at = time.monotonic()
     if not t.writer.failed:  # if it has, all ranks end in the next save
         t.writer.collect(wait=False)
     t.totals[2] = float(bool(t.stop))
@@ -265,15 +260,8 @@ def read_poll(t: Training, step: int, values: list[float]) -> bool:
 
 def save_is_due(t: Training) -> bool:
     count, unit = t.config.parsed_save_every
-    if not count or unit == "ep":
-        return False
-    if unit == "st":
-        return t.step - max(0, t.saved_step) >= count
-    return time.monotonic() - t.saved_at >= count
-
-
-def evaluation_is_due(t: Training) -> bool:
-    return t.epoch % t.config.eval_every == 0 or t.step == t.plan.total_steps
+    since = {"st": t.step - max(0, t.saved_step), "s": time.monotonic() - t.saved_at, "ep": 0}
+    return 0 < count <= since[unit]
 
 
 def end_epoch(t: Training) -> None:
@@ -299,11 +287,11 @@ def set_determinism(config: Config) -> None:
         torch.set_num_threads(config.threads)
     elif config.canonical_shards:
         torch.set_num_threads(1)  # rounding inside a shard must not depend on the core count
-    torch.backends.cudnn.benchmark = not config.deterministic
-    if config.deterministic or config.canonical_shards:
+    strict = config.deterministic or bool(config.canonical_shards)
+    torch.backends.cudnn.benchmark = not strict
+    if strict:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False

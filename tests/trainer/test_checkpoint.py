@@ -18,7 +18,6 @@ import torch
 from trainer import checkpoint
 from trainer.cli import main
 from trainer.errors import CheckpointError
-from trainer.tools import checkpoint_command
 
 META = {"step": 0, "epoch": 1, "best": {}, "world_size": 1, "config": {"model": "resnet8"}}
 
@@ -203,9 +202,8 @@ def test_ckpt_ls_verify_export(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert float(torch.load(tmp_path / "net.pth")["w"][0]) == 2
     (newest.path / "state.pt").write_bytes(b"")
     assert main(["ckpt", "verify", str(tmp_path)]) == 4
-    assert (
-        checkpoint_command.export(checkpoint_command.find(tmp_path), tmp_path / "net.pth") == 0
-    )  # from the older
+    assert main(["ckpt", "export", str(tmp_path), str(tmp_path / "net.pth")]) == 0
+    assert "skipped: " in capsys.readouterr().out  # from the older
     assert float(torch.load(tmp_path / "net.pth")["w"][0]) == 1
     assert main(["ckpt", "ls", str(tmp_path / "nothing")]) == 4
     assert "no checkpoint there" in capsys.readouterr().err

@@ -11,8 +11,9 @@ from trainer_ranks import Job, newest_state, on_ranks, same
 
 from trainer import checkpoint, train
 from trainer import evaluate as evaluation
-from trainer.distributed import Ranks, averaged_statistics, flatten, norms, statistics
+from trainer.distributed import Ranks, averaged_statistics
 from trainer.evaluate import evaluate, record_evaluation
+from trainer.model import flatten, norms, statistics
 from trainer.state import Training
 
 # Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.

@@ -250,26 +250,33 @@ def test_a_stalled_run_leaves_a_provisional_status(tmp_path: Path) -> None:
     """On a GPU, NCCL's watchdog kills a waiting process; its status.json must be there before."""
     config = parse(["--out", str(tmp_path)], {})[0]
     alone = distributed.identify({}, torch.device("cpu"))
-    watch = ending.Watch(config, alone, stalled_after=10)
-    watch.t = make(ALONE)
+    watch = ending.Watch(config, alone)
+    watch.stalled_after = 10
+    t = watch.t = make(ALONE, "--out", str(tmp_path))
     watch._note_stall()
     assert not (tmp_path / "status.json").exists()
-    watch.last_beat -= 11
+    t.moved_at -= 11
     watch._note_stall()
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["state"] == "failed"
     assert re.search(r"no progress for \d+ s at step 0", status["reason"])
-    watch.beat()
+    t.moved_at = time.monotonic()
     watch._note_stall()
     assert not (tmp_path / "status.json").exists()
+    # Once the run has ended, its status stays, however long the ranks take to part.
+    ending.finish(t, "completed", "")
+    t.moved_at -= 11
+    for _ in range(2):
+        watch._note_stall()
+        assert json.loads((tmp_path / "status.json").read_text())["state"] == "completed"
 
 
 def test_a_corrupt_file_on_one_rank_ends_all_ranks_at_once(tmp_path: Path) -> None:
-    """Rank 1 of 3 meets it in mid-step, while the others wait in an all-reduce."""
+    """Rank 1 of 3 meets it in mid-step, while the others wait in an all-reduce. It takes 3 seconds;
+    however slow the machine is, they must not wait for the timeout of that all-reduce."""
     tree, bad = tree_with_a_corrupt_file(tmp_path)
-    job = Job(tmp_path / "run", *tree_flags(tree), "--timeout", "120", count=3)
-    assert job.codes(timeout=30) == [3, 3, 3]
-    assert time.time() - job.metrics("start")[0]["ts"] < 5
+    job = Job(tmp_path / "run", *tree_flags(tree), "--timeout", "600", count=3)
+    assert job.codes(timeout=90) == [3, 3, 3]
     (line,) = errors(job)
     assert line.startswith("error: rank 1 on ") and str(bad) in line
     assert "Traceback" not in job.log()

@@ -22,7 +22,8 @@ def parse(*argv: str, **env: str) -> Config:
 
 def all_spellings() -> list[str]:
     actions = flags.make_parser()._actions
-    return [name for action in actions for name in action.option_strings]
+    dashed = [name for action in actions for name in action.option_strings]
+    return [*dashed, *(n[:2] + n[2:].replace("-", "_") for n in dashed if "-" in n[2:])]
 
 
 @pytest.mark.parametrize(
@@ -68,9 +69,9 @@ def test_spellings(argv: list[str], field: str, value: object) -> None:
 def test_every_flag_has_both_spellings() -> None:
     names = set(all_spellings())
     for name in names:
-        if name.startswith("--") and not name.startswith("--no-"):
-            assert "--" + name[2:].replace("_", "-") in names
-            assert "--" + name[2:].replace("-", "_") in names
+        assert flags.dashed(name) in names
+    assert flags.dashed("--out=my_folder") == "--out=my_folder"
+    assert parse("--grad_accum_steps=3", "--data", "__x").data == "__x"
 
 
 def test_torchrun_claims_none_of_our_flags() -> None:
@@ -112,6 +113,7 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--milestones", "a,b"], "--milestones"),
         (["--profile", "20:10"], "--profile"),
         (["--cuda-graph", "--mixup", "0.2"], "--cuda-graph needs --opt sgd"),
+        (["--cuda-graph", "--compile", "--compile-mode", "max-autotune"], "--compile-mode default"),
         (["--randaugment", "31"], "at most 30"),
         (["--canonical-shards", "2", "--grad-compression"], "leave out --grad-compression"),
         (["--bn", "sync", "--device", "cpu"], "--bn sync needs GPUs"),

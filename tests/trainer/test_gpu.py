@@ -82,6 +82,12 @@ def test_the_fast_paths_train_as_plain_fp32_does(flags: tuple[str, ...]) -> None
     assert loss_of("--amp", "off", *flags) == pytest.approx(loss_of("--amp", "off"), rel=0.05)
 
 
+def test_the_compilers_own_graphs_leave_accumulated_gradients_alone() -> None:
+    flags = ("--amp", "off", "--grad-accum-steps", "2")
+    compiled = loss_of(*flags, "--compile", "--compile-mode", "reduce-overhead")
+    assert compiled == pytest.approx(loss_of(*flags), rel=0.05)
+
+
 def test_auto_is_bf16_where_the_gpu_has_it() -> None:
     t = make(identify({}, DEVICE), *GPU)
     wanted = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "off"

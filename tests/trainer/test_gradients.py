@@ -10,16 +10,10 @@ from trainer_ranks import TINY, on_ranks, same
 
 from trainer import train
 from trainer.data import load_dataset
-from trainer.distributed import (
-    Ranks,
-    check_replicas,
-    flatten,
-    identify,
-    set_training,
-    statistics,
-)
+from trainer.distributed import Ranks, check_replicas, identify
 from trainer.errors import ReplicaMismatch, TrainerError
 from trainer.flags import parse
+from trainer.model import flatten, norms, statistics
 from trainer.optim import make_plan
 from trainer.setup import build
 from trainer.state import Training
@@ -34,7 +28,8 @@ def make(ranks: Ranks, *more: str) -> Training:
     config, _ = parse([*TINY, *more], {})
     data = load_dataset(config, ranks.device)
     t = build(config, make_plan(config, data.size("train"), ranks.world_size), ranks, data)
-    set_training(t.model, frozen=config.bn == "frozen")
+    for module in norms(t.model) if config.bn == "frozen" else ():
+        module.eval()  # also where a test calls the network itself
     return t
 
 

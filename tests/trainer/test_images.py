@@ -26,7 +26,7 @@ from trainer.errors import DataError
 from trainer.model import choose_stem
 from trainer.setup import resolve
 from trainer.tools.data_command import main as data_command
-from trainer.tools.make_images import make, write_cifar10
+from trainer.tools.data_command import make, write_cifar10
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,9 @@ from trainer_ranks import Job, newest_state, on_ranks, same
 
 from trainer import evaluate, setup, train
 from trainer.data.order import epoch_order
-from trainer.distributed import Ranks, statistics
+from trainer.distributed import Ranks
 from trainer.flags import parse
+from trainer.model import statistics
 from trainer.optim import lr_at
 from trainer.state import Training, to_checkpoint
 from trainer.tools import cuda_graph
@@ -118,6 +119,19 @@ def test_the_loss_scale_is_adjusted_after_each_step() -> None:
     assert t.scaler.get_scale() in (2 * before, before / 2)
 
 
+def test_an_overflow_in_the_first_step_leaves_the_momentum_as_it_was() -> None:
+    t = make(ALONE, "--amp", "fp16")
+    t.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    torch.use_deterministic_algorithms(True)  # fills uninitialised memory with NaN
+    try:
+        train.train_step(t, torch.arange(t.plan.samples))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert t.scaler.get_scale() == 2.0**59
+    buffers = [state["momentum_buffer"] for state in t.optimizer.state.values()]
+    assert len(buffers) == len(t.parameters) and not any(buffer.any() for buffer in buffers)
+
+
 def test_compile_compiles_what_is_trained_and_what_is_evaluated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,6 +166,29 @@ def test_the_compiler_gets_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     modes.clear()  # of the trial compilation
     train.train_step(t, torch.arange(t.plan.samples))
     assert modes == ["reduce-overhead"]
+
+
+def test_gradients_keep_their_memory_where_the_compiler_replays_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def backend(graph: Any, inputs: Any, mode: str = "default") -> Any:
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    flags = ("--grad-accum-steps", "2")
+    plain = make(ALONE, *flags)
+    t = make(ALONE, *flags, "--compile", "--compile-mode", "reduce-overhead")
+
+    def places() -> list[int]:
+        return [p.grad.data_ptr() for p in t.parameters if p.grad is not None]
+
+    before = places()
+    for training in (plain, t):
+        for _ in range(2):
+            train.train_step(training, torch.arange(t.plan.samples))
+    assert places() == before and len(before) == len(t.parameters)
+    for mine, other in zip(t.parameters, plain.parameters, strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 def compressed(ranks: Ranks, compression: str) -> list[torch.Tensor]:

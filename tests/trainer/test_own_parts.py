@@ -27,6 +27,12 @@ def test_they_resume_bitwise_with_dropout_and_random_transforms(tmp_path: Path, 
     assert same(newest_state(whole.out), newest_state(part))
 
 
+def test_a_network_of_timm_trains_by_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    job = Job(tmp_path / "run", "--model", "timm.models:resnet18", "--max-steps", "2", count=2)
+    assert "timm.models:resnet18, 11,181,642 parameters" in job.done().log()
+
+
 def test_they_learn(tmp_path: Path) -> None:
     job = Job(tmp_path / "run", *OWN, "--epochs", "8", "--lr", "0.2").done()
     assert job.status["top1"] > 0.9

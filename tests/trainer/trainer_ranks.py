@@ -83,7 +83,7 @@ def _function(do: Callable[..., Any], args: tuple[Any, ...], result: str, *entry
     from trainer.distributed import identify, join, leave
 
     ranks = identify(os.environ, torch.device("cpu"))
-    join(ranks, os.environ, 30.0, None)
+    ranks = join(ranks, os.environ, 30.0, None)
     torch.save(do(ranks, *args), result)
     leave(ranks)
 

@@ -17,9 +17,12 @@ PAD = 4  # pixels on each side that a crop may shift by
 MASK = 0xFFFFFFFF
 
 
-def normalised(pixels: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """(B, H, W, C) uint8 -> (B, C, H, W) float, a view of NHWC memory."""
-    return pixels.float().sub_(mean).mul_(scale).permute(0, 3, 1, 2)
+def normalised(
+    pixels: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, channels_last: bool
+) -> torch.Tensor:
+    """(B, H, W, C) uint8 -> (B, C, H, W) float, with channels_last a view of NHWC memory."""
+    images = pixels.float().sub_(mean).mul_(scale).permute(0, 3, 1, 2)
+    return images if channels_last else images.contiguous()
 
 
 def pad(images: torch.Tensor) -> torch.Tensor:

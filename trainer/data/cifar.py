@@ -36,20 +36,19 @@ def find(path: Path) -> Path | None:
 def load(folder: Path) -> Arrays:
     """Raises DataError if a file is missing, damaged or has other contents than it should."""
     if folder.name == HUNDRED:
-        train = [_batch(folder / "train", 5 * BATCH, b"fine_labels", 100)]
-        test = _batch(folder / "test", BATCH, b"fine_labels", 100)
-        return _arrays(train, test, 100, "CIFAR-100")
-    count = _cases_per_batch(folder / "batches.meta")
-    train = [_batch(folder / f"data_batch_{i}", count, b"labels", 10) for i in range(1, 6)]
-    return _arrays(train, _batch(folder / "test_batch", count, b"labels", 10), 10, "CIFAR-10")
-
-
-def _arrays(train: list[Any], test: Any, classes: int, name: str) -> Arrays:
+        name, classes = "CIFAR-100", 100
+        train = [_batch(folder / "train", 5 * BATCH, b"fine_labels", classes)]
+        test_x, test_y = _batch(folder / "test", BATCH, b"fine_labels", classes)
+    else:
+        name, classes, count = "CIFAR-10", 10, _cases_per_batch(folder / "batches.meta")
+        files = [folder / f"data_batch_{number}" for number in range(1, 6)]
+        train = [_batch(file, count, b"labels", classes) for file in files]
+        test_x, test_y = _batch(folder / "test_batch", count, b"labels", classes)
     return Arrays(
         train_x=torch.from_numpy(np.concatenate([x for x, _ in train])),
         train_y=torch.from_numpy(np.concatenate([y for _, y in train])),
-        test_x=torch.from_numpy(test[0]),
-        test_y=torch.from_numpy(test[1]),
+        test_x=torch.from_numpy(test_x),
+        test_y=torch.from_numpy(test_y),
         num_classes=classes,
         name=f"{name}'s layout",
     )

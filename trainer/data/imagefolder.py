@@ -12,8 +12,9 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +22,15 @@ import torch
 from ..config import Config
 from ..errors import DataError
 from .augment import normalised
+from .images import Images, Pair
 from .order import held_out, mixed_seed
-from .packed import open_pack
+from .packed import Packed, open_pack
 from .pictures import centre_crop, randaugment, random_crop
 from .tree import Tree, class_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
 TEST_FOLDERS = ("val", "test")
 AHEAD = 3  # batches that are being decoded while one is trained on
-
-
-class Source(Protocol):
-    """The pictures of one split, in a fixed order."""
-
-    labels: np.ndarray[Any, Any]
-    fingerprint: str
-
-    def picture(self, index: int, edge: int) -> Any:
-        """A PIL picture in RGB. It may be smaller than the original, if that suffices for `edge`."""
 
 
 def tree_sources(path: Path) -> tuple[list[str], Tree, Tree]:
@@ -52,12 +44,8 @@ def tree_sources(path: Path) -> tuple[list[str], Tree, Tree]:
     return classes, Tree(path / "train", classes), Tree(test, classes)
 
 
-class ImageTree:
-    """Satisfies trainer.data.images.Images."""
-
+class ImageTree(Images):
     def __init__(self, path: Path, config: Config, device: torch.device) -> None:
-        training: Source
-        testing: Source
         packed = (path / "pack.json").is_file()
         classes, training, testing = open_pack(path) if packed else tree_sources(path)
         if config.num_classes is not None and len(classes) > config.num_classes:
@@ -70,16 +58,15 @@ class ImageTree:
         both = training.fingerprint + testing.fingerprint
         self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
         train, val = held_out(len(training.labels), config.val_split)
-        self._splits = {
+        self._splits: dict[str, tuple[Tree | Packed, np.ndarray[Any, Any]]] = {
             "train": (training, train.numpy()),
             "val": (training, val.numpy()),
             "test": (testing, np.arange(len(testing.labels))),
         }
         self._augment, self._magnitude, self._device = config.augment, config.randaugment, device
-        self._mean, self._scale = (
-            torch.tensor(MEAN, device=device) * 255,
-            1 / (torch.tensor(STD, device=device) * 255),
-        )
+        self._mean = torch.tensor(MEAN, device=device) * 255
+        self._scale = 1 / (torch.tensor(STD, device=device) * 255)
+        self._channels_last = config.channels_last
         self._pool = ThreadPoolExecutor(max(1, config.workers))
         self._ahead: deque[Batch] = deque()
         self._coming: Iterator[Batch] = iter(())
@@ -90,15 +77,14 @@ class ImageTree:
     def start_epoch(
         self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
     ) -> torch.Tensor:
-        while self._ahead:
-            self._ahead.popleft().cancel()
+        for job in (job for batch in self._ahead for job in batch.jobs):
+            job.cancel()
+        self._ahead.clear()
         self._coming = (self._training_batch(order[part], seed, epoch) for part in parts)
         self._look_ahead()
         return order
 
-    def train_batch(
-        self, indices: torch.Tensor, *, seed: int, epoch: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
         if self._ahead and torch.equal(self._ahead[0].indices, indices):
             batch = self._ahead.popleft()
         else:
@@ -106,7 +92,7 @@ class ImageTree:
         self._look_ahead()
         return self._on_device(batch)
 
-    def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def eval_batch(self, split: str, start: int, end: int) -> Pair:
         return self._on_device(self._batch(split, torch.arange(start, end), self._centred))
 
     def _look_ahead(self) -> None:
@@ -140,30 +126,19 @@ class ImageTree:
         labels = torch.from_numpy(source.labels[numbers[indices.numpy()]].astype(np.int64))
         return Batch(indices, pixels, labels, jobs)
 
-    def _on_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        batch.wait()
+    def _on_device(self, batch: Batch) -> Pair:
+        for job in batch.jobs:
+            job.result()  # raises DataError if an image cannot be read
         pixels = batch.pixels.to(self._device, non_blocking=True)
         labels = batch.labels.to(self._device, non_blocking=True)
-        return normalised(pixels, self._mean, self._scale), labels
+        return normalised(pixels, self._mean, self._scale, self._channels_last), labels
 
 
+@dataclass(frozen=True)
 class Batch:
     """Images being decoded into `pixels`, (B, H, W, 3) uint8."""
 
-    def __init__(
-        self,
-        indices: torch.Tensor,
-        pixels: torch.Tensor,
-        labels: torch.Tensor,
-        jobs: Sequence[Future[None]],
-    ) -> None:
-        self.indices, self.pixels, self.labels, self._jobs = indices, pixels, labels, jobs
-
-    def wait(self) -> None:
-        """Raises DataError if an image cannot be read."""
-        for job in self._jobs:
-            job.result()
-
-    def cancel(self) -> None:
-        for job in self._jobs:
-            job.cancel()
+    indices: torch.Tensor
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    jobs: Sequence[Future[None]]

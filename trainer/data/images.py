@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+Pair = tuple[torch.Tensor, torch.Tensor]  # images (B, C, H, W), normalised floats, and labels (B,)
+
 
 class Images(Protocol):
     """What training and evaluation need from a data set."""
@@ -24,11 +26,10 @@ class Images(Protocol):
     ) -> torch.Tensor:
         """Prepare an epoch whose batches are order[part] for each of `parts`, in turn.
         Returns the order, where `train_batch` wants its indices."""
+        return order
 
-    def train_batch(
-        self, indices: torch.Tensor, *, seed: int, epoch: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, C, H, W) normalised floats, augmented if so configured, and (B,) labels."""
+    def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
+        """Augmented if so configured."""
 
-    def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def eval_batch(self, split: str, start: int, end: int) -> Pair:
         """Images start..end-1 of a split, in order, not augmented."""

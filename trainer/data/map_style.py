@@ -19,7 +19,7 @@ import torch
 
 from ..config import Config, named_function
 from ..errors import DataError
-from .images import Images
+from .images import Images, Pair
 from .order import held_out, mixed_seed
 
 
@@ -37,9 +37,7 @@ def load_map_style(config: Config, device: torch.device) -> Images:
         ) from error
 
 
-class MapStyle:
-    """Satisfies trainer.data.Images."""
-
+class MapStyle(Images):
     def __init__(self, config: Config, train: Any, test: Any, device: torch.device) -> None:
         self.name, self._device = config.data, device
         kept, val = held_out(len(train), config.val_split)
@@ -65,22 +63,13 @@ class MapStyle:
     def size(self, split: str) -> int:
         return len(self._splits[split][1])
 
-    def start_epoch(
-        self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
-    ) -> torch.Tensor:
-        return order
-
-    def train_batch(
-        self, indices: torch.Tensor, *, seed: int, epoch: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
         return self._batch("train", indices.tolist(), f"{seed}/{epoch}")
 
-    def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def eval_batch(self, split: str, start: int, end: int) -> Pair:
         return self._batch(split, range(start, end), "evaluation")
 
-    def _batch(
-        self, split: str, numbers: Iterable[int], key: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(self, split: str, numbers: Iterable[int], key: str) -> Pair:
         with torch.random.fork_rng(devices=[]):
             samples = [self._sample(split, number, key) for number in numbers]
         x = torch.stack([image for image, _ in samples]).to(self._device, non_blocking=True)

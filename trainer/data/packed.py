@@ -37,7 +37,7 @@ Item = tuple[bytes, int, int]  # a picture's bytes, width and height
 
 
 class Packed:
-    """One split of a pack. Satisfies imagefolder.Source."""
+    """One split of a pack."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self._folder, self.fingerprint = folder, fingerprint

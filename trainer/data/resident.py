@@ -9,6 +9,7 @@ import torch
 
 from ..config import Config
 from .augment import PAD, normalised, pad, random_crop_flip
+from .images import Images, Pair
 from .order import held_out
 from .synthetic import Arrays
 
@@ -18,8 +19,8 @@ MEAN_STD = {  # of the training images, in 0..1
 }
 
 
-class Resident:
-    """Satisfies trainer.data.Images. Training images have the border that crops need."""
+class Resident(Images):
+    """Training images have the border that crops need."""
 
     def __init__(self, arrays: Arrays, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = arrays.name, arrays.num_classes
@@ -30,15 +31,9 @@ class Resident:
         border = pad(arrays.train_x)
         self._augment, self._channels_last = config.augment, config.channels_last
         self._train_x = (border[train] if len(val) else border).to(device)
-        self._y = {
-            "train": arrays.train_y[train].to(device),
-            "val": arrays.train_y[val].to(device),
-            "test": arrays.test_y.to(device),
-        }
-        self._eval_x = {
-            "val": arrays.train_x[val].to(device),
-            "test": arrays.test_x.to(device),
-        }
+        labels = {"train": arrays.train_y[train], "val": arrays.train_y[val], "test": arrays.test_y}
+        self._y = {split: y.to(device) for split, y in labels.items()}
+        self._eval_x = {"val": arrays.train_x[val].to(device), "test": arrays.test_x.to(device)}
         mean, std = mean_std(arrays)
         self._mean, self._scale = mean.to(device), (1 / std).to(device)
 
@@ -50,21 +45,18 @@ class Resident:
     ) -> torch.Tensor:
         return order.to(self._device)
 
-    def train_batch(
-        self, indices: torch.Tensor, *, seed: int, epoch: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
         if self._augment:
             x = random_crop_flip(self._train_x, indices, seed=seed, epoch=epoch)
         else:
             x = self._train_x[indices, PAD:-PAD, PAD:-PAD]
         return self._normalised(x), self._y["train"][indices]
 
-    def eval_batch(self, split: str, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def eval_batch(self, split: str, start: int, end: int) -> Pair:
         return self._normalised(self._eval_x[split][start:end]), self._y[split][start:end]
 
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
-        pixels = normalised(x, self._mean, self._scale)
-        return pixels if self._channels_last else pixels.contiguous()
+        return normalised(x, self._mean, self._scale, self._channels_last)
 
 
 def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ _SUFFIXES = tuple(suffix.encode() for suffix in SUFFIXES)
 
 
 class Tree:
-    """The files under one folder per class, sorted. Satisfies imagefolder.Source."""
+    """The files under one folder per class, sorted."""
 
     def __init__(self, folder: Path, classes: Sequence[str]) -> None:
         self._folder, self._classes = folder, classes

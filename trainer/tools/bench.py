@@ -12,7 +12,6 @@ number of ranks. All rows have the same global batch.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -51,7 +50,16 @@ class Result:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table, or JSON. Flags that are not bench's own are passed to every training."""
-    given, common = make_parser().parse_known_args(list(argv))
+    parser = Parser(
+        prog="trainer bench",
+        description="Train the same several ways; all other flags are the trainer's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="of the DDP rows (default 2)")
+    parser.add_argument("--techniques", action="store_true", help="one technique at a time")
+    parser.add_argument("--scaling", metavar="N,N", help="the same with N ranks each")
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    given, common = parser.parse_known_args(list(argv))
     rows = technique_rows(given.ranks) if given.techniques else mode_rows(given.ranks)
     if given.scaling:
         rows = scaling_rows(given.scaling)
@@ -64,19 +72,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="trainer bench",
-        description="Train the same several ways; all other flags are the trainer's.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--ranks", type=int, default=2, help="of the DDP rows (default 2)")
-    parser.add_argument("--techniques", action="store_true", help="one technique at a time")
-    parser.add_argument("--scaling", metavar="N,N", help="the same with N ranks each")
-    parser.add_argument("--json", action="store_true", help="the table as JSON")
-    return parser
-
-
 def with_global_batch(config: Config, ranks: int) -> Config:
     """The same settings, with the global batch that they mean for `ranks` ranks."""
     batch = config.global_batch or (config.batch_size or 128) * ranks
@@ -85,12 +80,8 @@ def with_global_batch(config: Config, ranks: int) -> Config:
 
 def mode_rows(ranks: int) -> list[Row]:
     plain, mixed = ("--amp", "off"), ("--amp", "bf16")
-    return [
-        Row("DP", 1, plain),
-        Row("DDP", ranks, plain),
-        Row("DP+AMP", 1, mixed),
-        Row("DDP+AMP", ranks, mixed),
-    ]
+    without = [Row("DP", 1, plain), Row("DDP", ranks, plain)]
+    return [*without, Row("DP+AMP", 1, mixed), Row("DDP+AMP", ranks, mixed)]
 
 
 def scaling_rows(text: str) -> list[Row]:
@@ -102,16 +93,13 @@ def scaling_rows(text: str) -> list[Row]:
 
 
 def technique_rows(ranks: int) -> list[Row]:
-    off = ("--amp", "off", "--no-channels-last", "--no-compile")
-    mixed = ("--amp", "bf16", "--no-channels-last", "--no-compile")
-    nhwc = ("--amp", "bf16", "--channels-last", "--no-compile")
-    compiled = ("--amp", "bf16", "--channels-last", "--compile")
-    return [
-        Row("fp32", ranks, off),
-        Row("+ bf16", ranks, mixed),
-        Row("+ channels_last", ranks, nhwc),
-        Row("+ compile", ranks, compiled),
-    ]
+    techniques = {
+        "fp32": ("off", "--no-channels-last", "--no-compile"),
+        "+ bf16": ("bf16", "--no-channels-last", "--no-compile"),
+        "+ channels_last": ("bf16", "--channels-last", "--no-compile"),
+        "+ compile": ("bf16", "--channels-last", "--compile"),
+    }
+    return [Row(name, ranks, ("--amp", *flags)) for name, flags in techniques.items()]
 
 
 def run(row: Row, config: Config) -> Result:

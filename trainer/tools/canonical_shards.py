@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ..distributed import count_batches, flatten, statistics, unflatten
+from ..model import copy, flatten, norms, statistics, unflatten
 from ..state import Training
 
 
@@ -28,24 +28,23 @@ def backward(
     over shards of the new running statistics in every rank's batch norms."""
     count = t.plan.parts_per_rank
     running = statistics(t.model) if t.config.bn == "local" else []
-    before = flatten(running) if running else None
+    before = [values.clone() for values in running]
     rows = []
     for k in range(count):
+        copy(before, running)
         part = t.ranks.rank * count + k
-        if before is not None:
-            unflatten(before, running)
         (micro_batch_loss(t, batch, part) / len(batch)).backward()
         gradients = [p.grad for p in t.parameters if p.grad is not None]
         rows.append(flatten([*gradients, *running]))
         t.optimizer.zero_grad()
     total = in_shard_order(torch.stack(rows), t.ranks.world_size)
-    gradient_size = sum(p.numel() for p in t.parameters)
-    for parameter in t.parameters:
-        parameter.grad = torch.empty_like(parameter)
-    unflatten(total[:gradient_size], [p.grad for p in t.parameters])  # type: ignore[misc]
-    if running:
-        unflatten(total[gradient_size:] / t.plan.parts, running)
-        count_batches(t.model, t.step + 1)  # not the number of shards of this rank
+    sums = unflatten(total, [*t.parameters, *running])
+    for parameter, gradient in zip(t.parameters, sums, strict=False):
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+    copy([total / t.plan.parts for total in sums[len(t.parameters) :]], running)
+    for module in norms(t.model) if running else ():
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.fill_(t.step + 1)  # not the number of shards of this rank
 
 
 def in_shard_order(rows: torch.Tensor, world_size: int) -> torch.Tensor:

@@ -13,8 +13,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from .. import checkpoint
 from ..errors import CheckpointError, UsageError
@@ -33,10 +32,12 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     found = find(args.dir)
     if args.command == "ls":
-        return ls(found, args.json)
-    if args.command == "verify":
+        ls(found, args.json)
+    elif args.command == "verify":
         return verify(found)
-    return export(found, args.target)
+    else:
+        export(found, args.target)
+    return 0
 
 
 def find(path: Path) -> list[Path]:
@@ -49,38 +50,36 @@ def find(path: Path) -> list[Path]:
     return found
 
 
-def ls(found: list[Path], as_json: bool) -> int:
-    rows = []
-    for path in found:
-        try:
-            meta = json.loads((path / "meta.json").read_text())
-            size = (path / "state.pt").stat().st_size
-            rows.append(
-                {
-                    "path": str(path),
-                    "step": meta["step"],
-                    "epoch": meta["epoch"],
-                    "bytes": size,
-                    "best_top1": meta["best"].get("top1"),
-                    "world_size": meta["world_size"],
-                    "model": meta["config"]["model"],
-                }
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            rows.append({"path": str(path), "damaged": f"{type(error).__name__}: {error}"})
+def ls(found: list[Path], as_json: bool) -> None:
+    rows = [row(path) for path in found]
     if as_json:
         print(json.dumps(rows, indent=2))
-        return 0
-    for row in rows:
-        if "damaged" in row:
-            print(f"{row['path']}  DAMAGED {row['damaged']}")
+        return
+    for r in rows:
+        if "damaged" in r:
+            print(f"{r['path']}  DAMAGED {r['damaged']}")
             continue
-        best = f"{100 * row['best_top1']:.2f} %" if row["best_top1"] is not None else "-"
+        best = f"{100 * r['best_top1']:.2f} %" if r["best_top1"] is not None else "-"
         print(
-            f"{row['path']}  epoch {row['epoch']}  {row['bytes'] / 1e6:.1f} MB  best top-1 {best}  "
-            f"{row['model']}, {row['world_size']} rank(s)"
+            f"{r['path']}  epoch {r['epoch']}  {r['bytes'] / 1e6:.1f} MB  best top-1 {best}  "
+            f"{r['model']}, {r['world_size']} rank(s)"
         )
-    return 0
+
+
+def row(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+        return {
+            "path": str(path),
+            "step": meta["step"],
+            "epoch": meta["epoch"],
+            "bytes": (path / "state.pt").stat().st_size,
+            "best_top1": meta["best"].get("top1"),
+            "world_size": meta["world_size"],
+            "model": meta["config"]["model"],
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"path": str(path), "damaged": f"{type(error).__name__}: {error}"}
 
 
 def verify(found: list[Path]) -> int:
@@ -95,7 +94,7 @@ def verify(found: list[Path]) -> int:
     return CheckpointError.exit_code if damaged else 0
 
 
-def export(found: list[Path], target: Path) -> int:
+def export(found: list[Path], target: Path) -> None:
     """From the newest intact checkpoint among `found`."""
     if target.suffix not in (".pth", ".pt"):
         raise UsageError(f"{target}: the name must end in .pth")
@@ -106,12 +105,7 @@ def export(found: list[Path], target: Path) -> int:
             print(f"skipped: {error}")
             continue
         state, meta = checkpoint.decode(checkpoint.read(path))
-        temporary = target.with_name(f".{target.name}.tmp")
-        try:
-            torch.save(state["model"], temporary)
-            temporary.replace(target)
-        except (OSError, RuntimeError) as error:
-            raise CheckpointError(f"cannot write {target}: {error}") from error
+        checkpoint.write_weights(target, state["model"])
         print(f"{target}: {meta['config']['model']} of step {meta['step']} from {path}")
-        return 0
+        return
     raise CheckpointError("all of these checkpoints are damaged")

@@ -4,23 +4,34 @@ python -m trainer data fetch --to DIR [--name cifar100]
 python -m trainer data make --from fashion-mnist --to DIR
 python -m trainer data pack TREE --to DIR [--decoded 256]
 python -m trainer data verify DIR
+
+`make` writes images in CIFAR-10's layout: Fashion-MNIST, or synthetic ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
+import pickle
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..config import Config
 from ..data import load_dataset
+from ..data.cifar import TEN
 from ..data.fetch import fetch
+from ..data.synthetic import Arrays, synthetic
+from ..errors import DataError
 from ..flags import Parser
-from .make_images import make
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fashion-mnist
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,3 +84,74 @@ def verify(folder: Path) -> None:
     sizes = {split: data.size(split) for split in ("train", "test")}
     print(f"{data.name}: {sizes['train']} + {sizes['test']} images, {data.num_classes} classes")
     print(f"sha256 {data.fingerprint}", file=sys.stderr)
+
+
+def make(kind: str, to: Path, source: Path | None) -> Path:
+    if kind == "fashion-mnist":
+        found = fashion_mnist(source or FASHION_MNIST)
+        # CIFAR's counts: 5 x 10,000 and 10,000
+        few = replace(found, train_x=found.train_x[:50_000], train_y=found.train_y[:50_000])
+        return write_cifar10(few, to)
+    return write_cifar10(synthetic(5000, 1000, 10, 32), to)
+
+
+def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
+    """60,000 + 10,000 grey 28x28 images, padded to 32x32, with the grey as R, G and B."""
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder} is missing: `apt-get install dataset-fashion-mnist`, or --folder DIR"
+        )
+    return Arrays(
+        train_x=_idx_images(folder / "train-images-idx3-ubyte.gz"),
+        train_y=_idx_labels(folder / "train-labels-idx1-ubyte.gz"),
+        test_x=_idx_images(folder / "t10k-images-idx3-ubyte.gz"),
+        test_y=_idx_labels(folder / "t10k-labels-idx1-ubyte.gz"),
+        num_classes=10,
+        name="Fashion-MNIST",
+    )
+
+
+def _idx_images(path: Path) -> torch.Tensor:
+    """(N, 32, 32, 3) uint8 from the IDX format: magic, count, rows, columns (big-endian), pixels."""
+    content = _unzipped(path)
+    count, rows, columns = (int(n) for n in np.frombuffer(content, ">i4", 3, offset=4))
+    grey = np.frombuffer(content, np.uint8, offset=16).reshape(count, rows, columns)
+    border = ((0, 0), ((32 - rows) // 2,) * 2, ((32 - columns) // 2,) * 2)
+    return torch.from_numpy(np.repeat(np.pad(grey, border)[..., None], 3, axis=3))
+
+
+def _idx_labels(path: Path) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(_unzipped(path), np.uint8, offset=8).astype(np.int64))
+
+
+def _unzipped(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}: install the set again") from None
+
+
+def write_cifar10(arrays: Arrays, to: Path) -> Path:
+    """Write five training batches, a test batch and meta to `to`/cifar-10-batches-py, atomically."""
+    if len(arrays.train_y) % 5:
+        raise DataError(f"{len(arrays.train_y)} images do not divide into five equal batches")
+    count = min(len(arrays.train_y) // 5, len(arrays.test_y))
+    scratch, folder = to / f".{TEN}.part", to / TEN
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    for number in range(5):
+        part = slice(number * count, (number + 1) * count)
+        name = f"data_batch_{number + 1}"
+        _write_batch(scratch / name, arrays.train_x[part], arrays.train_y[part])
+    _write_batch(scratch / "test_batch", arrays.test_x[:count], arrays.test_y[:count])
+    meta = {b"num_cases_per_batch": count, b"num_vis": 3072}
+    (scratch / "batches.meta").write_bytes(pickle.dumps(meta, protocol=2))
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.replace(folder)
+    return folder
+
+
+def _write_batch(path: Path, x: torch.Tensor, y: torch.Tensor) -> None:
+    rows = x.permute(0, 3, 1, 2).reshape(len(x), 3072).contiguous().numpy()
+    batch = {b"batch_label": path.name.encode(), b"labels": y.tolist(), b"data": rows}
+    path.write_bytes(pickle.dumps(batch, protocol=2))

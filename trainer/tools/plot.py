@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,18 +13,14 @@ from ..flags import Parser
 
 def main(argv: Sequence[str]) -> int:
     """Prints the picture's path. Raises TrainerError."""
-    given = make_parser().parse_args(list(argv))
+    parser = Parser(prog="trainer plot", description="Draw a run's curves.", allow_abbrev=False)
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="the run's output folder")
+    parser.add_argument("--to", type=Path, metavar="PNG", help="default: OUTPUT/curves.png")
+    given = parser.parse_args(list(argv))
     target = given.to or given.output / "curves.png"
     draw(records(given.output / "metrics.jsonl"), target)
     print(target)
     return 0
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="trainer plot", description="Draw a run's curves.", allow_abbrev=False)
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="the run's output folder")
-    parser.add_argument("--to", type=Path, metavar="PNG", help="default: OUTPUT/curves.png")
-    return parser
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -9,15 +9,13 @@ one process per GPU.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
 
 from ..config import Config
 from ..errors import UsageError
@@ -36,7 +34,11 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
         node_rank, nnodes = int(nodes.get("NODE_RANK", 0)), int(nodes.get("NNODES", 1))
     except ValueError as error:
         raise UsageError(f"--rank or --world-size: {error}") from error
-    count = config.spawn or (1 if config.device == "cpu" else max(1, gpu_count()))
+    count = config.spawn or 1
+    if not config.spawn and config.device != "cpu":
+        from torch import cuda
+
+        count = max(1, cuda.device_count() if cuda.is_available() else 0)
     with tempfile.TemporaryDirectory(prefix="trainer-spawn-") as folder:
         shared = {
             "WORLD_SIZE": str(nnodes * count),
@@ -49,39 +51,14 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
             shared |= {"TRAINER_STORE": f"{folder}/store"}
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", TRAINER, *argv],
-                env=os.environ
-                | shared
-                | {"RANK": str(node_rank * count + local), "LOCAL_RANK": str(local)},
-            )
-            for local in range(count)
-        ]
-        with _passing_signals_to(ranks):
-            return _wait(ranks)
-
-
-def gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-@contextlib.contextmanager
-def _passing_signals_to(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        ranks = []
+        for local in range(count):
+            own = {"RANK": str(node_rank * count + local), "LOCAL_RANK": str(local)}
+            command = [sys.executable, "-m", TRAINER, *argv]
+            ranks.append(subprocess.Popen(command, env=os.environ | shared | own))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda number, frame: _signal(ranks, number))
+        return _wait(ranks)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
@@ -102,7 +79,6 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _signal(ranks: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+def _signal(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
     for process in ranks:
-        if process.poll() is None:
-            process.send_signal(number)
+        process.send_signal(number)  # nothing, once it has ended

@@ -13,52 +13,21 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from . import __version__
-from .commands import (
-    attach,
-    check,
-    clean,
-    exec,
-    fetch,
-    init,
-    kill,
-    launch,
-    logs,
-    ps,
-    push,
-    report,
-    resume,
-    sanity,
-    stacks,
-)
 from .commands.options import WithCommandLine, WithFolders
 from .errors import DdpctlError
 from .state import make_folder, state_home, write_atomically
 from .terminal.console import Console
 
-COMMANDS: dict[str, Callable[..., int]] = {
-    "check": check.check,
-    "push": push.push,
-    "launch": launch.launch,
-    "resume": resume.resume,
-    "kill": kill.kill,
-    "ps": ps.ps,
-    "logs": logs.logs,
-    "attach": attach.attach,
-    "fetch": fetch.fetch,
-    "sanity": sanity.sanity,
-    "stacks": stacks.stacks,
-    "exec": exec.exec_,
-    "report": report.report,
-    "init": init.init,
-    "clean": clean.clean,
-}
+COMMANDS = (  # in commands/, each in the function and the file of its name
+    "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
+).split()
 KINDS = {"launch": WithCommandLine, "exec": WithCommandLine, "push": WithFolders}
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
@@ -93,7 +62,8 @@ def application() -> typer.Typer:
         },
     )
     app.callback()(root)
-    for name, function in COMMANDS.items():
+    for name in COMMANDS:
+        function = getattr(import_module(f".commands.{name}", __package__), name)
         app.command(name, cls=KINDS.get(name))(exiting(function))
     completion_init()
     return app
@@ -106,18 +76,15 @@ def _version(wanted: bool) -> None:
 
 
 def root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
-    ] = False,
-    install_completion: Annotated[
-        Shell | None,
-        typer.Option(callback=install_callback, help="Install completion for this shell."),
-    ] = None,
-    show_completion: Annotated[
-        Shell | None,
-        typer.Option(callback=show_callback, help="Print the completion script for this shell."),
-    ] = None,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+    install_completion: Shell | None = typer.Option(
+        None, callback=install_callback, help="Install completion for this shell."
+    ),
+    show_completion: Shell | None = typer.Option(
+        None, callback=show_callback, help="Print the completion script for this shell."
+    ),
 ) -> None:
     pass
 

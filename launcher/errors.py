@@ -105,8 +105,8 @@ class RunKilled(DdpctlError):
 class NodesFailed(DdpctlError):
     """failures: the error of each host that failed, by host name. lines: what to print of them."""
 
-    def __init__(self, failures: Mapping[str, DdpctlError], lines: Iterable[str] = ()) -> None:
-        super().__init__("\n".join(lines or map(str, failures.values())))
+    def __init__(self, failures: Mapping[str, DdpctlError], lines: Iterable[str]) -> None:
+        super().__init__("\n".join(lines))
         self.failures = dict(failures)
         # An unreachable host comes first: the state of all others is known.
         codes = [error.exit_code for error in failures.values()]

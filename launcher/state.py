@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .errors import StateError, UsageError
 
@@ -83,10 +87,38 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
         raise StateError(_cannot(error, "written", path)) from None
 
 
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Holds a lock that this machine's other processes see. Waits while another holds it unshared."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def write_cache(path: Path, text: str | bytes) -> None:
     """Replaces a file of the cache. Best effort: without it the next command takes longer."""
     with contextlib.suppress(StateError):
         write_atomically(make_folder(path.parent) / path.name, text)
+
+
+def read_cache(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the cache; empty if there is none or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _cannot(error: OSError, act: str, path: Path) -> str:

@@ -15,7 +15,7 @@ from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
 from ..runs.attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
-from ..terminal.logging_console import LoggingConsole
+from ..terminal.console import LoggingConsole
 from .handle import launch
 from .job_options import JobOptions
 from .parcel import CALLER, pack

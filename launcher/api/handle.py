@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Unpack
 
 from ..diagnosis.first_failure import FirstFailure
-from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
-from ..follow.show_logs import LogFlags
+from ..errors import CommandFailed, DdpctlError, StopUnconfirmed
+from ..follow.show_logs import chosen
 from ..hosts import Hosts, cluster_of, load
 from ..logs.query import Wanted, merged
 from ..logs.store import Mark, known_marks
@@ -21,12 +21,13 @@ from ..runs.fetch import fetch
 from ..runs.find import find
 from ..runs.record import FINAL, RunFolder
 from ..runs.sync_logs import log_store, sync_logs
+from ..ssh.many import nodes_failed
 from ..ssh.node import connected
 from ..start.detach import has_recorder, start_recorder
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
 from ..stop.kill import kill_run
-from ..terminal.logging_console import LoggingConsole
+from ..terminal.console import LoggingConsole
 from ..terminal.sanitize import Sanitizer
 from .job_options import JobOptions
 
@@ -96,13 +97,9 @@ class Run:
         node, rank: a number, or several such as "0-3,5". grep: a regular expression.
         follow: go on until the run has ended. If a host did not answer, NodesFailed comes last.
         """
-        flags = LogFlags(
-            nodes=None if node is None else str(node),
-            ranks=None if rank is None else str(rank),
-            tail=tail,
-            grep=re.compile(grep.encode()) if grep else None,
-        )
-        wanted = flags.wanted(self._folder.load())
+        nodes, ranks = (None if each is None else str(each) for each in (node, rank))
+        lines = Wanted(tail=tail, grep=re.compile(grep.encode()) if grep else None)
+        wanted = chosen(lines, nodes, ranks, self._folder.load())
         failures = {} if has_recorder(self._folder) else self._sync_logs()
         return self._lines(wanted, follow, failures)
 
@@ -128,7 +125,7 @@ class Run:
             shown, wanted = known, dataclasses.replace(wanted, tail=None)
             time.sleep(POLL)
         if failures:
-            raise NodesFailed(failures)
+            raise nodes_failed(failures)
 
     def kill(self) -> None:
         """Stop the run on all hosts and prove that nothing is left; safe to repeat.
@@ -138,7 +135,7 @@ class Run:
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as nodes:
             killed = kill_run(nodes, cluster, self.id, self._console)
-        if not killed.confirmed:
+        if killed.unconfirmed:
             hosts = ", ".join(killed.unconfirmed)
             raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}; call kill() again")
 
@@ -149,7 +146,7 @@ class Run:
         """
         done = fetch(self._folder, Path(to or self.id), self._console)
         if done.failures:
-            raise NodesFailed(done.failures)
+            raise nodes_failed(done.failures)
         return done.to
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,8 @@ class Outcome:
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
     """By rank; a rank that wrote none is left out. Raises CommandFailed, NodesFailed."""
-    folders = {(node.name, place.run_dir): node for node, place in _places(attempt)}
-    places = dict(_places(attempt))
-    texts = each_node([*folders.values()], lambda node: _read(node, places[node]))
+    folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
+    texts = each_node([*folders.values()], lambda node: _read(node, attempt.by_node[node].place))
     outcomes: dict[int, Outcome] = {}
     first: dict[int, tuple[str, bytes]] = {}
     for node, found in texts.items():
@@ -60,10 +59,6 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
                 raise CommandFailed(f"{host} and {node.name}: both have a result of rank {rank}")
             outcomes[rank] = parsed_outcome(host, text)
     return outcomes
-
-
-def _places(attempt: RunningAttempt) -> Iterator[tuple[Node, Place]]:
-    return zip(attempt.nodes, attempt.places, strict=True)
 
 
 def _read(node: Node, place: Place) -> Mapping[int, bytes]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
 import linecache
 import symtable
 import textwrap
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 from ..errors import UsageError
 
@@ -84,21 +85,13 @@ def source_text(value: type | FunctionType) -> str:
 def class_of_a_cell(name: str) -> str | None:
     """The newest definition in a notebook. Before Python 3.13, inspect finds cells of functions only."""
     cells = [file for file in linecache.cache if not Path(file).exists()]
-    for cell in reversed(cells):
-        lines = linecache.getlines(cell)
-        try:
-            found = [each for each in ast.parse("".join(lines)).body if is_class(each, name)]
-        except SyntaxError:
-            continue
-        if found:
-            newest = found[-1]
-            first = min([newest.lineno, *(each.lineno for each in newest.decorator_list)])
-            return "".join(lines[first - 1 : newest.end_lineno])
+    for lines in map(linecache.getlines, reversed(cells)):
+        with contextlib.suppress(SyntaxError):
+            for node in reversed(ast.parse("".join(lines)).body):
+                if isinstance(node, ast.ClassDef) and node.name == name:
+                    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                    return "".join(lines[first - 1 : node.end_lineno])
     return None
-
-
-def is_class(node: ast.stmt, name: str) -> TypeGuard[ast.ClassDef]:
-    return isinstance(node, ast.ClassDef) and node.name == name
 
 
 def global_names(text: str) -> set[str]:

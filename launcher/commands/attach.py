@@ -6,14 +6,14 @@ from . import options
 
 
 def attach(
-    run: options.Run = None,
-    hosts: options.LookOn = None,
-    on_exit: options.OnExit = None,
-    on_event: options.OnEvent = None,
-    fold: options.Folded = False,
-    plain: options.Plain = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    run: str | None = options.RUN,
+    hosts: str | None = options.LOOK_ON,
+    on_exit: str | None = options.ON_EXIT,
+    on_event: str | None = options.ON_EVENT,
+    fold: bool = options.FOLD,
+    plain: bool = options.PLAIN,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
@@ -25,11 +25,11 @@ def attach(
     """
     from ..runs.find import find
     from ..start import attach as attaching
-    from ..start import exit_hook
+    from ..start import hooks
 
     console = options.console(quiet, verbose, plain, fold)
     folder = find(run, hosts, console)
     code = attaching.attach(folder, console, on_event)
-    if on_exit is not None and (record := folder.load()).state not in exit_hook.LIVE:
-        exit_hook.call(on_exit, folder, record, code, console)
+    if on_exit is not None and (record := folder.load()).state not in hooks.LIVE:
+        hooks.run_on_exit(on_exit, folder, record, code, console)
     return code

@@ -5,31 +5,28 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from ..terminal.console import Console
 from . import options
+from .options import flag
 
 if TYPE_CHECKING:
-    from ..preflight.machine import Machine
+    from ..preflight.inventory import Machine
     from ..preflight.run import Survey
-    from ..terminal.console import Console
 
 COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
 
 
 def check(
-    hosts: options.Hosts = None,
-    host_list: options.HostList = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    all_pairs: Annotated[
-        bool, typer.Option("--all-pairs", help="Let every host connect to every other host.")
-    ] = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    hosts: str | None = options.HOSTS,
+    host_list: str | None = options.HOST_LIST,
+    include: str | None = options.INCLUDE,
+    exclude: str | None = options.EXCLUDE,
+    all_pairs: bool = flag("--all-pairs", "Let every host connect to every other host."),
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Check all hosts for what would make a launch fail or run slowly.
 
@@ -91,7 +88,7 @@ def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
 
 def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
     """What a launch will tell NCCL of the machine's RoCE."""
-    from ..start.environment import user_environment
+    from ..hosts import user_environment
 
     address = survey.seen.route(machine).address or ""
     return machine.facts.roce_settings(address, user_environment(survey.seen.cluster.job))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from . import options
+from .options import flag
 
 
 def clean(
-    hosts: options.Hosts = None,
-    host_list: options.HostList = None,
-    kill: Annotated[bool, typer.Option("--kill", help="Stop live runs there first.")] = False,
-    yes: options.Yes = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    hosts: str | None = options.HOSTS,
+    host_list: str | None = options.HOST_LIST,
+    kill: bool = flag("--kill", "Stop live runs there first."),
+    yes: bool = options.YES,
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Remove ~/.ddpctl and ddpctl's containers from the hosts. Lists them, then asks.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from ..errors import UsageError
-from ..state import state_home
+from ..errors import DdpctlError, UsageError
+from ..state import expanded, state_home
 
 HOSTS_FILES = (".yaml", ".yml")
 
@@ -35,8 +34,6 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
 
 def hosts_files(incomplete: str) -> list[str]:
     """Hosts files, and folders that may hold one."""
-    from ..state import expanded
-
     folder, _, name = incomplete.rpartition("/")
     shown = f"{folder}/" if "/" in incomplete else ""
     root = expanded(shown)
@@ -60,25 +57,17 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The hosts of the hosts file on the command line, else those of ~/.ssh/config."""
+    from ..hosts import load
     from ..hosts.starter import ssh_aliases
-    from ..state import expanded
 
     # an argument before an option without a value may still be among the unparsed ones
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]
     files = [path for path in named if path.is_file()]
-    if files:
-        names = list(dict.fromkeys(_hosts_of(files[0])))
-    else:
+    if not files:
         names = [*ssh_aliases(expanded("~/.ssh/config")), "local"]
+    else:
+        try:
+            names = list(dict.fromkeys(host.host for host in load(files[0], job_files=False).hosts))
+        except DdpctlError:
+            names = []  # `ddpctl check` reports what is wrong
     return [name for name in names if name.startswith(incomplete)]
-
-
-def _hosts_of(path: Path) -> Iterator[str]:
-    from ..errors import DdpctlError
-    from ..hosts import load
-
-    try:
-        for host in load(path, job_files=False).hosts:
-            yield host.host
-    except DdpctlError:
-        return  # `ddpctl check` reports what is wrong

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
 from ..errors import UsageError
 from . import options
+from .options import argument, flag, option
 
 
-def exec_(
+def exec(
     context: typer.Context,
-    run: options.Run = None,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run.")
-    ] = None,
-    hosts: options.LookOn = None,
-    node: Annotated[
-        int | None, typer.Option("--node", min=0, metavar="K", help="On this node (default: 0).")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option("--rank", min=0, metavar="R", help="On the node of this rank.")
-    ] = None,
-    on_all: Annotated[
-        bool, typer.Option("--all", help="On every node; lines are prefixed with the host.")
-    ] = False,
-    stdin: Annotated[bool, typer.Option("-i", help="Forward stdin to the command.")] = False,
-    tty: Annotated[bool, typer.Option("-t", help="Give it this terminal; implies -i.")] = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    run: str | None = options.RUN,
+    command: list[str] | None = argument("-- COMMAND...", "What to run."),
+    hosts: str | None = options.LOOK_ON,
+    node: int | None = option("--node", "On this node (default: 0).", min=0, metavar="K"),
+    rank: int | None = option("--rank", "On the node of this rank.", min=0, metavar="R"),
+    on_all: bool = flag("--all", "On every node; lines are prefixed with the host."),
+    stdin: bool = flag("-i", "Forward stdin to the command."),
+    tty: bool = flag("-t", "Give it this terminal; implies -i."),
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Run a command in the container of a node of a live run.
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from . import options
+from .options import option
 
 
 def fetch(
-    run: options.Run = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="DIR", help="Destination folder (default: ./RUN)."),
-    ] = None,
-    hosts: options.LookOn = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    run: str | None = options.RUN,
+    to: Path | None = option("--to", "Destination folder (default: ./RUN).", metavar="DIR"),
+    hosts: str | None = options.LOOK_ON,
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Copy a run's checkpoints, output and logs to this machine.
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from . import options
+from .options import flag
 
 
 def kill(
-    target: options.RunOrHosts = None,
-    hosts: options.LookOn = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Stop all your runs on these hosts; remove finished ones.")
-    ] = False,
-    strays: Annotated[
-        bool, typer.Option("--strays", help="List leftovers of dead runs; end them with -y.")
-    ] = False,
-    yes: options.Yes = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    target: str | None = options.RUN_OR_HOSTS,
+    hosts: str | None = options.LOOK_ON,
+    everything: bool = flag("--all", "Stop all your runs on these hosts; remove finished ones."),
+    strays: bool = flag("--strays", "List leftovers of dead runs; end them with -y."),
+    yes: bool = options.YES,
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Stop a run on all its hosts and prove that nothing is left. Safe to repeat.
 

@@ -2,87 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
 
 import typer
 
+from ..errors import UsageError
 from . import options
+from .options import argument, flag, option
 
 
 def launch(
     context: typer.Context,
-    hosts: options.Hosts = None,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- COMMAND...]", help="Override job.command: what torchrun runs."),
-    ] = None,
-    host_list: options.HostList = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    name: Annotated[str, typer.Option("--name", help="Name the run; part of its id.")] = "",
-    detach: options.Detach = False,
-    no_push: Annotated[bool, typer.Option("--no-push", help="Skip the push.")] = False,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Skip the checks.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and contact no host.")
-    ] = False,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            "--max-restarts",
-            help="Override job.max_restarts: after a lost host or a killed rank, not an exception.",
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Add to job.env.")
-    ] = None,
-    env_file: Annotated[
-        str | None, typer.Option("--env-file", metavar="FILE", help="Override job.env_file.")
-    ] = None,
-    image: options.Image = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Override job.dataset.")] = None,
-    workdir: Annotated[str | None, typer.Option("--workdir", help="Override job.workdir.")] = None,
-    nproc_per_node: Annotated[
-        int | None, typer.Option("--nproc-per-node", help="Override job.nproc_per_node.")
-    ] = None,
-    master_port: Annotated[
-        str | None,
-        typer.Option("--master-port", metavar="PORT", help="Override job.master_port."),
-    ] = None,
-    time_limit: Annotated[
-        str | None,
-        typer.Option("--time-limit", metavar="D", help="Override job.time_limit, such as 2h30m."),
-    ] = None,
-    wait: Annotated[
-        str | None,
-        typer.Option(
-            "--wait",
-            metavar="[DURATION]",
-            help="Wait in line while other runs have the GPUs; give up after DURATION.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            "--nodes", min=1, metavar="N", help="Run on any N of the hosts whose GPUs are free."
-        ),
-    ] = None,
-    hang_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--hang-timeout",
-            metavar="SECONDS",
-            help="Stop the run after this long without progress; 0: never. Default: 1800 for "
-            "`-m trainer`, never for other scripts.",
-        ),
-    ] = None,
-    as_json: options.Json = False,
-    on_exit: options.OnExit = None,
-    on_event: options.OnEvent = None,
-    fold: options.Folded = False,
-    plain: options.Plain = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    hosts: str | None = options.HOSTS,
+    command: list[str] | None = argument(
+        "[-- COMMAND...]", "Override job.command: what torchrun runs."
+    ),
+    host_list: str | None = options.HOST_LIST,
+    include: str | None = options.INCLUDE,
+    exclude: str | None = options.EXCLUDE,
+    name: str = option("--name", "Name the run; part of its id.", default=""),
+    detach: bool = options.DETACH,
+    no_push: bool = flag("--no-push", "Skip the push."),
+    no_check: bool = flag("--no-check", "Skip the checks."),
+    dry_run: bool = flag("--dry-run", "Print the plan and contact no host."),
+    max_restarts: int | None = option(
+        "--max-restarts",
+        "Override job.max_restarts: after a lost host or a killed rank, not an exception.",
+    ),
+    env: list[str] | None = option("--env", "Add to job.env.", "-e", metavar="K=V"),
+    env_file: str | None = option("--env-file", "Override job.env_file.", metavar="FILE"),
+    image: str | None = options.IMAGE,
+    dataset: str | None = option("--dataset", "Override job.dataset."),
+    workdir: str | None = option("--workdir", "Override job.workdir."),
+    nproc_per_node: int | None = option("--nproc-per-node", "Override job.nproc_per_node."),
+    master_port: str | None = option("--master-port", "Override job.master_port.", metavar="PORT"),
+    time_limit: str | None = option(
+        "--time-limit", "Override job.time_limit, such as 2h30m.", metavar="D"
+    ),
+    wait: str | None = option(
+        "--wait",
+        "Wait in line while other runs have the GPUs; give up after DURATION.",
+        metavar="[DURATION]",
+    ),
+    nodes: int | None = option(
+        "--nodes", "Run on any N of the hosts whose GPUs are free.", min=1, metavar="N"
+    ),
+    hang_timeout: float | None = option(
+        "--hang-timeout",
+        "Stop the run after this long without progress; 0: never. Default: 1800 for "
+        "`-m trainer`, never for other scripts.",
+        metavar="SECONDS",
+    ),
+    as_json: bool = options.JSON,
+    on_exit: str | None = options.ON_EXIT,
+    on_event: str | None = options.ON_EVENT,
+    fold: bool = options.FOLD,
+    plain: bool = options.PLAIN,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Check, push, start torchrun on every node and follow the logs.
 
@@ -106,9 +83,7 @@ def launch(
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
     from ..hosts import cluster_of
-    from ..plan import render
-    from ..plan.options import LaunchOptions
-    from ..start import launch as launching
+    from ..ssh.connect import connect_early
 
     given = list(command or [])
     if host_list and hosts:  # with -H, everything that is not a flag is the command
@@ -127,6 +102,13 @@ def launch(
         "command": given or None,
     }
     cluster = cluster_of(options.hosts_of(hosts, host_list), flags, include, exclude)
+    if not dry_run:
+        connect_early(cluster.hosts)
+
+    from ..plan import render
+    from ..plan.options import LaunchOptions
+    from ..start import launch as launching
+
     wanted = LaunchOptions(
         name=name,
         detach=detach,
@@ -152,7 +134,6 @@ def launch(
 
 def wait_seconds(text: str | None) -> int | None:
     """As LaunchOptions.wait."""
-    from ..errors import UsageError
     from ..hosts import seconds_in
 
     if text is None or text == options.FOREVER:
@@ -165,10 +146,6 @@ def wait_seconds(text: str | None) -> int | None:
 
 def parse_env(words: list[str]) -> dict[str, str] | None:
     """--env K=V, or --env K for this machine's value of K, as in `docker run`."""
-    import os
-
-    from ..errors import UsageError
-
     env = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from . import complete, options
+from .options import flag, option
 
 
 def logs(
-    run: options.Run = None,
-    hosts: options.LookOn = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")
-    ] = False,
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="K", help="Only these nodes, such as 0-3,5.")
-    ] = None,
-    rank: Annotated[
-        str | None, typer.Option("--rank", metavar="R", help="Only these ranks, such as 0-3,5.")
-    ] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host", help="Only this host; repeatable.", autocompletion=complete.host_names
-        ),
-    ] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", help="Only this attempt.")
-    ] = None,
-    tail: Annotated[
-        int | None,
-        typer.Option("--tail", "-n", min=0, max=10**9, metavar="N", help="Only the last N lines."),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="T", help="Since 10m or 2h ago, or a time.")
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
-    ] = None,
-    fold: options.Folded = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    run: str | None = options.RUN,
+    hosts: str | None = options.LOOK_ON,
+    follow: bool = flag("--follow", "Keep printing until the run ends.", "-f"),
+    node: str | None = option("--node", "Only these nodes, such as 0-3,5.", metavar="K"),
+    rank: str | None = option("--rank", "Only these ranks, such as 0-3,5.", metavar="R"),
+    host: list[str] | None = option(
+        "--host", "Only this host; repeatable.", autocompletion=complete.host_names
+    ),
+    attempt: int | None = option("--attempt", "Only this attempt.", metavar="N"),
+    tail: int | None = option(
+        "--tail", "Only the last N lines.", "-n", min=0, max=10**9, metavar="N"
+    ),
+    since: str | None = option("--since", "Since 10m or 2h ago, or a time.", metavar="T"),
+    grep: str | None = option("--grep", "Only lines that match.", metavar="REGEX"),
+    fold: bool = options.FOLD,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Print the logs of all nodes of a run, merged by time.
 
@@ -51,9 +32,14 @@ def logs(
     ddpctl logs 20261121 --rank 0-3,8 --tail 100
     ddpctl logs --fold --grep loss
     """
-    from ..follow.show_logs import LogFlags, pattern, show_logs, since_time
+    from ..follow.show_logs import chosen, pattern, show_logs, since_time
+    from ..logs.query import Wanted
     from ..runs.find import find
 
-    flags = LogFlags(node, rank, tuple(host or ()), attempt, tail, since_time(since), pattern(grep))
+    lines = Wanted(
+        hosts=host or None, attempt=attempt, tail=tail, since=since_time(since), grep=pattern(grep)
+    )
     console = options.console(quiet, verbose, fold=fold)
-    return show_logs(find(run, hosts, console), flags, console, follow=follow)
+    folder = find(run, hosts, console)
+    wanted = chosen(lines, node, rank, folder.load_if_readable(console))
+    return show_logs(folder, wanted, console, follow=follow)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -13,6 +14,9 @@ from typer.core import TyperCommand
 from ..errors import UsageError
 from ..terminal.console import Console
 from . import complete
+
+FOREVER = "forever"  # the value of `--wait` without one
+FOLDERS = ("--dataset", "--workdir")
 
 
 class WithCommandLine(TyperCommand):
@@ -57,12 +61,11 @@ class WithCommandLine(TyperCommand):
 
 def with_values(args: list[str]) -> list[str]:
     """`--wait` alone gets the value that stands for it: typer has no option whose value may be absent."""
-    words: list[str] = []
-    for place, word in enumerate(args):
-        following = args[place + 1] if place + 1 < len(args) else ""
-        bare = word == "--wait" and not following[:1].isdigit()
-        words.append(f"--wait={FOREVER}" if bare else word)
-    return words
+    pairs = zip(args, [*args[1:], ""], strict=False)
+    return [
+        f"--wait={FOREVER}" if word == "--wait" and not following[:1].isdigit() else word
+        for word, following in pairs
+    ]
 
 
 class WithFolders(TyperCommand):
@@ -72,88 +75,54 @@ class WithFolders(TyperCommand):
         words: list[str] = []
         for word in args:
             flag, equals, folder = word.partition("=")
-            if flag in _FOLDERS and equals:
+            if flag in FOLDERS and equals:
                 words += [flag, f"{flag}-folder", folder]
-            elif words and words[-1] in _FOLDERS and Path(word).is_dir():
+            elif words and words[-1] in FOLDERS and Path(word).is_dir():
                 words += [f"{words[-1]}-folder", word]
             else:
                 words.append(word)
         return super().parse_args(ctx, words)
 
 
-_FOLDERS = ("--dataset", "--workdir")
+def flag(name: str, help: str, *more: str) -> Any:
+    """The default of a parameter that is True where the flag is given. more: its short form."""
+    return typer.Option(False, name, *more, help=help)
 
-FOREVER = "forever"  # the value of `--wait` without one
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each step on stderr.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Hosts = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[HOSTS]",
-        help="A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).",
-        autocompletion=complete.hosts_files,
-    ),
-]
-HostList = Annotated[
-    str | None, typer.Option("-H", metavar="HOST:GPUS,...", help="Hosts instead of a file.")
-]
-Include = Annotated[
-    str | None,
-    typer.Option("--include", metavar="HOST[:GPUS]@...", help="Only these, such as gpu1@gpu2:0,2."),
-]
-Exclude = Annotated[
-    str | None,
-    typer.Option(
-        "--exclude", metavar="HOST[:GPUS]@...", help="All but these, such as gpu1@gpu2:0,2."
-    ),
-]
-Run = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run id or a unique prefix (default: the newest run).",
-        autocompletion=complete.runs,
-    ),
-]
-RunOrHosts = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN or HOSTS]",
-        help="A run id, a unique prefix, or a hosts file.",
-        autocompletion=complete.runs_or_hosts_files,
-    ),
-]
-LookOn = Annotated[
-    str | None,
-    typer.Option(
-        "--hosts",
-        metavar="HOSTS",
-        help="Look for the run on these hosts.",
-        autocompletion=complete.hosts_files,
-    ),
-]
-Plain = Annotated[
-    bool, typer.Option("--plain", help="Print plain lines, no live panel (default when not a TTY).")
-]
-Folded = Annotated[
-    bool,
-    typer.Option("--fold", help="Print identical lines of many ranks as one: `[0-5] text`."),
-]
-OnExit = Annotated[
-    str | None,
-    typer.Option("--on-exit", metavar="CMD", help="Run CMD with sh when the run has ended."),
-]
-OnEvent = Annotated[
-    str | None,
-    typer.Option("--on-event", metavar="CMD", help="Run CMD with sh for each event of the run."),
-]
-Detach = Annotated[
-    bool, typer.Option("--detach", "-d", help="Start the run, print its id and return.")
-]
-Image = Annotated[str | None, typer.Option("--image", help="Override job.image.")]
+def option(name: str, help: str, *more: str, default: object = None, **how: Any) -> Any:
+    """The default of a parameter whose option takes a value. how: as typer.Option has it."""
+    return typer.Option(default, name, *more, help=help, **how)
+
+
+def argument(metavar: str, help: str, completed_by: Callable[..., object] | None = None) -> Any:
+    return typer.Argument(None, metavar=metavar, help=help, autocompletion=completed_by)
+
+
+def hosts_option(help: str) -> Any:
+    return option("--hosts", help, metavar="HOSTS", autocompletion=complete.hosts_files)
+
+
+HOSTS = argument(
+    "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
+)
+HOST_LIST = option("-H", "Hosts instead of a file.", metavar="HOST:GPUS,...")
+INCLUDE = option("--include", "Only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
+EXCLUDE = option("--exclude", "All but these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
+RUN = argument("[RUN]", "A run id or a unique prefix (default: the newest run).", complete.runs)
+RUN_OR_HOSTS = argument(
+    "[RUN or HOSTS]", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files
+)
+LOOK_ON = hosts_option("Look for the run on these hosts.")
+IMAGE = option("--image", "Override job.image.")
+ON_EXIT = option("--on-exit", "Run CMD with sh when the run has ended.", metavar="CMD")
+ON_EVENT = option("--on-event", "Run CMD with sh for each event of the run.", metavar="CMD")
+DETACH = flag("--detach", "Start the run, print its id and return.", "-d")
+FOLD = flag("--fold", "Print identical lines of many ranks as one: `[0-5] text`.")
+PLAIN = flag("--plain", "Print plain lines, no live panel (default when not a TTY).")
+JSON = flag("--json", "Print one JSON document on stdout.")
+YES = flag("--yes", "Do not ask.", "-y")
+QUIET = flag("--quiet", "Print only errors on stderr.", "-q")
+VERBOSE = flag("--verbose", "Print each step on stderr.", "-v")
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from ..errors import UsageError
 from . import options
+from .options import flag, option
 
 INTERRUPTED = 130
 
 
 def ps(
-    hosts: options.Hosts = None,
-    host_list: options.HostList = None,
-    everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Show finished runs too.")
-    ] = False,
-    per_node: Annotated[
-        bool, typer.Option("--nodes", help="Show a row per node instead of a row per run.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Refresh the table until Ctrl-C.")
-    ] = False,
-    interval: Annotated[
-        float,
-        typer.Option("--interval", min=0.1, max=86400, metavar="S", help="Seconds, with --watch."),
-    ] = 2.0,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    hosts: str | None = options.HOSTS,
+    host_list: str | None = options.HOST_LIST,
+    everything: bool = flag("--all", "Show finished runs too.", "-a"),
+    per_node: bool = flag("--nodes", "Show a row per node instead of a row per run."),
+    watch: bool = flag("--watch", "Refresh the table until Ctrl-C.", "-w"),
+    interval: float = option(
+        "--interval", "Seconds, with --watch.", default=2.0, min=0.1, max=86400, metavar="S"
+    ),
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """List runs, and who uses which GPU, as the hosts see it.
 
@@ -42,7 +33,6 @@ def ps(
     ddpctl ps hosts.yaml --all --json
     ddpctl ps hosts.yaml --nodes --watch
     """
-    from ..errors import UsageError
     from ..follow.show_runs import Selection, show_runs, watch_runs
 
     console = options.console(quiet, verbose)

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import UsageError
+from ..terminal.console import Console
 from . import options
-
-if TYPE_CHECKING:
-    from ..terminal.console import Console
+from .options import flag
 
 
 def push(
-    hosts: options.Hosts = None,
-    host_list: options.HostList = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    image: Annotated[
-        bool, typer.Option("--image", help="Push only the image (and other parts you name).")
-    ] = False,
-    dataset: Annotated[
-        bool,
-        typer.Option("--dataset", help="Push only the dataset; `--dataset DIR` overrides it."),
-    ] = False,
-    dataset_folder: Annotated[str | None, typer.Option("--dataset-folder", hidden=True)] = None,
-    workdir: Annotated[
-        bool, typer.Option("--workdir", help="Push only the code; `--workdir DIR` overrides it.")
-    ] = False,
-    workdir_folder: Annotated[str | None, typer.Option("--workdir-folder", hidden=True)] = None,
-    prune: Annotated[
-        bool,
-        typer.Option("--prune", help="Push nothing; delete data and code that no run uses."),
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option("--yes", "-y", help="With --prune: do not ask. Required without a terminal."),
-    ] = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    hosts: str | None = options.HOSTS,
+    host_list: str | None = options.HOST_LIST,
+    include: str | None = options.INCLUDE,
+    exclude: str | None = options.EXCLUDE,
+    image: bool = flag("--image", "Push only the image (and other parts you name)."),
+    dataset: bool = flag("--dataset", "Push only the dataset; `--dataset DIR` overrides it."),
+    dataset_folder: str | None = typer.Option(None, "--dataset-folder", hidden=True),
+    workdir: bool = flag("--workdir", "Push only the code; `--workdir DIR` overrides it."),
+    workdir_folder: str | None = typer.Option(None, "--workdir-folder", hidden=True),
+    prune: bool = flag("--prune", "Push nothing; delete data and code that no run uses."),
+    yes: bool = flag("--yes", "With --prune: do not ask. Required without a terminal.", "-y"),
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Send image, dataset and code to the hosts that lack them.
 
@@ -85,7 +69,7 @@ def push(
 
 def _confirm(console: Console, as_json: bool, yes: bool) -> Callable[[str], bool]:
     """Asks on a terminal. UsageError if there is none to ask on and no -y."""
-    if not yes and (as_json or not (sys.stdin.isatty() and sys.stderr.isatty())):
+    if not yes and (as_json or not options.can_ask()):
         raise UsageError("push --prune deletes data on the hosts: without a terminal it needs -y")
 
     def confirm(listed: str) -> bool:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from ..errors import UsageError
 from . import complete, options
+from .options import argument, option
 
 
 def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN [RUN]]",
-            help="A run id or a unique prefix (default: the newest run), or two to compare.",
-            autocompletion=complete.runs,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where to write it (default: RUN.html)."),
-    ] = None,
-    hosts: options.LookOn = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    runs: list[str] | None = argument(
+        "[RUN [RUN]]",
+        "A run id or a unique prefix (default: the newest run), or two to compare.",
+        complete.runs,
+    ),
+    out: Path | None = option(
+        "--out", "Where to write it (default: RUN.html).", "-o", metavar="FILE"
+    ),
+    hosts: str | None = options.LOOK_ON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Write one HTML page about a run, or one that compares two.
 
@@ -42,14 +37,12 @@ def report(
     ddpctl report 20261121 -o overnight.html
     ddpctl report monday tuesday -o compared.html
     """
-    from ..errors import UsageError
     from ..report.making import make
     from ..runs.find import find
 
     console = options.console(quiet, verbose)
     if runs and len(runs) > 2:
         raise UsageError(f"{len(runs)} runs: a report is about one run or compares two")
-    wanted: list[str | None] = [*runs] if runs else [None]
-    folders = [find(run, hosts, console) for run in wanted]
+    folders = [find(run, hosts, console) for run in runs or (None,)]
     name = "-and-".join(folder.run_id for folder in folders)
     return make(folders, out or Path(f"{name}.html"), console)

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from . import complete, options
+from . import options
+from .options import flag, hosts_option
 
 
 def resume(
-    target: options.RunOrHosts = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts",
-            metavar="HOSTS",
-            help="Resume on these hosts instead.",
-            autocompletion=complete.hosts_files,
-        ),
-    ] = None,
-    detach: options.Detach = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Resume even if the run has succeeded.")
-    ] = False,
-    on_exit: options.OnExit = None,
-    on_event: options.OnEvent = None,
-    fold: options.Folded = False,
-    plain: options.Plain = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    target: str | None = options.RUN_OR_HOSTS,
+    hosts: str | None = hosts_option("Resume on these hosts instead."),
+    detach: bool = options.DETACH,
+    force: bool = flag("--force", "Resume even if the run has succeeded."),
+    on_exit: str | None = options.ON_EXIT,
+    on_event: str | None = options.ON_EVENT,
+    fold: bool = options.FOLD,
+    plain: bool = options.PLAIN,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Start a run's next attempt from its newest checkpoint.
 

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from . import complete, options
+from .options import flag, option
 
 
 def sanity(
-    hosts: options.Hosts = None,
-    host_list: options.HostList = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            help="Use only this host, as several containers.",
-            autocompletion=complete.host_names,
-        ),
-    ] = None,
-    containers: Annotated[
-        int,
-        typer.Option("--containers", min=2, help="Containers to split --host's GPUs between."),
-    ] = 2,
-    pairwise: Annotated[
-        bool, typer.Option("--pairwise", help="Measure each pair of nodes; name slow links.")
-    ] = False,
-    min_busbw: Annotated[
-        float | None,
-        typer.Option("--min-busbw", metavar="GB/S", help="Fail below this bus bandwidth."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds until a step counts as hung.")
-    ] = 30.0,
-    max_size: Annotated[
-        str, typer.Option("--max-size", metavar="SIZE", help="The largest all-reduce, such as 1g.")
-    ] = "64m",
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Plot bandwidth by size.")
-    ] = None,
-    image: options.Image = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    hosts: str | None = options.HOSTS,
+    host_list: str | None = options.HOST_LIST,
+    include: str | None = options.INCLUDE,
+    exclude: str | None = options.EXCLUDE,
+    host: str | None = option(
+        "--host", "Use only this host, as several containers.", autocompletion=complete.host_names
+    ),
+    containers: int = option(
+        "--containers", "Containers to split --host's GPUs between.", default=2, min=2
+    ),
+    pairwise: bool = flag("--pairwise", "Measure each pair of nodes; name slow links."),
+    min_busbw: float | None = option(
+        "--min-busbw", "Fail below this bus bandwidth.", metavar="GB/S"
+    ),
+    timeout: float = option(
+        "--timeout", "Seconds until a step counts as hung.", default=30.0, min=1.0
+    ),
+    max_size: str = option(
+        "--max-size", "The largest all-reduce, such as 1g.", default="64m", metavar="SIZE"
+    ),
+    plot: str | None = option("--plot", "Plot bandwidth by size.", metavar="FILE"),
+    image: str | None = options.IMAGE,
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Check the network: the collectives, their results and bandwidth.
 

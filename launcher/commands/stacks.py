@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from . import options
+from .options import flag
 
 
 def stacks(
-    run: options.Run = None,
-    hosts: options.LookOn = None,
-    all_threads: Annotated[
-        bool, typer.Option("--all-threads", help="Show every Python thread, not only the main one.")
-    ] = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    run: str | None = options.RUN,
+    hosts: str | None = options.LOOK_ON,
+    all_threads: bool = flag("--all-threads", "Show every Python thread, not only the main one."),
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
 ) -> int:
     """Print every rank's Python stack, without disturbing the run.
 

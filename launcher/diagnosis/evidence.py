@@ -16,14 +16,16 @@ FULL = 65536  # bytes free, or less: nothing more can be written
 E = TypeVar("E", bound=Event)
 
 
-@dataclass(frozen=True)
+@dataclass
 class NodeEvidence:
+    """What one node's journal, its engine and the launching machine say of it."""
+
     node_rank: int
     host: str
     clock_skew: float = 0.0  # seconds that its clock is ahead of the launching machine's
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
-    exit_code: int | None = None  # of its container, as the engine reports it
+    exit_code: int | None = None  # as its supervisor says, else as the engine does
     oom_killed: bool = False  # as the engine reports it
     unseen: str | None = None  # why the launching machine cannot reach it, if it cannot
 
@@ -35,7 +37,7 @@ class NodeEvidence:
 
     @property
     def end(self) -> End | None:
-        return next((event for _, event in self.of(End)), None)
+        return next((event for _, event in reversed(self.of(End))), None)
 
     @property
     def reasons(self) -> list[Reason]:
@@ -61,13 +63,8 @@ class NodeEvidence:
     @property
     def full_disks(self) -> list[str]:
         """Names of the disks that were full at the time of the failure."""
-        free = [event.free for _, event in self.of(ResourceUsage)[:1]]
-        return [
-            name
-            for disks in free
-            for name, left in disks.items()
-            if left is not None and left < FULL
-        ]
+        usage = next((event for _, event in self.of(ResourceUsage)), ResourceUsage())
+        return [name for name, left in usage.free.items() if left is not None and left < FULL]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-RESTARTABLE = (
-    True  # may not happen again by itself; everything else would fail the same way once more
-)
+RESTARTABLE = True  # may not happen again by itself; all else would fail the same way once more
 
 
 class FailureKind(enum.StrEnum):
@@ -226,11 +224,11 @@ def docs_table() -> str:
     """The table of docs/troubleshooting.md."""
     rows = ["| kind | what happened | what to do | restart |", "|---|---|---|---|"]
     for kind in FailureKind:
-        remedy = (
-            kind.remedy[:1].upper() + kind.remedy[1:] + "." if kind.remedy else "See the excerpt."
-        )
+        remedy = (kind.remedy or "see the excerpt") + "."
         restart = "yes" if kind.restartable else "no"
-        rows.append(f"| `{kind.value}` | {kind.meaning} | {remedy} | {restart} |")
+        rows.append(
+            f"| `{kind.value}` | {kind.meaning} | {remedy[0].upper()}{remedy[1:]} | {restart} |"
+        )
     return "\n".join(rows) + "\n"
 
 

@@ -14,27 +14,19 @@ SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
 def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
     """None for a rank that exited with 0 when it was told to stop."""
-    if exit.exit_code == 0:
-        return None if exit.stopping else _early_exit(node, time, exit)
-    lines = (
-        (exit.traceback or "").splitlines()
-        or [line for text in exit.last_lines for line in text.splitlines()]
-        or node.lines(exit.rank)
-    )
-    kind, message = how_it_ended(exit.exit_code, exit.signal, lines, exit.message)
-    weight = Weight.CAUSE
-    if _we_did_it(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
-        weight = Weight.EFFECT
-    elif kind == FailureKind.COLLECTIVE_TIMEOUT:
-        weight = Weight.WITNESS
-    if kind == FailureKind.KILLED and exit.signal == "SIGKILL" and node.oom_kills:
-        kind, message = FailureKind.OOM_KILLED, oom_message(node)
-    says_nothing = kind in (FailureKind.EXIT_CODE, FailureKind.KILLED)
-    if says_nothing and weight == Weight.CAUSE and (full := node.full_disks):
-        kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
-        message = f"{message}; no space was left for {' and '.join(full)}"
-    if weight == Weight.EFFECT and kind == FailureKind.EXCEPTION:
-        kind = FailureKind.PEER_GONE
+    lines: Sequence[str] = ()
+    if exit.exit_code != 0:
+        lines = (
+            (exit.traceback or "").splitlines()
+            or [line for text in exit.last_lines for line in text.splitlines()]
+            or node.lines(exit.rank)
+        )
+        weight, kind, message = _judged(node, exit, lines)
+    elif exit.stopping:
+        return None
+    else:  # a success, unless everything that came later is an effect of it
+        weight, kind = Weight.WITNESS, FailureKind.EARLY_EXIT
+        message = "exited with code 0 while other ranks were still running"
     return Candidate(
         weight,
         time - node.clock_skew,
@@ -49,18 +41,21 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
     )
 
 
-def _early_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate:
-    """A success, unless everything that came later is an effect of it."""
-    return Candidate(
-        Weight.WITNESS,
-        time - node.clock_skew,
-        node,
-        FailureKind.EARLY_EXIT,
-        "exited with code 0 while other ranks were still running",
-        rank=exit.rank,
-        local_rank=exit.local_rank,
-        exit_code=0,
-    )
+def _judged(
+    node: NodeEvidence, exit: RankExit, lines: Sequence[str]
+) -> tuple[Weight, FailureKind, str]:
+    kind, message = how_it_ended(exit.exit_code, exit.signal, lines, exit.message)
+    if kind == FailureKind.KILLED and exit.signal == "SIGKILL" and node.oom_kills:
+        kind, message = FailureKind.OOM_KILLED, oom_message(node)
+    if _we_did_it(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
+        effect = FailureKind.PEER_GONE if kind == FailureKind.EXCEPTION else kind
+        return Weight.EFFECT, effect, message
+    if kind == FailureKind.COLLECTIVE_TIMEOUT:
+        return Weight.WITNESS, kind, message
+    if kind in (FailureKind.EXIT_CODE, FailureKind.KILLED) and (full := node.full_disks):
+        kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
+        message = f"{message}; no space was left for {' and '.join(full)}"
+    return Weight.CAUSE, kind, message
 
 
 def _we_did_it(exit: RankExit) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..hosts.fold import names, ranges
-from ..supervisor.events import Frame, Stack
+from ..supervisor.events import Frame, RankStacks, Stack
+from .evidence import NodeEvidence
 
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
@@ -121,6 +122,16 @@ def grouped(ranks: Iterable[RankStack]) -> list[StackGroup]:
         places.setdefault(rank.place, []).append(rank)
     groups = [StackGroup(tuple(members)) for members in places.values()]
     return sorted(groups, key=lambda group: (-len(group.members), group.first.rank))
+
+
+def newest_groups(nodes: Iterable[NodeEvidence]) -> list[StackGroup]:
+    """Where the ranks were when the supervisors last took their stacks."""
+    return grouped(
+        located(stack, node.host, node.node_rank)
+        for node in nodes
+        for _, taken in node.of(RankStacks)[-1:]
+        for stack in taken.ranks
+    )
 
 
 def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:

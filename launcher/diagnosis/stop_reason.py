@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..supervisor.events import RankStacks, Reason
+from ..supervisor.events import Reason
 from .evidence import Candidate, Evidence, NodeEvidence, Weight
 from .failure_kinds import FailureKind
-from .stack_groups import grouped, located, stragglers
+from .stack_groups import newest_groups, stragglers
 
 # The supervisor's reason -> kind and weight. Others (a failed rank, torchrun, `kill`) have their own
 # events.
@@ -70,12 +70,7 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
 
 def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
     """Names the straggler by the stacks that the supervisors took before they stopped the run."""
-    groups = grouped(
-        located(stack, node.host, node.node_rank)
-        for node in evidence.nodes
-        for _, event in node.of(RankStacks)[-1:]
-        for stack in event.ranks
-    )
+    groups = newest_groups(evidence.nodes)
     if not groups:
         return candidate
     message = candidate.message.partition(";")[0]  # "no progress for 30 s"

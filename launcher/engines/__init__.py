@@ -1,5 +1,5 @@
 """Engines run the nodes of a run: Docker containers, or processes on this machine.
 
-To add an engine, write a class that satisfies `base.Engine` (or `base.ContainerEngine`) in a file of
-its own and add a line to `choose.ENGINES`.
+To add an engine, write a class that satisfies `base.Engine` in a file of its own and add a line to
+`choose.ENGINES`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..plan.plan import Place
 from ..ssh.node import Node
@@ -29,10 +30,6 @@ class RunningAttempt:
     def nodes(self) -> Sequence[Node]:
         return [member.node for member in self.members]
 
-    @property
-    def places(self) -> Sequence[Place]:
-        return [member.place for member in self.members]
-
-    @property
-    def engines(self) -> Mapping[Node, Engine]:
-        return {member.node: member.engine for member in self.members}
+    @cached_property
+    def by_node(self) -> Mapping[Node, RunningNode]:
+        return {member.node: member for member in self.members}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from ..plan.plan import Container, EngineTraits, NodePlan, Place
+from ..plan.plan import EngineTraits, NodePlan, Place
 from ..ssh.node import Node
-from .engine_info import EngineInfo, ImageInfo
 from .status import NodeStatus
 
 
@@ -72,22 +71,3 @@ class Engine(Protocol):
 
     def remove(self, status: NodeStatus) -> None:
         """Forgets a stopped node; its folders stay."""
-
-
-class ContainerEngine(Engine, Protocol):
-    """An engine whose nodes are containers of an image."""
-
-    def engine_info(self, image: str) -> EngineInfo:
-        """What the engine reports about itself and `image`. DockerUnavailable, CommandTimeout."""
-
-    def image_info(self, name: str) -> ImageInfo | None:
-        """None if the engine does not have the image."""
-
-    def python_in_image(self, image: str) -> Sequence[str]:
-        """A command for the host that runs python3 in the image, with the host's network.
-
-        It ends at once if the image is missing.
-        """
-
-    def run_to_end(self, container: Container, timeout: int) -> str:
-        """Runs a container for at most `timeout` seconds, removes it, and returns its output."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from ..errors import UsageError
 from ..plan.plan import EngineTraits
 from ..ssh.node import Node
-from .base import ContainerEngine, Engine
+from .base import Engine
 from .docker import Docker
 from .process import LocalProcesses
 
@@ -32,10 +30,10 @@ def engine_of(node: Node, name: str) -> Engine:
     return _engine(name)(node)
 
 
-def container_engine(node: Node, name: str) -> ContainerEngine | None:
+def container_engine(node: Node, name: str) -> Docker | None:
     """None if the engine uses no containers."""
     engine = engine_of(node, name)
-    return cast(ContainerEngine, engine) if engine.traits.in_container else None
+    return engine if isinstance(engine, Docker) else None
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:

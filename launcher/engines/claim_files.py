@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import CommandFailed
-from .labels import Seen, read_status
-from .status import NodeStatus
+from .status import NodeStatus, Seen, read_status
 
 FOLDER = Path("/tmp/ddpctl-claims")
 STATES = ("waiting", "created", "running")  # a claim's file is called NAME.STATE

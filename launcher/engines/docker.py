@@ -7,22 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import docker.errors
-import requests.exceptions
-from docker.types import DeviceRequest, LogConfig, Ulimit
-from docker.types import Mount as BindMount
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from ..errors import CommandFailed, CommandTimeout, DockerUnavailable
-from ..plan.plan import LABEL, Container, EngineTraits, Mount, NodePlan, Place
+from ..plan.plan import LABEL, Container, EngineTraits, NodePlan, Place
 from ..run_id import is_run_id
 from ..ssh.node import Node
 from .base import Exec
-from .capabilities import Capabilities
 from .command import SEARCH
 from .docker_client import Client, asking, docker_of, doing
 from .docker_exec import DockerExec
-from .engine_info import EngineInfo, ImageInfo, parse_engine, parse_image
-from .labels import Seen, inspected, mapping, plain, read_status, seen_in_list, status_at, unix
-from .status import NodeStatus
+from .engine_info import Capabilities, EngineInfo, ImageInfo, parse_engine, parse_image
+from .status import NodeStatus, Seen, array, inspected, mapping, read_status, seen_in_list, unix
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
@@ -36,7 +32,7 @@ ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl re
 
 
 class Docker:
-    """Satisfies launcher.engines.base.ContainerEngine."""
+    """Satisfies launcher.engines.base.Engine."""
 
     traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
 
@@ -70,7 +66,7 @@ class Docker:
             seen = {"state": "dead", "exit_code": None, "error": "the container was removed"}
         except docker.errors.APIError as error:
             raise DockerUnavailable(f"{self.host}: {error.explanation or error}") from None
-        return status_at(place, self.host, name, seen)
+        return NodeStatus(place.attempt, place.node_rank, self.host, name, **seen)
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
@@ -88,16 +84,19 @@ class Docker:
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
         """Volumes, which need no image: labels and the time of their creation are all there is."""
-        answer = mapping(self._api.volumes(filters={"label": [label]})).get("Volumes")
-        for row in filter(mapping, answer if isinstance(answer, list) else ()):
+        answer = mapping(self._api.volumes(filters={"label": [label]}))
+        for row in filter(mapping, array(answer.get("Volumes"))):
             created = unix(row.get("CreatedAt"))
             seen: Seen = {"state": "waiting", "exit_code": None, "created": created}
             if status := self._read(str(row.get("Name")), row.get("Labels"), seen):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
-        try:
-            self._withdraw(status)
+        try:  # without force: of a start and a removal at once, the engine lets one fail
+            if status.state == "waiting":
+                self._api.remove_volume(status.handle)
+            else:
+                self._api.remove_container(status.handle, v=True)
         except docker.errors.NotFound:
             return True
         except docker.errors.APIError as error:
@@ -106,16 +105,10 @@ class Docker:
             return False
         return True
 
-    def _withdraw(self, status: NodeStatus) -> None:
-        """Without force: of a start and a removal at once, the engine lets one fail."""
-        if status.state == "waiting":
-            self._api.remove_volume(status.handle)
-        else:
-            self._api.remove_container(status.handle, v=True)
-
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
-        nodes = self._statuses(row["Id"] for row in rows if _mounts_below(row, folder))
+        below = (r for r in rows if any(p.startswith(f"{folder}/") for p in _mounted(r)))
+        nodes = self._statuses(row["Id"] for row in below)
         return (*nodes, *(ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired))
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
@@ -124,7 +117,7 @@ class Docker:
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.state == "waiting":
             return
-        with contextlib.suppress(docker.errors.NotFound), doing(self.host, "stop the container"):
+        with doing(self.host, "stop the container"), contextlib.suppress(docker.errors.NotFound):
             if status.state == "paused":
                 self._api.unpause(status.handle)  # a paused process cannot answer SIGTERM
             self._api.stop(status.handle, timeout=int(timeout))
@@ -143,20 +136,19 @@ class Docker:
             if error.status_code not in (404, CONFLICT):  # gone; another client is removing it
                 raise
 
-    def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
-        return _containers(self._api.containers(all=True, filters={"label": [label]}))
+    def _labelled(self, label: str, *, stopped: bool = True) -> Sequence[dict[str, Any]]:
+        """The containers with this label; anything else that the engine lists is skipped."""
+        rows = array(self._api.containers(all=stopped, filters={"label": [label]}))
+        return [row for row in rows if isinstance(mapping(row).get("Id"), str)]
 
     def _statuses(self, ids: Iterable[str]) -> Iterator[NodeStatus]:
         for container in ids:
             with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
-                if status := self._inspect(container):
+                answer = mapping(self._api.inspect_container(container))
+                handle = str(answer.get("Name") or container).lstrip("/")
+                labels = mapping(answer.get("Config")).get("Labels")
+                if status := self._read(handle, labels, inspected(answer)):
                     yield status
-
-    def _inspect(self, container: str) -> NodeStatus | None:
-        answer = mapping(self._api.inspect_container(container))
-        name = answer.get("Name")
-        handle = name.lstrip("/") if isinstance(name, str) else container
-        return self._read(handle, mapping(answer.get("Config")).get("Labels"), inspected(answer))
 
     def _read(self, handle: str, labels: object, seen: Seen) -> NodeStatus | None:
         return read_status(self.host, handle, mapping(labels), seen, self._api.clock)
@@ -164,14 +156,16 @@ class Docker:
     # What checks ask
 
     def engine_info(self, image: str) -> EngineInfo:
+        """What the engine reports about itself and `image`. DockerUnavailable, CommandTimeout."""
         with asking(self.host):
             about = self._client.about
-            rows = _containers(self._api.containers(filters={"label": [RUN_LABEL]}))
+            rows = self._labelled(RUN_LABEL, stopped=False)
         labels = {row["Id"]: mapping(row.get("Labels")).get(RUN_LABEL, "") for row in rows}
         runs = {container: run_id for container, run_id in labels.items() if is_run_id(run_id)}
         return parse_engine(about, self.image_info(image), tuple(self.list()), runs)
 
     def image_info(self, name: str) -> ImageInfo | None:
+        """None if the engine does not have the image."""
         try:
             with asking(self.host):
                 return parse_image(self._api.inspect_image(name))
@@ -179,22 +173,30 @@ class Docker:
             return None
 
     def python_in_image(self, image: str) -> Sequence[str]:
+        """A command for the host that runs python3 in the image, with the host's network.
+
+        It ends at once if the image is missing.
+        """
         return ("sh", "-c", PYTHON_IN_IMAGE, image)
 
     def run_to_end(self, container: Container, timeout: int) -> str:
+        """Runs a container for at most `timeout` seconds, removes it, and returns its output."""
         name = container.name
+        self._create(container, {}, "run a test container")
+        with doing(self.host, "run a test container"):
+            try:
+                self._api.start(name)
+                self._wait_for_test(name, timeout)
+                output = bytes(self._api.logs(name, stdout=True, stderr=True))
+            finally:
+                with contextlib.suppress(docker.errors.APIError):
+                    self._remove(name)
+        return output.decode(errors="replace")
+
+    def _wait_for_test(self, name: str, timeout: int) -> None:
         try:
-            self._create(container, {}, "run a test container")
-            with doing(self.host, "run a test container"):
-                try:
-                    self._api.start(name)
-                    self._api.wait(name, timeout=timeout)
-                    output = self._api.logs(name, stdout=True, stderr=True)
-                finally:
-                    with contextlib.suppress(docker.errors.APIError):
-                        self._remove(name)
-            return bytes(output).decode(errors="replace")
-        except requests.exceptions.RequestException:
+            self._api.wait(name, timeout=timeout)
+        except CommandTimeout:
             raise CommandTimeout(
                 f"{self.host}: a test container did not end within {timeout:g} s; "
                 "look at `docker ps` and the load there"
@@ -207,7 +209,7 @@ class Docker:
             missing = self.node.script(FIND_MISSING, *sources).stdout.decode(errors="replace")
             if missing:
                 raise CommandFailed(
-                    f"{self.host}: could not {act}: {plain(missing.splitlines()[0])} does not exist; "
+                    f"{self.host}: could not {act}: {missing.splitlines()[0]} does not exist; "
                     "create it on that host or correct job.mounts"
                 )
         with doing(self.host, act):
@@ -231,9 +233,13 @@ def create_arguments(
         "working_dir": container.working_dir,
         "stop_timeout": container.stop_timeout,
         "host_config": {
-            "Binds": [_bind(m, relabel) for m in container.mounts if not m.from_job],
+            "Binds": [
+                f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}{relabel}"
+                for m in container.mounts
+                if not m.from_job
+            ],
             "Mounts": [
-                BindMount(m.target, m.source, type="bind", read_only=m.read_only)
+                Mount(m.target, m.source, type="bind", read_only=m.read_only)
                 for m in container.mounts
                 if m.from_job  # as a bind, Docker would create a missing folder, as root
             ],
@@ -260,10 +266,6 @@ def _device(text: str) -> dict[str, str]:
     return {"PathOnHost": host, "PathInContainer": inside, "CgroupPermissions": permissions}
 
 
-def _bind(mount: Mount, relabel: str) -> str:
-    return f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}{relabel}"
-
-
 def _gpu_request(container: Container, can: Capabilities) -> list[DeviceRequest]:
     gpus = container.gpus
     if not gpus or container.gpu_vendor != "nvidia":
@@ -276,22 +278,23 @@ def _gpu_request(container: Container, can: Capabilities) -> list[DeviceRequest]
     return [DeviceRequest(driver="", device_ids=ids, capabilities=[["gpu"]])]
 
 
-def _containers(rows: object) -> tuple[dict[str, Any], ...]:
-    """The rows of an Engine's list that are containers; anything else is skipped."""
-    listed = rows if isinstance(rows, list) else []
-    return tuple(row for row in listed if isinstance(mapping(row).get("Id"), str))
-
-
 def _name(row: Mapping[str, Any]) -> str:
     """A container's own name; it has more where others are linked to it."""
-    names = row.get("Names")
-    own = [n for n in (names if isinstance(names, list) else ()) if isinstance(n, str)]
+    own = [name for name in array(row.get("Names")) if isinstance(name, str)]
     return min(own, key=len).lstrip("/") if own else str(row["Id"])
 
 
-def _mounts_below(row: Mapping[str, Any], folder: str) -> bool:
-    mounts = row.get("Mounts")
-    sources = [
-        str(mapping(m).get("Source", "")) for m in (mounts if isinstance(mounts, list) else [])
-    ]
-    return any(source.startswith(f"{folder}/") for source in sources)
+def _mounted(row: Mapping[str, Any]) -> list[str]:
+    """The host's paths that a container mounts."""
+    return [str(mapping(mount).get("Source", "")) for mount in array(row.get("Mounts"))]
+
+
+def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:
+    """Host paths that containers of runs mount, whether the containers run or not.
+
+    DockerUnavailable if that cannot be seen. A host without an engine has no containers, which is fine
+    unless `engine_required`.
+    """
+    if not engine_required and node.script(f"{SEARCH} command -v $engine").code != 0:
+        return frozenset()
+    return frozenset(path for row in Docker(node)._labelled(RUN_LABEL) for path in _mounted(row))

@@ -9,7 +9,7 @@ import io
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import docker
 import docker.context
@@ -17,15 +17,15 @@ import docker.errors
 import docker.utils
 import requests
 import requests.adapters
+import urllib3
 import urllib3.connection
-import urllib3.connectionpool
 from urllib3.exceptions import HTTPError
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
-from .capabilities import Capabilities, parse_capabilities
-from .command import DIAL, IS_DOCKER
+from .command import DIAL, IS_DOCKER, NOT_INSTALLED, unavailable
+from .engine_info import Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
 LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output
@@ -33,33 +33,30 @@ NOT_FOUND = 127  # a shell's exit code
 WRITE_CDI_SPEC = "on that host `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
-Open = Callable[[], Stream]
-
 
 def docker_of(node: Node) -> Client:
     """The Docker SDK for a node, made on first use.
 
     Raises DockerUnavailable when the host answers and its engine does not.
     """
-    return node.resource(Client, lambda: _connect(node))
+    return node.resource(lambda: _connect(node))
 
 
 def _connect(node: Node) -> Client:
-    if node.is_local and (os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0):
-        return local_client(node.name)
-    adapter = _Adapter(node.name, lambda: node.open_script(DIAL))
-    return _client(node.name, base_url="http://docker:80", adapter=adapter)
-
-
-def local_client(name: str) -> Client:
-    """The SDK for this machine: DOCKER_HOST, else the docker command's context, else its socket."""
+    name = node.name
     try:
-        return _client(name, **local_endpoint())
+        if node.is_local and (os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0):
+            return Client(name, _Api(name, **local_endpoint()))
+        adapter = _Adapter(lambda: StreamSocket(name, node.open_script(DIAL)))
+        return Client(name, _Api(name, base_url="http://docker:80", adapter=adapter))
     except docker.errors.DockerException as error:
+        if isinstance(error.__cause__, DdpctlError):
+            raise error.__cause__ from None
         raise unavailable(name, str(error)) from None
 
 
 def local_endpoint() -> dict[str, Any]:
+    """This machine's engine: DOCKER_HOST, else the docker command's context, else its socket."""
     if os.environ.get("DOCKER_HOST"):
         return dict(docker.utils.kwargs_from_env())
     name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
@@ -67,15 +64,6 @@ def local_endpoint() -> dict[str, Any]:
     if context is None:
         raise docker.errors.DockerException(f"no docker context is named {name}")
     return {"base_url": context.Host, "tls": context.TLSConfig or False}
-
-
-def _client(name: str, **endpoint: Any) -> Client:
-    try:
-        return Client(name, _Api(name, **endpoint))
-    except docker.errors.DockerException as error:
-        if isinstance(error.__cause__, DdpctlError):
-            raise error.__cause__ from None
-        raise unavailable(name, str(error)) from None
 
 
 class Client(docker.DockerClient):
@@ -166,14 +154,14 @@ class Upgraded:
 class _Adapter(requests.adapters.HTTPAdapter):
     """A requests adapter whose connections are commands on the host."""
 
-    def __init__(self, name: str, dial: Open) -> None:
-        self._pool = _Pool(name, dial)
+    def __init__(self, connect: Callable[[], StreamSocket]) -> None:
+        self._pool = urllib3.HTTPConnectionPool(
+            "docker", maxsize=IDLE_CONNECTIONS, retries=False, blocksize=CHUNK
+        )
+        self._pool.ConnectionCls = functools.partial(_Connection, connect)  # type: ignore[assignment]
         super().__init__()
 
-    def get_connection_with_tls_context(self, *_: Any, **__: Any) -> _Pool:
-        return self._pool
-
-    def get_connection(self, *_: Any, **__: Any) -> _Pool:
+    def get_connection_with_tls_context(self, *_: Any, **__: Any) -> urllib3.HTTPConnectionPool:
         return self._pool
 
     def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
@@ -184,25 +172,13 @@ class _Adapter(requests.adapters.HTTPAdapter):
         super().close()
 
 
-class _Pool(urllib3.connectionpool.HTTPConnectionPool):
-    def __init__(self, name: str, dial: Open) -> None:
-        super().__init__("docker", maxsize=IDLE_CONNECTIONS, block=False, retries=False)
-        self._name = name
-        self._dial = dial
-
-    def _new_conn(self) -> _Connection:
-        self.num_connections += 1
-        return _Connection(self._name, self._dial)
-
-
 class _Connection(urllib3.connection.HTTPConnection):
-    def __init__(self, name: str, dial: Open) -> None:
-        super().__init__("docker", blocksize=CHUNK)
-        self._name = name
-        self._dial = dial
+    def __init__(self, connect: Callable[[], StreamSocket], **options: Any) -> None:
+        super().__init__(**options)
+        self._connect = connect
 
     def _new_conn(self) -> Any:
-        return StreamSocket(self._name, self._dial())
+        return self._connect()
 
     @property
     def is_connected(self) -> bool:
@@ -210,19 +186,22 @@ class _Connection(urllib3.connection.HTTPConnection):
         return sock is not None and sock.is_alive()
 
 
-class StreamSocket(io.RawIOBase):
+class StreamSocket:
     """The part of a socket that http.client and the SDK use, over a command's stdin and stdout."""
 
     def __init__(self, name: str, stream: Stream) -> None:
-        self._name = name
-        self._stream = stream
+        self._name, self._stream = name, stream
         self._timeout: float | None = None
         self._heard = False
+        self.is_alive, self.close = stream.is_alive, stream.close
 
-    def readable(self) -> bool:
-        return True
+    def makefile(self, *_: Any) -> io.BufferedReader:
+        return io.BufferedReader(socket.SocketIO(cast(Any, self), "rb"), CHUNK)
 
-    def readinto(self, buffer: Any) -> int:
+    def _decref_socketios(self) -> None:
+        """A response closes what it read from; the connection stays open for the next one."""
+
+    def recv_into(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer), self._timeout)
         if not data and not self._heard:
             raise unavailable(self._name, self._last_words())
@@ -239,97 +218,30 @@ class StreamSocket(io.RawIOBase):
                 raise unavailable(self._name, self._last_words()) from None
             raise
 
-    def makefile(self, mode: str, *_: Any, **__: Any) -> io.BufferedReader:
-        return _Response(_Unclosed(self), CHUNK)
-
     def settimeout(self, timeout: float | None) -> None:
         self._timeout = timeout
 
-    def gettimeout(self) -> float | None:
-        return self._timeout
-
-    def fileno(self) -> int:
-        """For urllib3 1.x, which considers an idle connection dead once it is readable."""
-        return _never_ready() if self.is_alive() else _always_ready()
-
-    def is_alive(self) -> bool:
-        return not self.closed and self._stream.is_alive()
-
     def shutdown(self, _how: int) -> None:
         self._stream.close_stdin()
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-        super().close()
 
     def _last_words(self) -> str:
         """What the command printed when it ended."""
         with contextlib.suppress(TimeoutError):
             code = self._stream.wait(LAST_WORDS)
-            said = self._stream.stderr_all(LAST_WORDS).decode(errors="replace")
+            said = self._stream.stderr.read(LAST_WORDS).decode(errors="replace")
             if code == NOT_FOUND:
-                return _NOT_INSTALLED
+                return NOT_INSTALLED
             return said or f"`docker system dial-stdio` exited with {code} and printed nothing"
         return "the engine hung up"
-
-
-class _Unclosed(io.RawIOBase):
-    """A response reads through this, so that closing it keeps the connection open for the next."""
-
-    def __init__(self, sock: StreamSocket) -> None:
-        self.sock = sock
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self.sock.readinto(buffer)
-
-
-class _Response(io.BufferedReader):
-    """`raw` is the connection that the SDK reads directly after an upgrade (exec, attach)."""
-
-    def __init__(self, unclosed: _Unclosed, size: int) -> None:
-        super().__init__(unclosed, size)
-        self._rest = _Rest(self, unclosed.sock)
-
-    @property
-    def raw(self) -> Any:  # type: ignore[override]
-        return self._rest
-
-
-class _Rest:
-    """The rest of a connection, starting with what is already in the reader's buffer."""
-
-    def __init__(self, reader: io.BufferedReader, sock: StreamSocket) -> None:
-        self.recv = reader.read1
-        self.close = reader.close
-        self.settimeout = sock.settimeout
-        self.gettimeout = sock.gettimeout
-        self.sendall = sock.sendall
-        self.shutdown = sock.shutdown
-
-    def fileno(self) -> int:
-        """Always ready: the SDK polls this and then calls `recv`, which waits."""
-        return _always_ready()
-
-
-@functools.cache
-def _never_ready() -> int:
-    return os.pipe()[0]
-
-
-@functools.cache
-def _always_ready() -> int:
-    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def failure(name: str, error: BaseException, act: str = "") -> DdpctlError | None:
     """An error of the SDK as one line; None if it is not the SDK's. `act`: what could not be done."""
     if isinstance(error, docker.errors.APIError):
-        said = " ".join(str(error.explanation or error).split())
-        remedy = next((f"; {remedy}" for sign, remedy in _REMEDIES if sign in said.lower()), "")
+        said = _said(error)
+        remedy = next(
+            (f"; {remedy}" for sign, remedy in _REMEDIES.items() if sign in said.lower()), ""
+        )
         problem = f"could not {act}" if act else "Docker refuses"
         return CommandFailed(f"{name}: {problem}: {said}{remedy}")
     if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
@@ -337,12 +249,16 @@ def failure(name: str, error: BaseException, act: str = "") -> DdpctlError | Non
     return None
 
 
+def _said(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "explanation", None) or error).split())
+
+
 @contextlib.contextmanager
-def doing(name: str, act: str) -> Iterator[None]:
-    """Turns the engine's refusal into CommandFailed: host, what could not be done, remedy."""
+def doing(name: str, act: str = "") -> Iterator[None]:
+    """Turns the SDK's errors into one line: host, what could not be done, remedy."""
     try:
         yield
-    except docker.errors.APIError as error:
+    except (docker.errors.DockerException, requests.RequestException) as error:
         raise failure(name, error, act) or error from None
 
 
@@ -354,72 +270,22 @@ def asking(name: str) -> Iterator[None]:
     except docker.errors.NotFound:
         raise
     except (docker.errors.DockerException, requests.RequestException) as error:
-        said = " ".join(str(getattr(error, "explanation", None) or error).split())
         raise DockerUnavailable(
-            f"{name}: its container engine answers with an error: {said}; "
+            f"{name}: its container engine answers with an error: {_said(error)}; "
             "look at `journalctl` there"
         ) from None
 
 
-def unavailable(name: str, said: str) -> DockerUnavailable:
-    """What the engine or its command printed, as one line with the remedy."""
-    text = " ".join(said.split())
-    for signs, problem, remedy in _PROBLEMS:
-        if any(sign in text for sign in signs):
-            return DockerUnavailable(f"{name}: {problem}; {remedy}")
-    return DockerUnavailable(f"{name}: Docker does not answer: {text[-300:]}")
-
-
-_REMEDIES = (  # what the engine's refusal contains, and what to do about it
-    ("could not select device driver", "install the NVIDIA container toolkit on that host"),
-    ("no such image", "push it: `ddpctl push HOSTS --image`"),
-    ("image not known", "push it: `ddpctl push HOSTS --image`"),
-    ("unresolvable cdi devices", WRITE_CDI_SPEC),
-    ("container-init binary not found", "install catatonit on that host"),
-    ("is already in use", "the same run is being started elsewhere, or `ddpctl kill` it first"),
-    ("bind source path does not exist", "create the folder on that host or correct job.mounts"),
-    (
-        "creating mount source path",
-        "root on that host may not enter your home folder, as on NFS with "
-        "root squash: let ~/.ddpctl be a link to a folder of a local disk, or use a rootless engine",
-    ),
-    ("no space left on device", "free space under Docker's data root on that host"),
-    ("executable file not found", "the image needs python3 on its PATH"),
-)
-_NOT_INSTALLED = "docker: not found"
-_PROBLEMS = (
-    (
-        ("no runtime directory",),
-        "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none",
-        "on that host `sudo loginctl enable-linger $USER`, then log in again",
-    ),
-    (
-        ("podman system service did not start",),
-        "Podman's API service does not start",
-        "run `podman system service --time=10` there and see what it prints",
-    ),
-    (
-        ("ermission denied", "PermissionError"),
-        "this user may not use Docker",
-        "on that host `sudo usermod -aG docker $USER`, then log in again",
-    ),
-    (
-        ("is not a docker command", "unknown command", "Usage:", "BadStatusLine"),
-        "its docker command is too old: it has no `docker system dial-stdio`",
-        "install Docker 18.09 or newer there",
-    ),
-    (
-        (_NOT_INSTALLED,),
-        "Docker is not installed",
-        "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
-    ),
-    (
-        (
-            "Cannot connect to the Docker daemon",
-            "onnection refused",
-            "o such file or directory",
-        ),
-        "the Docker daemon does not run",
-        "on that host `sudo systemctl start docker` (rootless: `systemctl --user start docker`)",
-    ),
-)
+_REMEDIES = {  # what the engine's refusal contains, and what to do about it
+    "could not select device driver": "install the NVIDIA container toolkit on that host",
+    "no such image": "push it: `ddpctl push HOSTS --image`",
+    "image not known": "push it: `ddpctl push HOSTS --image`",
+    "unresolvable cdi devices": WRITE_CDI_SPEC,
+    "container-init binary not found": "install catatonit on that host",
+    "is already in use": "the same run is being started elsewhere, or `ddpctl kill` it first",
+    "bind source path does not exist": "create the folder on that host or correct job.mounts",
+    "creating mount source path": "root on that host may not enter your home folder, as on NFS with "
+    "root squash: let ~/.ddpctl be a link to a folder of a local disk, or use a rootless engine",
+    "no space left on device": "free space under Docker's data root on that host",
+    "executable file not found": "the image needs python3 on its PATH",
+}

@@ -57,11 +57,11 @@ class DockerExec:
                 time.sleep(POLL)
 
     def wait(self) -> int:
-        try:
-            with doing(self._client.name, "ask for the command's exit code"):
+        with doing(self._client.name, "ask for the command's exit code"):
+            try:
                 while (seen := self._client.api.exec_inspect(self._id)).get("Running"):
                     time.sleep(POLL)
-        except docker.errors.NotFound:
-            return CONTAINER_GONE
+            except docker.errors.NotFound:
+                return CONTAINER_GONE
         code = seen.get("ExitCode")
         return code if isinstance(code, int) else CONTAINER_GONE

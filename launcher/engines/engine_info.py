@@ -1,14 +1,20 @@
-"""What a container engine reports about itself and an image, parsed from its API's answers."""
+"""What a container engine reports about itself and an image, parsed from its API's answers.
+
+Docker and Podman serve the same API. Every difference that ddpctl must know of is a field of
+Capabilities.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from .capabilities import Capabilities, parse_capabilities
-from .status import NodeStatus
+from .status import NodeStatus, array, mapping
+
+PODMAN_WITH_GPUS = (5, 4)  # earlier ones accept a request for GPUs and ignore it
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,25 @@ class ImageInfo:
             or (bool(self.layers) and self.fingerprint == other.fingerprint)
             or bool(set(self.repo_digests) & set(other.repo_digests))
         )
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the engine of one host does in its own way. The defaults are a rootful Docker Engine's."""
+
+    product: Literal["Docker", "Podman"] = "Docker"
+    version: tuple[int, ...] = ()
+    rootless: bool = False  # root in a container is the SSH user, whose own uid is another's there
+    relabels: bool = False  # SELinux: containers may use only folders that were relabelled
+    gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how NVIDIA GPUs are asked for
+    keeps_groups: bool = False  # a container can keep the SSH user's groups, and have no others
+    creates_missing_sources: bool = False  # of every mount, where Docker refuses
+    knows_compressed_layers: bool = True  # else archives must name missing layers by diff id
+    pushes_without_tls: bool = True  # to a registry on loopback
+    oldest: tuple[int, ...] = (19, 3)  # the first that can be asked for GPUs through its API
+    upgrade: str = "Docker Engine 20.10"  # what to install instead of an older one
+    storage_file: str = "/etc/docker/daemon.json"  # where its storage driver is set
+    needs_linger: bool = False  # without it, containers end when the SSH user logs out
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ def parse_engine(
         storage=str(about.get("Driver", "")),
         cgroup_driver=str(about.get("CgroupDriver", "")),
         root=str(about.get("DockerRootDir", "")),
-        runtimes=frozenset(_mapping(about.get("Runtimes"))),
+        runtimes=frozenset(mapping(about.get("Runtimes"))),
         can=parse_capabilities(about),
         image=image,
         nodes=nodes,
@@ -68,9 +93,33 @@ def parse_engine(
     )
 
 
+def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
+    """about: the answer to /info."""
+    security = " ".join(_texts(about.get("SecurityOptions")))
+    version = tuple(map(int, re.findall(r"[0-9]{1,6}", str(about.get("ServerVersion")))[:2]))
+    rootless, relabels = "rootless" in security, "selinux" in security
+    if "BuildahVersion" not in about:
+        return Capabilities("Docker", version, rootless, relabels)
+    return Capabilities(
+        "Podman",
+        version,
+        rootless,
+        relabels,
+        gpus="cdi" if version >= PODMAN_WITH_GPUS else "none",
+        keeps_groups=rootless,
+        creates_missing_sources=True,
+        knows_compressed_layers=False,
+        pushes_without_tls=False,
+        oldest=(4, 9),
+        upgrade="Podman 4.9 (5.4 for GPUs)",
+        storage_file="/etc/containers/storage.conf",
+        needs_linger=rootless,
+    )
+
+
 def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
     """inspected: the answer to /images/NAME/json."""
-    config, rootfs = (_mapping(inspected.get(key)) for key in ("Config", "RootFS"))
+    config, rootfs = (mapping(inspected.get(key)) for key in ("Config", "RootFS"))
     layers = _texts(rootfs.get("Layers"))
     architecture = str(inspected.get("Architecture") or "")
     # Engines of different ages omit empty values or write null.
@@ -86,9 +135,5 @@ def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
     )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(text) for text in value) if isinstance(value, list) else ()
+    return tuple(map(str, array(value)))

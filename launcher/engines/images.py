@@ -7,14 +7,14 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 
 import docker.errors
-import requests.exceptions
 
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
-from .command import SEARCH
+from .command import SEARCH, unavailable
 from .docker import Docker
-from .docker_client import docker_of, unavailable
+from .docker_client import docker_of, doing
 from .engine_info import ImageInfo
+from .status import array
 
 TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
 LIST_TIMEOUT = 120.0  # seconds
@@ -43,7 +43,7 @@ def _layers(line: bytes) -> list[str]:
         found = json.loads(line)
     except ValueError:
         return []
-    return [str(layer) for layer in found] if isinstance(found, list) else []
+    return [str(layer) for layer in array(found)]
 
 
 def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
@@ -53,7 +53,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
     is created and removed. refs: names or ids of the image; the first that works counts.
     """
     api = docker_of(node).api
-    with _one_line_errors(node):
+    with doing(node.name):
         for ref in refs:
             try:
                 made = api.create_container(
@@ -87,7 +87,7 @@ def pull(node: Node, name: str) -> ImageInfo:
 
 def needs_diff_ids(node: Node) -> bool:
     """Whether an archive must name the layers that it lacks by their diff ids."""
-    with _one_line_errors(node):
+    with doing(node.name):
         return not docker_of(node).can.knows_compressed_layers
 
 
@@ -98,7 +98,7 @@ def load_command(node: Node) -> tuple[str, ...]:
 
 def save(node: Node, name: str) -> Iterator[bytes]:
     """The image as `docker save` writes it."""
-    with _one_line_errors(node):
+    with doing(node.name):
         yield from docker_of(node).api.get_image(name)
 
 
@@ -107,7 +107,7 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
     client = docker_of(node)
     api = client.api
     api.timeout = TRANSFER_TIMEOUT
-    with _one_line_errors(node):
+    with doing(node.name):
         if not client.can.pushes_without_tls:
             raise CommandFailed(f"{client.can.product} pushes to registries with TLS only")
         api.tag(name, repository, tag)
@@ -118,21 +118,13 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
 
 def untag(node: Node, name: str) -> None:
     """Remove one name of an image. The image stays if it has another."""
-    with contextlib.suppress(DdpctlError), _one_line_errors(node):
+    with contextlib.suppress(DdpctlError), doing(node.name):
         docker_of(node).api.remove_image(name, noprune=True)
 
 
 def tags(node: Node, pattern: str) -> list[str]:
     """Image names that match a `reference` filter; [] if the engine does not answer."""
-    with contextlib.suppress(DdpctlError), _one_line_errors(node):
+    with contextlib.suppress(DdpctlError), doing(node.name):
         found = docker_of(node).api.images(filters={"reference": pattern})
         return [tag for image in found for tag in image.get("RepoTags") or ()]
     return []
-
-
-@contextlib.contextmanager
-def _one_line_errors(node: Node) -> Iterator[None]:
-    try:
-        yield
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise node.explain(error) or error from None

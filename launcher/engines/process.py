@@ -27,11 +27,11 @@ from ..run_id import is_run_id
 from ..ssh.node import Node
 from ..state import home_folder
 from ..supervisor.events import End
+from ..supervisor.proc import proc_environ, proc_stat
 from . import claim_files
 from .base import Exec
-from .labels import Seen, read_status, status_at
 from .process_exec import LocalExec
-from .status import NodeStatus
+from .status import NodeStatus, Seen, read_status
 
 POLL = 0.1  # seconds between looks at a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to go after SIGKILL
@@ -67,7 +67,8 @@ class LocalProcesses:
                 start_new_session=True,  # the terminal's Ctrl-C is for the launcher only
                 pass_fds=[self._locks[name]],
             )
-        (control / "pid").write_text(f"{process.pid} {_start_time(process.pid)}")
+        began = proc_stat(process.pid)[19:20] or ["gone"]
+        (control / "pid").write_text(f"{process.pid} {began[0]}")
         claim_files.started(name)
         os.close(self._locks.pop(name))
 
@@ -75,7 +76,7 @@ class LocalProcesses:
         control = Path(place.control_dir)
         while (seen := _seen(control))["state"] == "running":
             time.sleep(POLL)
-        return status_at(place, self.host, str(control), seen)
+        return NodeStatus(place.attempt, place.node_rank, self.host, str(control), **seen)
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         found = [
@@ -196,22 +197,9 @@ def _recorded(control: Path) -> tuple[int | None, str]:
     return (int(match[1]), match[2]) if match else (None, "")
 
 
-def _stat(pid: int) -> list[str]:
-    """/proc/PID/stat after the command name: state, parent, ... (man 5 proc)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return []
-
-
-def _start_time(pid: int) -> str:
-    fields = _stat(pid)
-    return fields[19] if fields else "gone"
-
-
 def _running(pid: int, started: str) -> bool:
-    fields = _stat(pid)
-    if fields and fields[0] == "Z":
+    fields = proc_stat(pid)
+    if fields[:1] == ["Z"]:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)  # reaps it if this process started it
         return False
@@ -220,10 +208,10 @@ def _running(pid: int, started: str) -> bool:
 
 def _kill_orphans(run_id: str, node_rank: int) -> None:
     """SIGKILLs what a killed supervisor left behind, found by run id and node rank."""
-    marks = {f"DDPCTL_RUN_ID={run_id}".encode(), f"DDPCTL_NODE_RANK={node_rank}".encode()}
+    marks = {"DDPCTL_RUN_ID": run_id, "DDPCTL_NODE_RANK": str(node_rank)}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+        if marks.items() <= proc_environ(int(entry.name)).items():
+            with contextlib.suppress(OSError):  # gone meanwhile
                 os.kill(int(entry.name), signal.SIGKILL)
 
 

@@ -13,6 +13,7 @@ from typing import cast
 
 from ..ssh.stream import CHUNK
 
+CONTROL_TERMINAL = ("setsid", "--ctty")
 RUN = ("sh", "-c", 'exec "$@"', "sh")  # reports a missing command as a shell does, with 127
 
 
@@ -28,43 +29,32 @@ class LocalExec:
         stdin: bool,
         tty: bool,
     ) -> None:
-        self._terminal: int | None = None
-        argv = [*RUN, *command]
-        if not tty:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=env,
-                cwd=cwd,
-            )
-            return
-        self._terminal, inside = pty.openpty()
+        self._terminal: int | None
+        self._terminal, inside = pty.openpty() if tty else (None, None)
+        out = subprocess.PIPE if inside is None else inside
         self._process = subprocess.Popen(
-            ["setsid", "--ctty", *argv],
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
+            [*(() if inside is None else CONTROL_TERMINAL), *RUN, *command],
+            stdin=out if stdin or tty else subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            bufsize=0,
             env=env,
             cwd=cwd,
         )
-        os.close(inside)
+        if inside is not None:
+            os.close(inside)
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        if self._terminal is not None:
-            with contextlib.suppress(OSError):  # EIO: the last process has closed the terminal
-                while data := os.read(self._terminal, CHUNK):
-                    yield 1, data
-            return
         with selectors.DefaultSelector() as selector:
-            for number, pipe in ((1, self._process.stdout), (2, self._process.stderr)):
-                if pipe:
-                    selector.register(pipe, selectors.EVENT_READ, number)
+            outputs = (self._terminal, self._process.stdout, self._process.stderr)
+            for number, output in enumerate([out for out in outputs if out is not None], 1):
+                selector.register(output, selectors.EVENT_READ, number)
             while selector.get_map():
                 for key, _ in selector.select():
-                    if data := os.read(key.fd, CHUNK):
+                    data = b""
+                    with contextlib.suppress(OSError):  # EIO: no process has the terminal any more
+                        data = os.read(key.fd, CHUNK)
+                    if data:
                         yield cast(int, key.data), data
                     else:
                         selector.unregister(key.fileobj)

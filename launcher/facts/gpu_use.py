@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
-from ..run_id import is_run_id
-from .nvidia import OWNERS
+from .nvidia import OWNERS, Process, owners_of
 from .script import printable
 
 SCRIPT = r"""
@@ -22,22 +22,6 @@ owners $(printf '%s\n' "$apps" | cut -d , -f 2)
 _SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # or [N/A], as on a GPU that shares the CPU's memory
 _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")
 _APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
-_OWNER = re.compile(
-    r"([0-9]{1,9})\t(\S{0,40})\t([0-9a-f]{64}|)\t(\S{0,64})\t([0-9]{1,11}|)\t(.{0,60})"
-)
-
-
-@dataclass(frozen=True)
-class Process:
-    """container: its id, "" outside of one. run_id: from its environment, where that is readable."""
-
-    pid: int
-    mib: int
-    name: str = ""
-    user: str = ""
-    container: str = ""
-    run_id: str = ""
-    started: float | None = None  # unix seconds
 
 
 @dataclass(frozen=True)
@@ -56,23 +40,12 @@ class GpuUse:
 def parse(text: str) -> tuple[GpuUse, ...]:
     """The GPUs in SCRIPT's output; rows that it would not print are skipped."""
     lines = [printable(line) for line in text.split("\n")]
-    owners = {row[1]: row for line in lines if (row := _OWNER.fullmatch(line))}
+    owners = owners_of(lines)
     processes: dict[str, list[Process]] = {}
-    for line in lines:
-        if app := _APP.fullmatch(line):
-            process = Process(int(app[2]), _number(app[3]) or 0)
-            if row := owners.get(app[2]):
-                _, user, container, run_id, started, name = row.groups()
-                process = Process(
-                    process.pid,
-                    process.mib,
-                    name,
-                    user,
-                    container,
-                    run_id if is_run_id(run_id) else "",
-                    float(started) if started else None,
-                )
-            processes.setdefault(app[1], []).append(process)
+    for app in filter(None, map(_APP.fullmatch, lines)):
+        process = owners.get(app[2], Process(int(app[2]), 0))
+        process = dataclasses.replace(process, mib=_number(app[3]) or 0)
+        processes.setdefault(app[1], []).append(process)
     found = []
     for row in filter(None, map(_GPU.fullmatch, lines)):
         use, used, total = map(_number, row.group(3, 4, 5))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from ..run_id import is_run_id
 
 # Older drivers use the second name of each.
 _REPAIR_PENDING = (
@@ -17,6 +20,9 @@ _SLOWED = tuple(
     f"clocks_{name}_reasons/clocks_{name}_reason_{reason}"
     for name in ("event", "throttle")
     for reason in ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+)
+_OWNER = re.compile(
+    r"([0-9]{1,9})\t(\S{0,40})\t([0-9a-f]{64}|)\t(\S{0,64})\t([0-9]{1,11}|)\t(.{0,60})"
 )
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
 
@@ -39,15 +45,17 @@ done 2>/dev/null
 
 
 @dataclass(frozen=True)
-class GpuProcess:
-    """container: the id of the container it runs in, or ""."""
+class Process:
+    """mib: of GPU memory. container: its id, "" outside of one. run_id: from its environment, where
+    that is readable. started: unix seconds."""
 
-    gpu: int
     pid: int
-    name: str
     mib: int
+    name: str = ""
     user: str = ""
     container: str = ""
+    run_id: str = ""
+    started: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,13 +63,13 @@ class GpuState:
     index: int
     ecc: str  # Enabled, Disabled or N/A
     mig: str
-    mib_used: int
     uncorrectable: int = 0  # ECC errors since the driver was loaded
     repair_pending: bool = False  # faulty memory is replaced at the next reset
     repair_failed: bool = False
     slowed: bool = False  # by its temperature or its power supply
     lanes: tuple[int, int] = (0, 0)  # PCIe lanes in use, and at most; 0 where not reported
     pci: str = ""  # domain:bus:device
+    processes: tuple[Process, ...] = ()
 
     @property
     def narrow(self) -> bool:
@@ -74,7 +82,6 @@ class Nvidia:
     driver: str | None = None
     cuda: tuple[int, int] | None = None  # the newest CUDA that the driver runs
     gpus: tuple[GpuState, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()
     xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of the errors since boot
 
 
@@ -88,45 +95,54 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
         return Nvidia(xids=xids)
-    whose = {row[0]: row[1:3] for line in owners if len(row := line.split("\t")) == 6}
-    gpus, processes = [], []
-    for index, gpu in enumerate(log.iter("gpu")):
-        gpus.append(
-            GpuState(
-                index=index,
-                ecc=_text(gpu, "ecc_mode/current_ecc"),
-                mig=_text(gpu, "mig_mode/current_mig"),
-                mib_used=_number(_text(gpu, "fb_memory_usage/used")),
-                uncorrectable=_uncorrectable(gpu),
-                repair_pending=_is(gpu, "Yes", *_REPAIR_PENDING),
-                repair_failed=_is(gpu, "Yes", "remapped_rows/remapped_row_failure"),
-                slowed=_is(gpu, "Active", *_SLOWED),
-                lanes=_lanes(gpu),
-                pci=_pci(gpu.get("id", "")),
-            )
-        )
-        for process in gpu.iter("process_info"):
-            if "C" not in (_text(process, "type") or "C"):
-                continue  # a display, which takes next to nothing
-            pid = _text(process, "pid")
-            user, container = whose.get(pid, ["", ""])
-            processes.append(
-                GpuProcess(
-                    gpu=index,
-                    pid=_number(pid),
-                    name=_text(process, "process_name").rsplit("/", 1)[-1],
-                    mib=_number(_text(process, "used_memory")),
-                    user=user,
-                    container=container,
-                )
-            )
+    known = owners_of(owners)
+    gpus = tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.iter("gpu")))
     cuda = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", _text(log, "cuda_version"))
     return Nvidia(
         driver=_text(log, "driver_version") or None,
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
-        gpus=tuple(gpus),
-        processes=tuple(processes),
+        gpus=gpus,
         xids=xids,
+    )
+
+
+def owners_of(lines: Iterable[str]) -> dict[str, Process]:
+    """By pid, without their memory: the processes that OWNERS printed."""
+    return {
+        row[1]: Process(
+            int(row[1]),
+            0,
+            name=row[6],
+            user=row[2],
+            container=row[3],
+            run_id=row[4] if is_run_id(row[4]) else "",
+            started=float(row[5]) if row[5] else None,
+        )
+        for row in map(_OWNER.fullmatch, lines)
+        if row
+    }
+
+
+def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) -> GpuState:
+    return GpuState(
+        index=index,
+        ecc=_text(gpu, "ecc_mode/current_ecc"),
+        mig=_text(gpu, "mig_mode/current_mig"),
+        uncorrectable=_uncorrectable(gpu),
+        repair_pending=_is(gpu, "Yes", *_REPAIR_PENDING),
+        repair_failed=_is(gpu, "Yes", "remapped_rows/remapped_row_failure"),
+        slowed=_is(gpu, "Active", *_SLOWED),
+        lanes=_lanes(gpu),
+        pci=_pci(gpu.get("id", "")),
+        processes=tuple(
+            dataclasses.replace(
+                owners.get(pid := _text(process, "pid"), Process(_number(pid), 0)),
+                mib=_number(_text(process, "used_memory")),
+                name=_text(process, "process_name").rsplit("/", 1)[-1],
+            )
+            for process in gpu.iter("process_info")
+            if "C" in (_text(process, "type") or "C")  # a display takes next to nothing
+        ),
     )
 
 

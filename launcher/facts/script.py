@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from . import amd, network, rdma
+from . import network, rdma
+from .gpus import AMD, Gpu, amd_gpus, group_ids, nvidia_gpus
 from .hardware import Details, details
 from .network import Address
 from .nvidia import OWNERS
@@ -118,7 +118,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 s end; date +%s.%N
-""".replace("%AMD%", amd.SCRIPT.strip())
+""".replace("%AMD%", AMD.strip())
     .replace("%RDMA%", rdma.SCRIPT.strip())
     .replace("%OWNERS%", OWNERS.strip())
 )
@@ -130,16 +130,6 @@ which can take seconds. `check` asks for `Details`; its root and port may be emp
 
 
 _BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    index: int
-    uuid: str
-    name: str
-    memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
-    vendor: Literal["nvidia", "amd"] = "nvidia"
-    integrated: bool = False  # part of a processor: used only where the hosts file names its id
 
 
 @dataclass(frozen=True)
@@ -206,14 +196,9 @@ def parse(text: str) -> Facts:
     uid, user, gid = _identity(first("user"))
     system, hostname, *release = first("system").split() or ["", ""]
     ssh = first("ssh").split()
-    gpus, gpu_error = _gpus(sections.get("gpus", []))
+    gpus, gpu_error = nvidia_gpus(sections.get("gpus", []))
     if not gpus and not gpu_error:
-        gpus = tuple(
-            Gpu(index, uuid, name, mib, "amd", integrated)
-            for index, (uuid, name, mib, integrated) in enumerate(
-                amd.amd_gpus(sections.get("amd", []))
-            )
-        )
+        gpus = amd_gpus(sections.get("amd", []))
     started, ended = _clock(first("clock")), _clock(first("end"))
     cores = first("cores")
     return Facts(
@@ -233,7 +218,7 @@ def parse(text: str) -> Facts:
         gpus=gpus,
         gpu_error=gpu_error,
         rdma_ports=rdma.rdma_ports(sections.get("rdma", [])),
-        gpu_groups=amd.group_ids(sections.get("gpugroups", [])),
+        gpu_groups=group_ids(sections.get("gpugroups", [])),
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
@@ -278,14 +263,3 @@ def _ports(lines: Sequence[str]) -> Iterator[int]:
     for line in lines:
         if match := re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", line):
             yield int(match[1], 16)
-
-
-def _gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    gpus = []
-    for line in lines:
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
-            return (), line.strip()
-        memory = int(parts[3]) if re.fullmatch(r"[0-9]{1,9}", parts[3]) else None
-        gpus.append(Gpu(int(parts[0]), parts[1], parts[2], memory))
-    return tuple(gpus), None

@@ -7,9 +7,8 @@ shared ~/.ddpctl, the file `host` in the folder of an attempt names the host who
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from ..ssh.many import try_each
 from ..ssh.node import Node
@@ -34,19 +33,7 @@ LIST = 'ls "$HOME/.ddpctl/$1"'
 REMOVE = 'rm -rf "$HOME/.ddpctl/$1"; rmdir "$HOME/.ddpctl" 2>/dev/null; true'
 
 
-@dataclass(frozen=True)
-class SharedHomes(Generic[T]):
-    """groups: the hosts that share one ~/.ddpctl, in the order given; most are alone in theirs."""
-
-    groups: tuple[tuple[T, ...], ...]
-
-    @property
-    def leaders(self) -> tuple[T, ...]:
-        """One host of each group: enough to read or write every ~/.ddpctl once."""
-        return tuple(group[0] for group in self.groups)
-
-
-def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, frozenset[str]]) -> SharedHomes[T]:
+def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, Collection[str]]) -> list[list[T]]:
     """Two hosts share a home if each sees the other's token. A host that saw nothing is alone."""
     groups: list[list[T]] = []
     for host, token in tokens.items():
@@ -57,23 +44,24 @@ def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, frozenset[str]]) -> Sh
                 break
         else:
             groups.append([host])
-    return SharedHomes(tuple(tuple(group) for group in groups))
+    return groups
 
 
-def find_shared_homes(nodes: Sequence[Node]) -> SharedHomes[Node]:
-    """Ask the hosts. Best effort: a host that does not answer counts as alone."""
+def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
+    """The hosts that share one ~/.ddpctl, in the order given; most are alone in theirs.
+
+    The first of each group is enough to read or write every ~/.ddpctl once. Best effort: a host that
+    does not answer counts as alone.
+    """
     if len(nodes) < 2:
-        return SharedHomes(tuple((node,) for node in nodes))
+        return [[node] for node in nodes]
     folder = f".shared.{secrets.token_hex(6)}"
     tokens = {node: f"{number}" for number, node in enumerate(nodes)}
     written, _ = try_each(nodes, lambda node: node.script(WRITE, folder, tokens[node]).code)
-    listed, _ = try_each(list(written), lambda node: node.script(LIST, folder).stdout.split())
-    found = group_hosts(
-        tokens,
-        {
-            node: frozenset(t for t in tokens.values() if t.encode() in listed[node])
-            for node in listed
-        },
+    listed, _ = try_each(list(written), lambda node: node.script(LIST, folder).stdout)
+    groups = group_hosts(
+        tokens, {node: out.decode(errors="replace").split() for node, out in listed.items()}
     )
-    try_each([n for n in found.leaders if n in written], lambda node: node.script(REMOVE, folder))
-    return found
+    first = [group[0] for group in groups if group[0] in written]
+    try_each(first, lambda node: node.script(REMOVE, folder))
+    return groups

@@ -13,21 +13,15 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from ..diagnosis.evidence import NodeEvidence
 from ..engines.attempt import RunningAttempt
-from ..engines.status import NodeStatus
 from ..logs.events import Unreadable
 from ..logs.journal import Record
 from ..logs.store import LogStore, Mark, offset_in
 from ..supervisor.events import End, Event, Usage
-from .node_watcher import (
-    PROBE_TIMEOUT,
-    Batch,
-    Contact,
-    Exited,
-    Item,
-    NodeWatcher,
-)
+from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Exited, Item, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
@@ -35,6 +29,7 @@ DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its cont
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm the end of a node
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host once all others have ended
 PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
+CONTACT_TIME = 1.0  # seconds in which hosts that are lost or back again are told together
 TAIL_LINES = 400  # a rank's last lines are looked for among these
 
 
@@ -48,7 +43,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class ContactChange:
-    """Contact with a host was lost or restored; text: the notice for the user."""
+    """Contact with a host was lost or restored; text: the notice for the user, if it is alone."""
 
     node_rank: int
     host: str
@@ -56,41 +51,29 @@ class ContactChange:
     text: str
 
 
-@dataclass(frozen=True)
-class Line:
-    host: str
+class Line(NamedTuple):
+    time: float  # unix seconds, the host's clock
     rank: int | None
     text: bytes
-    time: float  # unix seconds, the host's clock
 
 
 @dataclass
-class NodeOutcome:
-    """What is known of one node so far."""
+class NodeOutcome(NodeEvidence):
+    """What is known of one node so far, and whether it has ended."""
 
-    node_rank: int
-    host: str
     events: list[tuple[float, Event]] = field(default_factory=list)
+    tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and skipped
-    tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    end: End | None = None  # the supervisor's `end` event
     end_received: float = 0.0  # time.monotonic()
-    status: NodeStatus | None = None  # the engine's, once the container has exited
+    exited: bool = False  # as the engine reports it
     lost_since: float | None = None  # time.monotonic() since when the host is silent
-    lost_reason: str = ""
     gone: bool = False  # a probe after another node's failure found no host
     done: bool = False
 
     def add_lines(self, record: Record) -> None:
         newest = record.lines[-TAIL_LINES:]
-        self.tail.extend(Line(self.host, record.rank, text, record.time) for text in newest)
-
-    @property
-    def exit_code(self) -> int | None:
-        if self.end is not None:
-            return self.end.exit_code
-        return self.status.exit_code if self.status else None
+        self.tail.extend(Line(record.time, record.rank, text) for text in newest)
 
     @property
     def succeeded(self) -> bool:
@@ -104,14 +87,8 @@ class NodeOutcome:
     def failed(self) -> bool:
         return self.done and not self.succeeded
 
-    @property
-    def lost_peer(self) -> int | None:
-        """The rank of the node whose loss made this node end, if that was the reason."""
-        reason = self.end.reason if self.end else None
-        return reason.node_rank if reason and reason.kind == "peer-lost" else None
 
-
-Seen = Lines | NodeOutcome | ContactChange | str | None
+Seen = Lines | NodeOutcome | list[ContactChange] | str | None
 
 
 class Monitor:
@@ -137,17 +114,22 @@ class Monitor:
         self._consumed = dict.fromkeys(self.outcomes, 0)
         self._sizes: dict[int, tuple[int, float]] = {}  # journal bytes, and when that was learned
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
+        self._changes: dict[str, ContactChange] = {}  # by host, those that nobody was told yet
+        self._changed = 0.0  # time.monotonic() of the first of them
 
     def events(self) -> Iterator[Seen]:
-        """Lines, each node once when it has ended, changes of contact, notices (str), and None at least
-        every POLL seconds, however much the ranks print: that is when the caller looks at signals."""
+        """Lines, each node once when it has ended, changes of contact (a list), notices (str), and None at
+        least every POLL seconds, however much the ranks print: that is when the caller looks at signals."""
         for watcher in self._watchers:
             watcher.start()
         try:
             while self._waiting():
                 yield from self._next()
                 yield from self._conclude()
+                if time.monotonic() - self._changed > CONTACT_TIME:
+                    yield from self._take_changes()
                 yield None
+            yield from self._take_changes()
         finally:
             self.close()
 
@@ -169,7 +151,10 @@ class Monitor:
         if isinstance(item, Batch):
             yield from self._take_batch(item)
         elif isinstance(item, Exited):
-            self.outcomes[item.node_rank].status = item.status
+            outcome = self.outcomes[item.node_rank]
+            outcome.exited, outcome.oom_killed = True, item.status.oom_killed
+            if outcome.end is None:
+                outcome.exit_code = item.status.exit_code
             self._sizes[item.node_rank] = (item.size, time.monotonic())
         else:
             yield from self._take_contact(item)
@@ -190,7 +175,7 @@ class Monitor:
                 continue
             outcome.events.append((record.time, record.event))
             if isinstance(record.event, End):
-                outcome.end, outcome.end_received = record.event, time.monotonic()
+                outcome.exit_code, outcome.end_received = record.event.exit_code, time.monotonic()
         self._consumed[batch.node_rank] = batch.consumed
         text = None
         if self.store and batch.records:
@@ -206,29 +191,36 @@ class Monitor:
         if text:
             yield Lines(batch.node_rank, text)
 
-    def _take_contact(self, item: Contact) -> Iterator[ContactChange]:
+    def _take_contact(self, item: Contact) -> Iterator[list[ContactChange]]:
         outcome = self.outcomes[item.node_rank]
-
-        def change(text: str) -> ContactChange:
-            return ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
-
+        was_lost = outcome.lost_since is not None
         if item.lost is None:
-            if outcome.lost_since is not None:
-                yield change(f"{outcome.host}: contact restored")
-            outcome.lost_since = None
+            outcome.lost_since = outcome.unseen = None
+            text = f"{outcome.host}: contact restored" if was_lost else ""
         elif item.gone and outcome.end is not None:
             return  # its end arrived during the probe
-        elif item.gone:
-            outcome.gone, outcome.lost_reason = True, item.lost
+        elif was_lost and not item.gone:
+            return
+        else:
+            outcome.gone, outcome.unseen = item.gone, item.lost
             outcome.lost_since = outcome.lost_since or time.monotonic()
-            yield change(
-                f"lost contact with {item.lost}; not waiting for it: another node has failed"
+            then = (
+                "not waiting for it: another node has failed"
+                if item.gone
+                else "the run goes on, still trying to reach it"
             )
-        elif outcome.lost_since is None:
-            outcome.lost_since, outcome.lost_reason = time.monotonic(), item.lost
-            yield change(
-                f"lost contact with {item.lost}; the run goes on, still trying to reach it"
-            )
+            text = f"lost contact with {item.lost}; {then}"
+        if text:
+            if outcome.host in self._changes:
+                yield from self._take_changes()
+            self._changed = self._changed if self._changes else time.monotonic()
+            change = ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
+            self._changes[outcome.host] = change
+
+    def _take_changes(self) -> Iterator[list[ContactChange]]:
+        if self._changes:
+            yield list(self._changes.values())
+            self._changes.clear()
 
     def _put(self, item: Item) -> None:
         while not self._closed.is_set():
@@ -256,8 +248,8 @@ class Monitor:
         if outcome.gone:
             return True
         if outcome.end is not None:  # enough by itself if the engine no longer answers
-            return outcome.status is not None or now - outcome.end_received > ENGINE_TIMEOUT
-        if outcome.status is None:
+            return outcome.exited or now - outcome.end_received > ENGINE_TIMEOUT
+        if not outcome.exited:
             return False
         size, since = self._sizes[outcome.node_rank]
         return self._consumed[outcome.node_rank] >= size or now - since > DRAIN_TIMEOUT
@@ -271,7 +263,8 @@ class Monitor:
         ended = [o for o in self.outcomes.values() if o.done]
         if not waiting or not ended:
             return False
-        lost_by_peers = {outcome.lost_peer for outcome in ended}
+        reasons = [outcome.end.reason for outcome in ended if outcome.end]
+        lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "peer-lost"}
         if all(outcome.node_rank in lost_by_peers for outcome in waiting):
             return now - max(outcome.end_received for outcome in ended) > ENGINE_TIMEOUT
         silent = [o.lost_since for o in waiting if o.lost_since is not None]

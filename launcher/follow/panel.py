@@ -147,11 +147,11 @@ def script_progress(outcomes: Mapping[int, NodeOutcome]) -> str:
 
 def last_line(outcomes: Mapping[int, NodeOutcome]) -> str:
     """The newest line of any rank: the best sign of progress of a script that writes no metrics."""
-    newest = [outcome.tail[-1] for outcome in outcomes.values() if outcome.tail]
+    newest = [(outcome.tail[-1], outcome.host) for outcome in outcomes.values() if outcome.tail]
     if not newest:
         return "no output yet"
-    line = max(newest, key=lambda line: line.time)
-    who = line.host if line.rank is None else f"{line.host}:{line.rank}"
+    line, host = max(newest, key=lambda found: found[0].time)
+    who = host if line.rank is None else f"{host}:{line.rank}"
     text = line.text.rpartition(b"\r")[2] or line.text  # the newest state of a progress bar
     return f"[{who}] {printable(text.decode(errors='replace'))}"
 

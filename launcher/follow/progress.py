@@ -5,15 +5,13 @@ Polled seldom and on a separate thread, so that a slow host delays nothing else.
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ..engines.attempt import RunningAttempt
 from ..errors import DdpctlError
+from ..logs.metrics import entries, number
 
 PROGRESS_INTERVAL = 3.0  # seconds
 TIMEOUT = 10.0  # seconds for a host to answer
@@ -82,13 +80,13 @@ def parse_progress(text: bytes, attempt: int) -> Progress | None:
     start: dict[str, Any] = {}
     train: dict[str, Any] = {}
     top1 = None
-    for entry in _entries(text):
+    for entry in entries(text):
         if entry.get("kind") == "start":
             start, train = entry, {}
         elif entry.get("kind") == "train":
             train = entry
         elif entry.get("kind") == "eval":
-            top1 = _number(entry.get("top1"))
+            top1 = number(entry.get("top1"))
     if not train or start.get("attempt", attempt) != attempt:
         return None
     steps, per_epoch = _whole(start.get("total_steps")), _whole(start.get("steps_per_epoch"))
@@ -97,31 +95,13 @@ def parse_progress(text: bytes, attempt: int) -> Progress | None:
         epochs=-(-steps // per_epoch) if steps and per_epoch else None,
         step=_whole(train.get("step")),
         steps=steps,
-        loss=_number(train.get("loss")),
-        img_s=_number(train.get("img_s")),
-        eta=_number(train.get("eta_s")),
+        loss=number(train.get("loss")),
+        img_s=number(train.get("img_s")),
+        eta=number(train.get("eta_s")),
         top1=top1,
     )
 
 
-def _entries(text: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects among the lines; torn and foreign lines are skipped."""
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            yield entry
-
-
-def _number(value: object) -> float | None:
-    """A number that a script wrote, if it is finite."""
-    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        return None
-    return float(value)
-
-
 def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
+    found = number(value)
+    return None if found is None else int(found)

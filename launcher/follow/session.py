@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..diagnosis.evidence import Evidence, NodeEvidence
+from ..diagnosis.evidence import Evidence
 from ..diagnosis.failure_kinds import FailureKind
 from ..diagnosis.first_failure import FirstFailure, first_failure, headline
 from ..engines.attempt import RunningAttempt
 from ..errors import DdpctlError
+from ..hosts import fold
 from ..logs.store import Mark
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..runs.sync_logs import log_store
@@ -26,17 +26,13 @@ from ..terminal.live import Live, wanted
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome
 from .panel import panel_lines, view
 from .progress import ProgressPoller
-from .run_lines import RunLines
+from .show_logs import RunLines
 from .signals import Interrupts
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6
 EXIT_INTERRUPTED = 130
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before the launcher does
-
-
-class OnEvent(Protocol):
-    def __call__(self, event: str, record: RunRecord, **values: object) -> None: ...
 
 
 @dataclass
@@ -49,7 +45,7 @@ class Session:
     console: Console
     interrupts: Interrupts
     start_recorder: Callable[[RunFolder], None]  # keeps the logs once this command leaves
-    on_event: OnEvent  # is told what happens: the event, the record and values
+    on_event: Callable[..., None]  # is told what happens: the event, the record and values
     owned: bool = True  # Ctrl-C can stop the run; otherwise it only leaves
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
     known: Mapping[int, Mark] = field(default_factory=dict)  # what was shown already, by node rank
@@ -105,11 +101,8 @@ class Session:
             self.console.flush()
             if isinstance(event, NodeOutcome):
                 self._node_ended(event)
-            elif isinstance(event, ContactChange):
-                self.console.say(event.text)
-                kind = "contact-lost" if event.lost else "contact-restored"
-                values = {"host": event.host, "node_rank": event.node_rank, "message": event.text}
-                self.on_event(kind, self.record, **values)
+            elif isinstance(event, list):
+                self._contact_changed(event)
             elif event is not None:
                 self.console.say(event)
             number = self.interrupts.take()
@@ -126,6 +119,18 @@ class Session:
         """Stops reading the nodes, and shows all that was held back."""
         self._monitor.close()
         self._lines.settle()
+
+    def _contact_changed(self, changes: list[ContactChange]) -> None:
+        for line in fold.errors({change.host: change.text for change in changes}):
+            self.console.say(line)
+        for change in changes:
+            self.on_event(
+                "contact-lost" if change.lost else "contact-restored",
+                self.record,
+                host=change.host,
+                node_rank=change.node_rank,
+                message=change.text,
+            )
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
@@ -175,7 +180,7 @@ class Session:
         timeout = self.record.stop_timeout
         _, self._unconfirmed = stop_run(
             self.attempt.nodes,
-            {node: [engine] for node, engine in self.attempt.engines.items()},
+            self.record.engine,
             self.folder.run_id,
             timeout if cancel else min(timeout, PEER_STOP_TIMEOUT),
             remove=False,
@@ -222,7 +227,7 @@ class Session:
         if attempt.state == "FAILED" or timed_out:
             attempt.first_failure = failure
         attempt.settle_nodes()
-        not_seen = {o.host for o in outcomes if o.end is None and o.status is None}
+        not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
         self.folder.try_save(self.record, self.console)
         for line in not_confirmed(self._unconfirmed):
@@ -236,13 +241,9 @@ class Session:
     def _first_failure(self, outcomes: Sequence[NodeOutcome]) -> FirstFailure | None:
         if all(outcome.succeeded for outcome in outcomes):
             return None
-        skews = self.clock_skews or [0.0] * len(outcomes)
-        return first_failure(
-            Evidence(
-                world_size=self.record.attempt.world_size,
-                nodes=tuple(node_evidence(o, skews[o.node_rank]) for o in outcomes),
-            )
-        )
+        for outcome, skew in zip(outcomes, self.clock_skews, strict=False):
+            outcome.clock_skew = skew
+        return first_failure(Evidence(self.record.attempt.world_size, outcomes))
 
 
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
@@ -259,17 +260,3 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
         console.error(f"  | {line}")
     if failure.remedy:
         console.error(f"remedy: {failure.remedy}")
-
-
-def node_evidence(outcome: NodeOutcome, clock_skew: float) -> NodeEvidence:
-    """What is known of one node, for the diagnosis."""
-    return NodeEvidence(
-        node_rank=outcome.node_rank,
-        host=outcome.host,
-        clock_skew=clock_skew,
-        events=tuple(outcome.events),
-        tail=tuple((line.time, line.rank, line.text) for line in outcome.tail),
-        exit_code=outcome.status.exit_code if outcome.status else None,
-        oom_killed=outcome.status.oom_killed if outcome.status else False,
-        unseen=outcome.lost_reason if outcome.lost_since is not None else None,
-    )

@@ -5,68 +5,83 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from ..engines.attempt import RunningAttempt
 from ..errors import UsageError
 from ..logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
 from ..logs.store import LogStore, Mark, known_marks
+from ..logs.torchrun_traceback import TorchrunTracebacks
 from ..runs.attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord
 from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .monitor import Lines, Monitor
-from .run_lines import RunLines
 from .signals import Interrupts
 
 UNKNOWN_COUNT = 100_000  # nodes or ranks of a run without a readable record
 
 
-@dataclass(frozen=True)
-class LogFlags:
-    """Which lines the user wants; nodes and ranks as typed, until the run is known."""
+class RunLines:
+    """The lines of a run on the console.
 
-    nodes: str | None = None
-    ranks: str | None = None
-    hosts: Sequence[str] = ()
-    attempt: int | None = None
-    tail: int | None = None
-    since: float | None = None  # unix seconds
-    grep: re.Pattern[bytes] | None = None
+    fold: on a terminal, without --verbose, torchrun's own tracebacks become one line.
+    """
 
-    def wanted(self, record: RunRecord | None) -> Wanted:
-        """Raises UsageError for a flag that names what the run does not have."""
-        attempts = record.attempts if record else []
-        known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
-        if record and (strangers := set(self.hosts) - known_hosts):
-            listed = ", ".join(sorted(known_hosts))
-            raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
-        numbers = [attempt.attempt for attempt in attempts]
-        if record and self.attempt is not None and self.attempt not in numbers:
-            raise UsageError(f"--attempt {self.attempt}: the run has attempts 1 to {numbers[-1]}")
-        world_size = max((attempt.world_size for attempt in attempts), default=0)
-        return Wanted(
-            nodes=_numbers("--node", self.nodes, max((len(a.nodes) for a in attempts), default=0)),
-            ranks=_numbers("--rank", self.ranks, world_size),
-            hosts=self.hosts or None,
-            attempt=self.attempt,
-            tail=self.tail,
-            since=self.since,
-            grep=self.grep,
-        )
+    def __init__(self, console: Console, *, fold: bool = True) -> None:
+        self._console = console
+        self._folds = fold and console.on_terminal and not console.verbose
+        self._tracebacks = TorchrunTracebacks()
+
+    def show(self, node_rank: int, text: bytes) -> None:
+        """Whole lines of one node."""
+        self._console.lines(self._tracebacks.feed(node_rank, text) if self._folds else text)
+
+    def settle(self) -> None:
+        """Shows all that was held back, and says what was left out."""
+        self._console.lines(self._tracebacks.take_held())
+        self._console.settle()
+        if count := len(self._tracebacks.left_out):
+            nodes = "1 node" if count == 1 else f"{count} nodes"
+            self._console.say(
+                f"torchrun: {nodes} ended with ChildFailedError; full text: ddpctl logs"
+            )
+        self._tracebacks.left_out.clear()
 
 
-def show_logs(folder: RunFolder, flags: LogFlags, console: Console, *, follow: bool) -> int:
+def chosen(
+    wanted: Wanted, nodes: str | None, ranks: str | None, record: RunRecord | None
+) -> Wanted:
+    """With nodes and ranks, as typed. Raises UsageError for a flag that names what the run does not have.
+
+    record: None if it cannot be read.
+    """
+    attempts = record.attempts if record else []
+    known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
+    if record and (strangers := set(wanted.hosts or ()) - known_hosts):
+        listed = ", ".join(sorted(known_hosts))
+        raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
+    numbers = [attempt.attempt for attempt in attempts]
+    if record and wanted.attempt is not None and wanted.attempt not in numbers:
+        raise UsageError(f"--attempt {wanted.attempt}: the run has attempts 1 to {numbers[-1]}")
+    node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
+    world_size = max((attempt.world_size for attempt in attempts), default=0)
+    return dataclasses.replace(
+        wanted,
+        nodes=_numbers("--node", nodes, node_count),
+        ranks=_numbers("--rank", ranks, world_size),
+    )
+
+
+def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
     """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
-    wanted = flags.wanted(folder.load_if_readable(console))
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console) if store else {}
         known = known_marks(folder.logs)
         print_recorded(folder, wanted, known, console, fold=False)
         report_unseen(failures, console)
-        if follow and wanted.attempt in (None, attempt.places[0].attempt):
+        if follow and wanted.attempt in (None, attempt.members[0].place.attempt):
             _follow(attempt, store, known, wanted, console)
     return 4 if failures else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +29,14 @@ from ..runs.status import (
 from ..runs.unseen import report_unseen
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
-from ..stop.unconfirmed import finish_pending
+from ..stop.stop import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
 from .progress import PROGRESS, Progress, parse_progress
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
+DROPPED = ("ATTEMPT", "OWNER", "SINCE", "NODES", "EXIT", "MEMORY")  # the least important first
 EXIT_UNSEEN = 4
 TIMEOUT = 60.0  # seconds; without persistence mode nvidia-smi takes seconds to start
 
@@ -83,19 +85,19 @@ class Selection:
         alive = {status.run_id for status in statuses if status.alive or status.waits}
         return [status for status in statuses if self.everything or status.run_id in alive]
 
-    def tables(self, seen: Seen) -> list[str]:
-        """Of the runs, if there are any, and of the GPUs."""
+    def tables(self, seen: Seen, columns: float = math.inf) -> list[str]:
+        """Of the runs, if there are any, and of the GPUs. columns: of the terminal."""
         shown = self.of(seen.statuses)
         found = []
         if shown and self.per_node:
             nodes = [status for run in by_run(shown) for status in odd_first(run)]
-            found.append(table([_node_row(status) for status in nodes], NODE_HEAD))
+            found.append(fitting([_node_row(status) for status in nodes], NODE_HEAD, columns))
         elif shown:
             runs = [_run_row(n, seen.statuses, seen.progress) for n in by_run(shown)]
-            found.append(table(runs, RUN_HEAD))
+            found.append(fitting(runs, RUN_HEAD, columns))
         if seen.gpus:
             rows = [[*cells, _time(since)] for cells, since in folded(seen.gpus)]
-            found.append(f"{summary(seen.gpus)}\n{table(rows, GPU_HEAD)}")
+            found.append(f"{summary(seen.gpus)}\n{fitting(rows, GPU_HEAD, columns)}")
         return found
 
     def nothing(self, clusters: Connected) -> str:
@@ -108,6 +110,17 @@ class Selection:
         if self.everything:
             return f"no run on {names(hosts)}"
         return f"no live run on {names(hosts)}; --all shows finished runs too"
+
+
+def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) -> str:
+    """The table, without the least important columns if it would be wider than the terminal."""
+    text = table(rows, head)
+    for name in DROPPED:
+        if name in head and max(map(len, text.splitlines())) >= columns:
+            at = head.index(name)
+            head, *rows = ([*row[:at], *row[at + 1 :]] for row in (head, *rows))
+            text = table(rows, head)
+    return text
 
 
 def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
@@ -135,10 +148,11 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
 
     On a terminal they replace those before them; elsewhere tables that differ are printed.
     """
-    text = ""
+    text, seen, parts = "", Seen([], {}, [], {}), [""]
 
     def render(columns: int, rows: int) -> list[str]:
-        return live.fitted(f"{timestamp()[:19]}Z\n{text}", columns, rows)
+        shown = "\n\n".join([*parts, *selection.tables(seen, columns)])
+        return live.fitted(f"{timestamp()[:19]}Z\n{shown}", columns, rows)
 
     display = live.Live(render, share=0.9)
     on_terminal = live.wanted(plain=False, quiet=console.quiet)

@@ -1,12 +1,11 @@
 """The hosts file: read, checked as a whole, and kept as values."""
 
 from .dump import dump
-from .files import read_env_file
+from .files import read_env_file, user_environment
 from .hostfile import HostList
 from .job_values import seconds_in
-from .load import load, override_job, parse
+from .load import Hosts, cluster_of, default_hosts, load, override_job, parse
 from .model import Cluster, Host, Job
-from .named import Hosts, cluster_of, default_hosts
 from .select import select
 
 __all__ = [
@@ -24,4 +23,5 @@ __all__ = [
     "read_env_file",
     "seconds_in",
     "select",
+    "user_environment",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .job_values import wrong_env_name
+from .model import Job
 from .problems import LONGEST_PATH, Problem, raise_any, shown
 from .schema import PathKind
 
@@ -82,6 +83,14 @@ def _flaw(place: Place) -> str:
 
 def _reason(error: OSError | ValueError) -> str:
     return str(getattr(error, "strerror", None) or error).lower()
+
+
+def user_environment(job: Job) -> dict[str, str]:
+    """The variables of env_file and env; as in `docker run`, env wins. They may be secrets.
+
+    They are handed to the engines and printed nowhere: plans and records have only their names.
+    """
+    return {**(read_env_file(job.env_file) if job.env_file else {}), **job.env}
 
 
 def read_env_file(path: str) -> dict[str, str]:

@@ -46,6 +46,11 @@ def names(hosts: Iterable[str]) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 host`, `2 hosts`"""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def errors(by_host: Mapping[str, object]) -> list[str]:
     """One error per host as lines; those of many hosts that differ only in the name are one line."""
     same: dict[str, list[str]] = {}

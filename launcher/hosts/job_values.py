@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from .problems import nearest, shown
 from .tree import Items, Scalar, Tree
-from .values import as_written, each, list_of, mapping_of, parts, text, whole, wrong
+from .values import as_written, each, list_of, mapping_of, matching, parts, text, whole, wrong
 
 MIB = 1024**2
 LONGEST_DURATION = 365 * 86400  # seconds
@@ -19,7 +19,6 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STARTS_PYTHON = re.compile(r"python[0-9.]*|torchrun")
 _UID_GID = re.compile(r"\d{1,10}:\d{1,10}")
-_DEVICE = re.compile(r"/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?")
 _LIMITS = ("core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile") + (
     ("nproc", "rss", "rtprio", "rttime", "sigpending", "stack")
 )
@@ -123,13 +122,6 @@ def folder_on_hosts(tree: Tree) -> str:
     return word
 
 
-def _device(tree: Tree) -> str:
-    word = text(tree)
-    if not _DEVICE.fullmatch(word) or ".." in word:
-        raise wrong(tree, shown(word), "write for example /dev/fuse")
-    return word
-
-
 def _capability(tree: Tree) -> str:
     name = text(tree).upper().removeprefix("CAP_")
     if not re.fullmatch(r"[A-Z_]{2,40}", name):
@@ -182,6 +174,9 @@ def size(tree: Tree) -> int:
     return number
 
 
+_device = matching(
+    r"(?!.*\.\.)/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?", "write for example /dev/fuse"
+)
 devices = list_of(_device, "[/dev/fuse]")
 cap_add = list_of(_capability, "[SYS_PTRACE]")
 ulimits = mapping_of(_wrong_limit, whole(-1, 2**62), "{nofile: 65536}")

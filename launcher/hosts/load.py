@@ -6,24 +6,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from ..errors import UsageError
 from ..state import current_folder, home_folder
 from .files import Place, missing, text_of
-from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
+from .hostfile import HostList, is_host_list, is_hostfile, read_host_list, read_hostfile
 from .model import Cluster, Host, Job
 from .problems import Problem, Wrong, raise_any, shown
 from .rules import Entry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
+from .select import select
 from .tree import Items, Scalar, Table, Tree, read_yaml
 from .values import parts, split_port, text, wrong
 
+Hosts: TypeAlias = str | Path | Sequence[str] | Cluster | None
+
 COMMAND_LINE = "command line"
+DEFAULT_HOSTS = "hosts.yaml"
 _AMBIGUOUS_PORT = 22  # below it, gpu1:8 may just as well mean eight GPUs
 _NOTHING = Scalar(0, "", "nothing")
+
+
+def cluster_of(
+    hosts: Hosts,
+    job: Mapping[str, object],
+    include: str | None = None,
+    exclude: str | None = None,
+    *,
+    source: str = COMMAND_LINE,
+) -> Cluster:
+    """The chosen hosts, with `job` over the file's job; None as a value leaves the file's.
+
+    hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a cluster that was read
+    before, or None for ./hosts.yaml. source: who gave `job`, for messages. Raises UsageError.
+    """
+    if not isinstance(hosts, Cluster):
+        if hosts is None:
+            hosts = default_hosts()
+        elif not isinstance(hosts, (str, Path)):
+            hosts = HostList(",".join(hosts))
+        hosts = load(hosts, overridden=[key for key, value in job.items() if value is not None])
+    return override_job(select(hosts, include, exclude), job, source=source)
+
+
+def default_hosts() -> str:
+    """./hosts.yaml. Raises UsageError if there is none."""
+    if not Path(DEFAULT_HOSTS).is_file():
+        raise UsageError(
+            "no hosts: give a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
+        )
+    return DEFAULT_HOSTS
 
 
 def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:

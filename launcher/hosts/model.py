@@ -40,6 +40,18 @@ class Host:
         return self.user, *self.machine
 
     @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """The GPUs that it names, by a count or by their ids. `all` names none."""
+        if self.gpus == "all":
+            return ()
+        return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
+
+    @property
+    def written_gpus(self) -> str:
+        """gpus as a hosts file has it."""
+        return str(list(self.gpus)) if isinstance(self.gpus, tuple) else str(self.gpus)
+
+    @property
     def name(self) -> str:
         """The name in log lines and messages."""
         return self.host

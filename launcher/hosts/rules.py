@@ -59,11 +59,11 @@ def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
             "use host: local, or engine: docker for other machines",
             "host: local with engine: process",
         )
-    count = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
+    count = len(host.gpu_ids)
     key, wanted = f"{entry.key}.nproc_per_node", host.nproc_per_node
     if wanted is None:
         key, wanted = "job.nproc_per_node", job.nproc_per_node or 0
-    if isinstance(count, int) and 0 < count < wanted:
+    if 0 < count < wanted:
         yield Problem(
             entry.line,
             f"{entry.key}.gpus",
@@ -75,18 +75,19 @@ def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
 
 def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
     """Entries on one machine have GPUs of their own: lists of ids, or none."""
-    mine, name = entry.host.gpus, entry.host.name
-    for other in earlier if mine != 0 else ():
-        theirs = other.host.gpus
-        if theirs == 0:
+    mine = entry.host
+    for other in earlier if mine.gpus != 0 else ():
+        theirs = other.host
+        if theirs.gpus == 0:
             continue
-        if isinstance(mine, tuple) and isinstance(theirs, tuple):
-            shared = sorted(set(mine) & set(theirs))
+        if isinstance(mine.gpus, tuple) and isinstance(theirs.gpus, tuple):
+            shared = sorted(set(mine.gpus) & set(theirs.gpus))
             if not shared:
                 continue
-            what = f"found GPU {', '.join(map(str, shared))} of {name} on two nodes"
+            what = f"found GPU {', '.join(map(str, shared))} of {mine.name} on two nodes"
         else:
-            what = f"found {name} twice, with gpus: {_words(theirs)} and gpus: {_words(mine)}"
+            what = f"found {mine.name} twice, "
+            what += f"with gpus: {theirs.written_gpus} and gpus: {mine.written_gpus}"
         yield Problem(
             entry.line,
             entry.key,
@@ -129,7 +130,3 @@ def _container_rules(job: Job, lines: Mapping[str, int]) -> Iterator[Problem]:
         if kind == "tmpfs" and flat in mounted:
             what = f"found {shown(flat)}, which job.mounts has too"
             yield Problem(lines.get(kind, 0), "job.tmpfs", what, "keep one of them")
-
-
-def _words(gpus: object) -> str:
-    return str(list(gpus)) if isinstance(gpus, tuple) else str(gpus)

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from ..errors import UsageError
 from .model import Cluster, Host
 
-Chosen = Mapping[
-    str, frozenset[int] | None
-]  # GPU ids by lower-case host name; None: the whole host
+# GPU ids by lower-case host name; None: the whole host
+Chosen = Mapping[str, frozenset[int] | None]
 
 
 def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluster:
@@ -25,16 +24,14 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     """
     if include is not None and exclude is not None:
         raise UsageError("--include and --exclude: give one of them")
-    if include is not None:
-        flag, text, keep = "--include", include, _included
-    elif exclude is not None:
-        flag, text, keep = "--exclude", exclude, _without
-    else:
+    text = exclude if include is None else include
+    if text is None:
         return cluster
+    flag = "--exclude" if include is None else "--include"
     chosen = _parse(flag, text, cluster)
     _refuse_unknown(flag, chosen, cluster)
     hosts, spares = (
-        tuple(kept for host in each for kept in keep(host, chosen))
+        tuple(kept for host in each for kept in _kept(host, chosen, include is not None))
         for each in (cluster.hosts, cluster.spares)
     )
     if not hosts:
@@ -75,37 +72,22 @@ def _refuse_unknown(flag: str, chosen: Chosen, cluster: Cluster) -> None:
                     "write their number in the hosts file, or use --include"
                 )
             continue
-        if missing := ids - {gpu for host in entries for gpu in _ids(host)}:
+        if missing := ids - {gpu for host in entries for gpu in host.gpu_ids}:
             listed = ", ".join(map(str, sorted(missing)))
             raise UsageError(f"{flag}: {name} has no GPU {listed} in {cluster.source}")
 
 
-def _included(host: Host, chosen: Chosen) -> Iterator[Host]:
-    name = host.name.lower()
-    if name not in chosen:
+def _kept(host: Host, chosen: Chosen, include: bool) -> Iterator[Host]:
+    """The host with the GPUs that the flag leaves it; nothing if it leaves none."""
+    named = chosen.get(host.name.lower(), frozenset())
+    if not named:  # the whole host, or nothing of it
+        if include is (named is None):
+            yield host
         return
-    wanted = chosen[name]
-    if wanted is None:
-        yield host
-    elif gpus := tuple(sorted(wanted)) if host.gpus == "all" else _ids(host, wanted):
-        yield dataclasses.replace(host, gpus=gpus)
-
-
-def _without(host: Host, chosen: Chosen) -> Iterator[Host]:
-    name = host.name.lower()
-    unwanted = chosen.get(name, frozenset())
-    if unwanted is None:
-        return
-    left = tuple(gpu for gpu in _ids(host) if gpu not in unwanted)
-    if not unwanted or left == _ids(host):
+    # Excluding GPUs of `all` has been refused.
+    among = sorted(named) if host.gpus == "all" else host.gpu_ids
+    left = tuple(gpu for gpu in among if (gpu in named) is include)
+    if left == host.gpu_ids and not include:
         yield host
     elif left:
         yield dataclasses.replace(host, gpus=left)
-
-
-def _ids(host: Host, among: frozenset[int] | None = None) -> tuple[int, ...]:
-    """The GPUs that an entry names, or those of them in `among`. `all` names none."""
-    if host.gpus == "all":
-        return ()
-    ids = range(host.gpus) if isinstance(host.gpus, int) else host.gpus
-    return tuple(gpu for gpu in ids if among is None or gpu in among)

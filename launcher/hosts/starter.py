@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,11 +12,9 @@ from typing import NamedTuple
 import yaml
 
 from ..state import expanded
-from . import Cluster, Host, parse
-from .json_schema import FILE
+from . import Cluster, Host, Job, parse
+from .schema import FILE
 
-DEFAULT_IMAGE = "ddpctl-trainer:latest"
-DEFAULT_COMMAND = ("-m", "trainer")
 INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
@@ -36,73 +34,80 @@ class Answers:
     user: str | None = None
     identity_file: str | None = None
     gpus: str = "all"
-    image: str = DEFAULT_IMAGE
+    image: str = Job.image
     workdir: str | None = None
     dataset: str | None = None
-    command: tuple[str, ...] = DEFAULT_COMMAND
+    command: tuple[str, ...] = Job.command
+
+
+_FILE = """\
+# yaml-language-server: $schema={schema}
+# Hosts and job for ddpctl. Next: `ddpctl check {name}`, then `ddpctl launch {name}`.
+# Paths are relative to this file. The commented lines show what else you can set.
+
+defaults:                      # for every host; a host may override them
+{defaults}
+
+hosts:                         # list order is rank order: the first is node 0, the master
+{hosts}
+#   internal_ip: 10.0.0.2      # of a host: the address for the other nodes; `check` finds it
+
+job:
+{job}
+"""
+# A key, an example for one that was not answered, and what it is for.
+_DEFAULTS = (
+    ("user", "ubuntu", "the SSH user; default: what `ssh HOST` uses"),
+    ("identity_file", "~/.ssh/id_ed25519", "the SSH key; default: what `ssh HOST` uses"),
+    ("gpus", "", "all | a count | a list of ids | 0 for CPU"),
+)
+_JOB = (
+    ("image", "", "any image with Python and torch"),
+    ("workdir", ".", "your code: pushed, mounted at /workspace"),
+    ("dataset", "./data", "your data: pushed, mounted read-only at /data"),
+    ("command", "", "what torchrun runs; `-- ...` overrides it"),
+    ("nproc_per_node", "2", "default: one per GPU; 1 on a CPU host"),
+    ("master_port", "", "a free port of node 0; or a number"),
+    ("max_restarts", "3", "restarts of the whole job from its newest checkpoint"),
+)
 
 
 def compose(answers: Answers, name: str) -> str:
     """A commented hosts file. Raises HostsFileError where the answers do not make one."""
-    text = "\n".join(_lines(answers, name)) + "\n"
+    words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
+    given = {key: scalar(text) for key, text in vars(answers).items() if isinstance(text, str)}
+    given |= {"command": f"[{words}]", "master_port": "auto", "gpus": answers.gpus}
+    if "," in answers.gpus:
+        given["gpus"] = f"[{answers.gpus.strip('[]')}]"
+    text = _FILE.format(
+        schema=FILE.as_uri(),
+        name=name,
+        defaults=_rows(_DEFAULTS, given),
+        hosts="\n".join(map(_host, answers.hosts)),
+        job=_rows(_JOB, given),
+    )
     parse(text, name)
     return text
+
+
+def _rows(keys: Iterable[tuple[str, str, str]], given: Mapping[str, str]) -> str:
+    """A line for each key with its value, or with an example and commented out."""
+    rows = (
+        (f"  {key}: {given[key]}" if key in given else f"# {key}: {example}", why)
+        for key, example, why in keys
+    )
+    return "\n".join(f"{line:<30} # {why}" for line, why in rows)
+
+
+def _host(entry: Entry) -> str:
+    key, gpus = ("", "") if entry.gpus is None else ("host: ", f"\n    gpus: {entry.gpus}")
+    line = f"  - {key}{scalar(entry.host)}"
+    return (f"{line:<30} # {entry.note}" if entry.note else line) + gpus
 
 
 def named_hosts(answers: Answers, name: str) -> tuple[Host, ...]:
     """The hosts of the file that the answers make."""
     return parse(compose(answers, name), name).hosts
-
-
-def _lines(answers: Answers, name: str) -> Iterator[str]:
-    yield f"# yaml-language-server: $schema={FILE.as_uri()}"
-    yield f"# Hosts and job for ddpctl. Next: `ddpctl check {name}`, then `ddpctl launch {name}`."
-    yield "# Paths are relative to this file. The commented lines show what else you can set."
-    yield ""
-    yield "defaults:                      # for every host; a host may override them"
-    yield from _either(
-        "user", answers.user, "ubuntu", "the SSH user; default: what `ssh HOST` uses"
-    )
-    yield from _either(
-        "identity_file",
-        answers.identity_file,
-        "~/.ssh/id_ed25519",
-        "the SSH key; default: what `ssh HOST` uses",
-    )
-    given = f"[{answers.gpus.strip('[]')}]" if "," in answers.gpus else answers.gpus
-    yield _row(f"  gpus: {given}", "all | a count | a list of ids | 0 for CPU")
-    yield ""
-    yield "hosts:                         # list order is rank order: the first is node 0, the master"
-    for host, gpus, note in answers.hosts:
-        line = f"  - host: {scalar(host)}" if gpus is not None else f"  - {scalar(host)}"
-        yield _row(line, note) if note else line
-        if gpus is not None:
-            yield f"    gpus: {gpus}"
-    yield "#   internal_ip: 10.0.0.2      # of a host: the address for the other nodes; `check` finds it"
-    yield ""
-    yield "job:"
-    yield _row(f"  image: {scalar(answers.image)}", "any image with Python and torch")
-    yield from _either("workdir", answers.workdir, ".", "your code: pushed, mounted at /workspace")
-    yield from _either(
-        "dataset", answers.dataset, "./data", "your data: pushed, mounted read-only at /data"
-    )
-    words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
-    yield _row(f"  command: [{words}]", "what torchrun runs; `-- ...` overrides it")
-    yield from _either("nproc_per_node", None, "2", "default: one per GPU; 1 on a CPU host")
-    yield _row("  master_port: auto", "a free port of node 0; or a number")
-    yield from _either(
-        "max_restarts", None, "3", "restarts of the whole job from its newest checkpoint"
-    )
-
-
-def _either(key: str, value: str | None, example: str, why: str) -> Iterator[str]:
-    """The key with its value, or an example commented out."""
-    line = f"  {key}: {scalar(value)}" if value is not None else f"# {key}: {example}"
-    yield _row(line, why)
-
-
-def _row(line: str, why: str) -> str:
-    return f"{line:<30} # {why}"
 
 
 def scalar(text: str) -> str:

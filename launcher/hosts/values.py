@@ -16,7 +16,6 @@ from .tree import Items, Scalar, Table, Tree
 
 MAX_GPUS = 256
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
-_INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}")
 # What ssh itself refuses in names, and what would be a pattern or a part of something else.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
 _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
@@ -65,18 +64,12 @@ def mapping_of(
         if not isinstance(tree, Table):
             raise wrong(tree, tree.kind, f"write {example}")
 
-        def read_entry(name: str) -> T:
+        def read_entry(name: str) -> tuple[str, T]:
             if remedy := flaw(name):
                 raise Wrong(Problem(tree.lines[name], "", f"found the name {shown(name)}", remedy))
-            return read(tree.entries[name])
+            return name, read(tree.entries[name])
 
-        return dict(
-            zip(
-                tree.entries,
-                each(((f".{shown(name)}", name) for name in tree.entries), read_entry),
-                strict=True,
-            )
-        )
+        return dict(each(((f".{shown(name)}", name) for name in tree.entries), read_entry))
 
     return read_mapping
 
@@ -101,6 +94,18 @@ def text(tree: Tree) -> str:
     if not written.strip():
         raise wrong(tree, "an empty text", "give a value or remove the key")
     return written
+
+
+def matching(pattern: str, remedy: str) -> Callable[[Tree], str]:
+    """A text of one form."""
+
+    def read_text(tree: Tree) -> str:
+        word = text(tree)
+        if not re.fullmatch(pattern, word):
+            raise wrong(tree, shown(word), remedy)
+        return word
+
+    return read_text
 
 
 def whole(low: int, high: int, also: str | None = None, remedy: str = "") -> Reader:
@@ -229,11 +234,7 @@ def internal_ip(tree: Tree) -> str:
     return word
 
 
-def interface(tree: Tree) -> str:
-    word = text(tree)
-    if not _INTERFACE.fullmatch(word):
-        raise wrong(tree, shown(word), "write one name as `ip link` shows it")
-    return word
+interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "write one name as `ip link` shows it")
 
 
 def is_address(word: str) -> bool:

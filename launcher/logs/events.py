@@ -14,30 +14,12 @@ import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..supervisor.events import (
-    Clock,
-    End,
-    Environment,
-    Event,
-    Joined,
-    RankExit,
-    RankPids,
-    RankStacks,
-    Refused,
-    ResourceUsage,
-    Start,
-    Stopping,
-    Usage,
-)
+from ..supervisor.events import Event
 
 LARGEST = 1e11  # of times and durations in seconds: no calendar overflows
 LONGEST_TEXT = 1 << 16
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
-KINDS = {
-    kind.kind: kind
-    for kind in (Start, Joined, Refused, Clock, RankPids, RankExit, RankStacks, Stopping)
-    + (ResourceUsage, End, Environment, Usage)
-}
+KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # those of the supervisor
 
 
 @dataclass(frozen=True)

@@ -39,21 +39,14 @@ class Wanted:
         return b"".join(line for line in lines if self._takes(line))
 
     def _takes(self, line: bytes) -> bool:
-        if self.ranks is not None and rank_of(line) not in self.ranks:
+        match = PREFIX.match(line)
+        if self.ranks is not None and not (match and match[2] and int(match[2]) in self.ranks):
             return False
-        if self.hosts is not None and host_of(line) not in self.hosts:
+        if self.hosts is not None and not (
+            match and match[1].decode(errors="replace") in self.hosts
+        ):
             return False
         return self.grep is None or self.grep.search(line) is not None
-
-
-def rank_of(line: bytes) -> int | None:
-    match = PREFIX.match(line)
-    return int(match.group(2)) if match and match.group(2) else None
-
-
-def host_of(line: bytes) -> str | None:
-    match = PREFIX.match(line)
-    return match.group(1).decode(errors="replace") if match else None
 
 
 def parse_numbers(text: str, count: int) -> frozenset[int]:

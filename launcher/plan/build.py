@@ -24,9 +24,8 @@ from .plan import (
     JobPaths,
     Mount,
     NodePlan,
-    Place,
     Plan,
-    place_of,
+    place_in,
 )
 from .supervisor_spec import SUPERVISOR
 from .topology import first_ranks, free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
@@ -35,6 +34,7 @@ METRICS_DIR = "/ddpctl-metrics"  # in a container
 INFINIBAND = "/dev/infiniband"
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 STACK_BYTES = 67108864  # as NVIDIA's own images ask for
+IN_CONTAINER = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
 UNKNOWN_DIGEST = "<digest>"
 
 
@@ -121,10 +121,17 @@ class _NodeBuilder:
         self.host, self.job = cluster.hosts[rank], cluster.job
         self.facts = found.facts[rank] if found else None
         self.image = found.images[rank] if found and found.images else cluster.job.image
-        self.home = (self.facts and self.facts.folder) or HOME
-        self.place = place_of(plan.run_id, rank, plan.attempt, self.home)
-        self.data = f"{self.home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}"
-        self.paths = _job_paths(plan.engine, self.place, self.data, self.job)
+        home = (self.facts and self.facts.folder) or HOME
+        run_dir = f"{home}/runs/{plan.run_id}"
+        self.place = place_in(run_dir, plan.run_id, rank, plan.attempt)
+        self.folders = JobPaths(
+            control=self.place.control_dir,
+            checkpoints=f"{run_dir}/checkpoints",
+            output=f"{run_dir}/output",
+            workspace=f"{run_dir}/workspace",
+            data=f"{home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}",
+        )
+        self.paths = self._job_paths()
         found_interface = self.facts.interface_of(address) if self.facts else None
         self.interface = self.host.interface or found_interface
         self.gpus = _container_gpus(self.host, self.facts)
@@ -240,15 +247,26 @@ class _NodeBuilder:
         }
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
 
+    def _job_paths(self) -> JobPaths:
+        """The user may point checkpoints and output elsewhere by the variables that name them."""
+        job, in_container = self.job, self.plan.engine.in_container
+        paths = IN_CONTAINER if in_container else self.folders
+        return dataclasses.replace(
+            paths,
+            checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
+            output=job.env.get("DDPCTL_OUTPUT_DIR", paths.output),
+            metrics=METRICS_DIR if job.metrics_dir and in_container else job.metrics_dir,
+        )
+
     def _mounts(self) -> tuple[Mount, ...]:
-        run_dir = self.place.run_dir
-        mounts = [Mount(self.place.control_dir, CONTROL_DIR)]
+        own = self.folders
+        mounts = [Mount(own.control, IN_CONTAINER.control)]
         if self.job.dataset:
-            mounts.append(Mount(self.data, "/data", read_only=True))
+            mounts.append(Mount(own.data, IN_CONTAINER.data, read_only=True))
         if self.job.workdir:
-            mounts.append(Mount(f"{run_dir}/workspace", "/workspace"))
-        mounts.append(Mount(f"{run_dir}/checkpoints", "/checkpoints"))
-        mounts.append(Mount(f"{run_dir}/output", "/output"))
+            mounts.append(Mount(own.workspace, IN_CONTAINER.workspace))
+        mounts.append(Mount(own.checkpoints, IN_CONTAINER.checkpoints))
+        mounts.append(Mount(own.output, IN_CONTAINER.output))
         for mount in self.job.mounts:
             source, target, *mode = mount.split(":")
             mounts.append(Mount(source, target, read_only="ro" in mode, from_job=True))
@@ -288,27 +306,6 @@ def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
     """Whether the container's user is neither root nor `uid`, who logs in to the host."""
     user = node.container.user.split(":")[0]
     return plan.engine.in_container and user not in (str(uid), "0")
-
-
-def _job_paths(engine: EngineTraits, place: Place, data: str, job: Job) -> JobPaths:
-    """The user may point checkpoints and output elsewhere by the variables that name them."""
-    if engine.in_container:
-        paths = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
-    else:
-        run_dir = place.run_dir
-        paths = JobPaths(
-            place.control_dir,
-            f"{run_dir}/checkpoints",
-            f"{run_dir}/output",
-            f"{run_dir}/workspace",
-            data,
-        )
-    return dataclasses.replace(
-        paths,
-        checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
-        output=job.env.get("DDPCTL_OUTPUT_DIR", paths.output),
-        metrics=METRICS_DIR if job.metrics_dir and engine.in_container else job.metrics_dir,
-    )
 
 
 def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:

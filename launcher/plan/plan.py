@@ -74,7 +74,7 @@ class Place:
 
 @dataclass(frozen=True)
 class JobPaths:
-    """A node's folders as its job sees them."""
+    """A node's folders: on the host, in the container, or as its job sees them."""
 
     control: str
     checkpoints: str
@@ -150,9 +150,8 @@ def container_name(run_id: str, node_rank: int) -> str:
     return f"ddpctl-{run_id}-{node_rank}"
 
 
-def place_of(run_id: str, node_rank: int, attempt: int, home: str) -> Place:
-    """`home` is the absolute path of ~/.ddpctl on the host."""
-    run_dir = f"{home}/runs/{run_id}"
+def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
+    """run_dir: the run's folder on the host."""
     return Place(
         node_rank=node_rank,
         attempt=attempt,
@@ -160,8 +159,3 @@ def place_of(run_id: str, node_rank: int, attempt: int, home: str) -> Place:
         run_dir=run_dir,
         control_dir=f"{run_dir}/nodes/{node_rank}/attempt-{attempt}",
     )
-
-
-def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
-    """The same, from the run's folder on the host."""
-    return place_of(run_id, node_rank, attempt, run_dir.removesuffix(f"/runs/{run_id}"))

@@ -69,25 +69,21 @@ def _node(plan: Plan, node: NodePlan) -> Iterator[str]:
 def _container(container: Container) -> Iterator[str]:
     gpus = container.gpus
     listed = gpus if isinstance(gpus, str) else ",".join(str(gpu) for gpu in gpus)
-    yield f"  container   {container.name}"
-    yield f"  entrypoint  {shlex.join(container.entrypoint)}"
     vendor = " (AMD)" if container.gpu_vendor == "amd" else ""
-    yield f"  gpus        {listed or 'none'}{vendor}"
-    yield f"  user        {container.user}"
-    yield f"  network     {container.network}"
-    yield f"  init        {_option(container.init)}"
-    yield f"  shm-size    {container.shm_size}"
-    for folder, size in container.tmpfs.items():
-        yield f"  tmpfs       {folder}={size}"
-    for name, limit in container.ulimits.items():
-        yield f"  ulimit      {name}={limit}"
-    for capability in container.cap_add:
-        yield f"  cap-add     {capability}"
-    for group in container.group_add:
-        yield f"  group-add   {group}"
-    for device in container.devices:
-        yield f"  device      {device}"
-    for mount in container.mounts:
-        yield f"  mount       {mount.source}:{mount.target}{':ro' if mount.read_only else ''}"
-    for key, value in container.labels.items():
-        yield f"  label       {key}={value}"
+    rows: list[tuple[str, object]] = [
+        ("container", container.name),
+        ("entrypoint", shlex.join(container.entrypoint)),
+        ("gpus", (listed or "none") + vendor),
+        ("user", container.user),
+        ("network", container.network),
+        ("init", _option(container.init)),
+        ("shm-size", container.shm_size),
+        *(("tmpfs", f"{folder}={size}") for folder, size in container.tmpfs.items()),
+        *(("ulimit", f"{name}={limit}") for name, limit in container.ulimits.items()),
+        *(("cap-add", capability) for capability in container.cap_add),
+        *(("group-add", group) for group in container.group_add),
+        *(("device", device) for device in container.devices),
+        *(("mount", f"{m.source}:{m.target}{':ro' * m.read_only}") for m in container.mounts),
+        *(("label", f"{key}={value}") for key, value in container.labels.items()),
+    ]
+    return (f"  {name:<11} {value}" for name, value in rows)

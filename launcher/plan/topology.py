@@ -49,7 +49,7 @@ def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     """The ids of the GPUs that a node uses; none for `all` on a host without GPUs."""
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()
-    return tuple(range(host.gpus)) if isinstance(host.gpus, int) else tuple(host.gpus)
+    return host.gpu_ids
 
 
 def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 from ..engines.claims import goes_first, rivals, taken
 from ..engines.docker_client import WRITE_CDI_SPEC
-from ..hosts import Host
 from ..hosts.fold import ranges
 from ..plan.topology import gpu_ids, ids_by_uuid
 from .findings import Finding, failure, warning
-from .inventory import Inventory
-from .machine import Machine, odd_one_out
+from .inventory import Inventory, Machine, odd_one_out
 
 LAST = (math.inf, "")  # the place of a run that has not asked for its GPUs yet
 BUSY_MIB = 500  # a GPU with more memory in use is somebody's
@@ -78,7 +76,7 @@ def check_requested(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         ids = gpu_ids(host, machine.facts)
         missing = set(ids) - there
         if missing and not there:
-            what = f"the hosts file asks for gpus: {_words(host)}, but the host has none"
+            what = f"the hosts file asks for gpus: {host.written_gpus}, but the host has none"
             remedy = "install the NVIDIA driver there, or set gpus: 0"
             yield failure(machine.name, "gpus", what, remedy)
         elif missing:
@@ -160,16 +158,15 @@ def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
     nodes = machine.engine.nodes if machine.engine else ()
     uuids = {gpu.index: gpu.uuid for gpu in machine.facts.gpus}
     claimed = {(node.run_id, uuid) for node in nodes if node.alive for uuid in node.gpus}
-    for process in machine.details.nvidia.processes:
-        if process.gpu not in machine.gpus or process.mib < BUSY_MIB:
-            continue
+    used = [gpu for gpu in machine.details.nvidia.gpus if gpu.index in machine.gpus]
+    for index, process in ((gpu.index, process) for gpu in used for process in gpu.processes):
         run = runs.get(process.container)
-        if (run, uuids.get(process.gpu)) in claimed:
-            continue  # check_taken reports it
+        if process.mib < BUSY_MIB or (run, uuids.get(index)) in claimed:
+            continue  # check_taken reports the claims of runs
         who = f"pid {process.pid}"
         who += f", user {process.user}" if process.user else ""
         who += f", run {run}" if run else ""
-        what = f"GPU {process.gpu} is in use: {process.name or 'a process'} ({who}) holds "
+        what = f"GPU {index} is in use: {process.name or 'a process'} ({who}) holds "
         what += f"{process.mib} MiB"
         stop = f"run `ddpctl kill {run}`, wait for it" if run else "stop the process"
         yield failure(machine.name, "gpus", what, f"{stop}, or choose other GPUs")
@@ -261,10 +258,6 @@ def check_cuda(machine: Machine, _: Inventory) -> Iterator[Finding]:
     if version and int(version[1]) > driver[0]:
         what = f"the image needs CUDA {version[0]}, the driver supports {driver[0]}.{driver[1]}"
         yield failure(machine.name, "gpus", what, "update the driver, or use an older image")
-
-
-def _words(host: Host) -> str:
-    return str(list(host.gpus)) if isinstance(host.gpus, tuple) else str(host.gpus)
 
 
 CHECKS = (

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from ..hosts.fold import names
 from .findings import Finding, failure, warning
-from .inventory import Inventory
-from .machine import Machine, common, odd_one_out
-from .reach_routes import Answer, answers_at, candidates
+from .inventory import Answer, Inventory, Machine, common, odd_one_out
+from .reach_routes import candidates
 
 SLOW = 1.0  # seconds until a peer answers; the first packet is sent again after one
 
@@ -106,8 +105,7 @@ def check_reached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if address is None:
         yield from _unreached(machine, seen)
         return
-    met = answers_at(seen.reach.answers, machine.rank, address)
-    master = answers_at(seen.reach.answers, machine.rank, address, master=True)
+    met, master = seen.met(machine, address), seen.met(machine, address, master=True)
     refused = {source: a for source, a in master.items() if not a.ok and a.result != "silent"}
     if refused:
         what = f"port {port} on {address} {_how(refused)} {_sources(refused, master, seen)}"
@@ -134,8 +132,8 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         what = f"{where} has no address that other hosts could reach"
         yield failure(machine.name, "network", what, "set internal_ip in the hosts file")
         return
-    best = max(tried, key=lambda ip: sum(a.ok for a in _met(machine, ip, seen).values()))
-    met = _met(machine, best, seen)
+    best = max(tried, key=lambda ip: sum(a.ok for a in seen.met(machine, ip).values()))
+    met = seen.met(machine, best)
     silent = {source: answer for source, answer in met.items() if answer.result == "silent"}
     bad = {s: answer for s, answer in met.items() if not answer.ok and s not in silent} or silent
     if not bad:
@@ -176,10 +174,6 @@ def _router(
                 if other not in (source, machine) and other.has_address(via):
                     return other
     return None
-
-
-def _met(machine: Machine, ip: str, seen: Inventory) -> dict[int, Answer]:
-    return answers_at(seen.reach.answers, machine.rank, ip)
 
 
 def _how(bad: Mapping[int, Answer]) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ..engines.status import NodeStatus
 from ..terminal.sanitize import plain
 from .findings import Finding, failure, warning
-from .inventory import Inventory
-from .machine import Machine
+from .inventory import Inventory, Machine
 
 LONGEST_COMMAND = 80  # characters; a command line may hold anything, passwords too
 

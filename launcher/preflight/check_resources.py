@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from ..facts.hardware import Disk
 from ..hosts import Job
 from .findings import Finding, failure, warning
-from .inventory import Inventory
-from .machine import Machine
+from .inventory import Inventory, Machine
 
 GIB = 2**20  # in KiB
 LEAST_FREE = 1 * GIB  # with less, a run cannot keep its logs and checkpoints

@@ -21,8 +21,7 @@ from ..plan.plan import LABEL, Container, Mount
 from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
 from .findings import Finding, failure, split, warning
-from .inventory import Inventory
-from .machine import Machine, odd_one_out
+from .inventory import Inventory, Machine, odd_one_out
 
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 MARK = "ddpctl-check "
@@ -139,14 +138,10 @@ def parse_report(output: str) -> ContainerReport:
         return ContainerReport(
             error=f"python3 did not run in the image: {last}; use an image with python3"
         )
-    texts = {name: str(said.get(name, "")) for name in ("torch", "cuda", "nccl", "python")}
+    names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
     gpus = said.get("gpus")
-    return ContainerReport(
-        **texts,
-        gpus=gpus if isinstance(gpus, int) else 0,
-        write_error=str(said.get("write_error", "")),
-        torch_error=str(said.get("torch_error", "")),
-    )
+    texts = {name: str(said.get(name, "")) for name in names}
+    return ContainerReport(**texts, gpus=gpus if isinstance(gpus, int) else 0)
 
 
 def judge(seen: Inventory, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:

@@ -10,9 +10,9 @@ from ..errors import HostUnreachable
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Host
-from ..ssh.config import route_to
 from ..ssh.many import ask_each
 from ..ssh.node import connected
+from ..ssh.route import route_to
 from ..terminal.console import Console
 
 

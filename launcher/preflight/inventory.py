@@ -1,14 +1,113 @@
-"""All that the checks may look at."""
+"""What was seen of the machines: all that the checks may look at, as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from ..engines.engine_info import ImageInfo
-from ..hosts import Cluster
-from .machine import Machine
-from .reach_routes import Reach, Route
+from ..engines.engine_info import EngineInfo, ImageInfo
+from ..facts.hardware import Details
+from ..facts.script import Facts
+from ..hosts import Cluster, Host
+from ..plan.topology import gpu_ids
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A machine that could not be reached or asked. error: one line, with the remedy."""
+
+    name: str
+    ranks: tuple[int, ...]
+    hosts: tuple[Host, ...]
+    error: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine with its nodes. engine is None where none answers or the job needs none."""
+
+    name: str
+    ranks: tuple[int, ...]
+    hosts: tuple[Host, ...]
+    facts: Facts
+    engine: EngineInfo | None = None
+    engine_error: str | None = None
+
+    @property
+    def details(self) -> Details:
+        return self.facts.details or Details()
+
+    @property
+    def rank(self) -> int:
+        """Its first node rank, which identifies it."""
+        return self.ranks[0]
+
+    @property
+    def in_containers(self) -> bool:
+        """Whether its nodes run in containers, even if their engine does not answer."""
+        return self.engine is not None or self.engine_error is not None
+
+    @property
+    def wants_gpus(self) -> bool:
+        return any(host.gpus != 0 for host in self.hosts)
+
+    @property
+    def gpus(self) -> set[int]:
+        """Ids of the GPUs that its nodes use."""
+        return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
+
+    @property
+    def has_driver(self) -> bool:
+        return self.details.kernel_driver is not None or self.facts.has_amd_gpus
+
+    def has_address(self, ip: str) -> bool:
+        return self.facts.interface_of(ip) is not None
+
+    def shares_network_with(self, other: Machine) -> bool:
+        """Whether both are names of one machine, which share all addresses."""
+        return self is other or self.details.network == other.details.network != ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """result: ok, wrong (another machine answered), refused, timeout, unreachable, or silent (the
+    dialling machine did not report). seconds: until a peer answered."""
+
+    result: str
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.result == "ok"
+
+
+@dataclass(frozen=True)
+class Route:
+    """address is None where no address of the machine is reached by all that dialled it."""
+
+    address: str | None = None
+    interface: str | None = None
+    why: str = "not tried"
+
+
+Grouped = Mapping[tuple[int, str, bool], dict[int, Answer]]  # by target, address and is_master_port
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What the probe found. Machines are identified by their first node rank.
+
+    cut_off: machines that reached no other. Their answers are left out, as they say nothing about
+    the others. unprobed: machines on which no agent could run.
+    """
+
+    answers: Grouped = field(default_factory=dict)
+    routes: Mapping[int, Route] = field(default_factory=dict)
+    cut_off: frozenset[int] = frozenset()
+    unprobed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -23,3 +122,21 @@ class Inventory:
 
     def route(self, machine: Machine) -> Route:
         return self.reach.routes.get(machine.rank, Route())
+
+    def met(self, machine: Machine, ip: str, *, master: bool = False) -> Mapping[int, Answer]:
+        """What each source met at an address of a machine: at the probe's port, or the master port."""
+        return self.reach.answers.get((machine.rank, ip, master), {})
+
+
+def common(values: Sequence[T]) -> T:
+    """The most frequent value; the first of them in a tie."""
+    return max(dict.fromkeys(values), key=list(values).count)
+
+
+def odd_one_out(
+    machine: Machine, machines: Sequence[Machine], value: Callable[[Machine], T | None]
+) -> tuple[T, T] | None:
+    """This machine's value and the usual one, where they differ. Machines without a value do not count."""
+    own = value(machine)
+    usual = common([v for m in machines if (v := value(m)) is not None] or [own])
+    return (own, usual) if own is not None and usual is not None and own != usual else None

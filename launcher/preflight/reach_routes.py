@@ -9,11 +9,11 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..facts.network import Address
 from ..hosts import Cluster
-from .machine import Machine
+from .inventory import Answer, Grouped, Machine, Reach, Route
 
 NEIGHBOURS = 3  # hosts that dial each host, beside all hosts dialling node 0
 
@@ -33,44 +33,7 @@ class Dial:
     is_master_port: bool = False
 
 
-@dataclass(frozen=True)
-class Answer:
-    """result: ok, wrong (another machine answered), refused, timeout, unreachable, or silent (the
-    dialling machine did not report). seconds: until a peer answered."""
-
-    result: str
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        return self.result == "ok"
-
-
-@dataclass(frozen=True)
-class Route:
-    """address is None where no address of the machine is reached by all that dialled it."""
-
-    address: str | None = None
-    interface: str | None = None
-    why: str = "not tried"
-
-
 Answers = Mapping[Dial, Answer]
-Grouped = Mapping[tuple[int, str, bool], dict[int, Answer]]  # by target, address and is_master_port
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What the probe found. Machines are identified by their first node rank.
-
-    cut_off: machines that reached no other. Their answers are left out, as they say nothing about
-    the others. unprobed: machines on which no agent could run.
-    """
-
-    answers: Grouped = field(default_factory=dict)
-    routes: Mapping[int, Route] = field(default_factory=dict)
-    cut_off: frozenset[int] = frozenset()
-    unprobed: frozenset[int] = frozenset()
 
 
 def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
@@ -219,7 +182,7 @@ def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route
 def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: Grouped) -> Route:
     passed: list[str] = []
     for address in addresses:
-        met = answers_at(answers, rank, address.ip)
+        met = answers.get((rank, address.ip, False), {})
         if met and all(answer.ok for answer in met.values()):
             given = any(host.internal_ip == address.ip for host in machine.hosts)
             why = "given as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
@@ -236,11 +199,6 @@ def grouped(answers: Answers) -> Grouped:
         at = (dial.target, dial.address, dial.is_master_port)
         found.setdefault(at, {})[dial.source] = answer
     return found
-
-
-def answers_at(answers: Grouped, rank: int, ip: str, *, master: bool = False) -> dict[int, Answer]:
-    """What each source met at an address of a machine: at the probe's port, or the master port."""
-    return answers.get((rank, ip, master), {})
 
 
 def addressed(

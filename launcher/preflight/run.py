@@ -7,38 +7,44 @@ survey.cluster           the cluster with the addresses and interfaces that were
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 
-from ..errors import HostUnreachable, PreflightError
+from ..engines.choose import container_engine
+from ..engines.engine_info import EngineInfo, ImageInfo
+from ..errors import (
+    CommandTimeout,
+    DdpctlError,
+    DockerUnavailable,
+    HostUnreachable,
+    PreflightError,
+)
+from ..facts.gather import gather_one
 from ..facts.script import Facts
-from ..hosts import Cluster
+from ..hosts import Cluster, Host, Job
 from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
 from . import (
     check_docker,
     check_gpus,
-    check_image,
     check_network,
     check_ports,
     check_resources,
     container_test,
 )
-from .collect import examine, image_here
 from .container_test import ContainerReport
 from .findings import Finding, failure, in_order, split
-from .inventory import Inventory
-from .machine import Machine, Unseen
+from .inventory import Inventory, Machine, Unseen
 from .reach import Probe
 from .reach_routes import addressed
 
+USUAL_ROOT = "/var/lib/docker"  # assumed, so that asking the engine for it holds nothing up
 CHECKS = (
     *check_docker.CHECKS,
     *check_gpus.CHECKS,
-    *check_image.CHECKS,
     *check_resources.CHECKS,
     *check_network.CHECKS,
     *check_ports.CHECKS,
@@ -89,7 +95,7 @@ def survey_hosts(
 
     waits: what other runs have is no problem, as the launch will wait for it.
     """
-    with closing(Probe(cluster)) as probe:
+    with contextlib.closing(Probe(cluster)) as probe:
         machines, seen = _examine_all(nodes, cluster, probe)
         if len(seen.machines) > 1:
             reach = probe.run(seen.machines, all_pairs=all_pairs)
@@ -144,6 +150,51 @@ def _examine_all(
         machines = list(pool.map(one, _names(nodes, groups), groups.values()))
     seen = [machine for machine in machines if isinstance(machine, Machine)]
     return machines, Inventory(cluster, seen, here.result())
+
+
+def examine(
+    name: str,
+    ranks: Sequence[int],
+    nodes: Sequence[Node],
+    job: Job,
+    beside: Callable[[Node], None],
+) -> Machine | Unseen:
+    """The machine that these ranks share, each with its Node. `beside` runs at the same time."""
+    hosts = tuple(node.host for node in nodes)
+    node = next((node for node in nodes if node.host.gpus != 0), nodes[0])
+    first = 0 in ranks
+    port = str(job.master_port) if first and job.master_port != "auto" else ""
+    folders = [job.metrics_dir] if job.metrics_dir else []
+    check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
+    try:
+        node.connect()
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(beside, nodes[0])
+            asked = pool.submit(gather_one, node, ports=first, check=[USUAL_ROOT, *check])
+            engine, engine_error = _engine(node, job)
+            facts = asked.result()
+            if engine and engine.root != USUAL_ROOT:
+                facts = gather_one(node, ports=first, check=[engine.root, *check])
+        return Machine(name, tuple(ranks), hosts, facts, engine, engine_error)
+    except DdpctlError as error:
+        return Unseen(name, tuple(ranks), hosts, str(error))
+
+
+def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
+    """The engine, or why it does not answer; neither where the job needs none."""
+    engine = container_engine(node, job.engine)
+    try:
+        return (engine.engine_info(job.image) if engine else None), None
+    except (DockerUnavailable, CommandTimeout) as error:
+        return None, str(error)
+
+
+def image_here(job: Job) -> ImageInfo | None:
+    """The job's image as this machine's engine has it, if it does."""
+    with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
+        engine = container_engine(node, job.engine)
+        return engine.image_info(job.image) if engine else None
+    return None
 
 
 def _names(nodes: Sequence[Node], groups: Mapping[tuple[str, int], Sequence[int]]) -> list[str]:

@@ -1,10 +1,9 @@
 """Send the image, dataset and code to every host; only what is missing there."""
 
 from .files.prune import PruneResult, prune
-from .host import Inspected
 from .progress import progress_for
 from .report import HostsNotReady
-from .run import Part, PushResult, push
+from .run import Inspected, Part, PushResult, push
 
 __all__ = [
     "HostsNotReady",

@@ -1,4 +1,4 @@
-"""The progress of a push, on stderr: one bar per host on a terminal, plain lines elsewhere."""
+"""What a push has done so far: for its report, and on stderr as bars or plain lines."""
 
 from __future__ import annotations
 
@@ -6,101 +6,42 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Self
 
 from rich.console import Console as RichConsole
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    TaskID,
+    Task,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.progress import Progress as RichProgress
+from rich.progress import Progress as Bars
 
+from ..ssh.node import Node
 from ..terminal.console import Console
 from ..terminal.sanitize import plain
-from .report import format_bytes
+from .report import HostReport, PushReport, format_bytes
 
 INTERVAL = 10.0  # seconds between plain lines about one host
 
 
 def progress_for(console: Console) -> Progress:
-    plain = console.quiet or console.plain or os.environ.get("TERM") == "dumb"
-    return Progress(console) if plain or not sys.stderr.isatty() else Bars(console)
+    lines = console.quiet or console.plain or os.environ.get("TERM") == "dumb"
+    return Progress(console, bars=not lines and sys.stderr.isatty())
 
 
 class Progress:
-    """A line when a host has something, and one every ten seconds until then.
+    """A line when a host has something, and one every ten seconds until then; or a bar per host.
 
     `host` and `part` (image, dataset, workdir) name a row. Safe to use from many threads.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, bars: bool = False) -> None:
         self._console = console
-        self._rows: dict[tuple[str, str], _Row] = {}
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self._console.say(text)
-
-    def begin(self, host: str, part: str, total: int) -> None:
-        """total: bytes, 0 if unknown."""
-        with self._lock:
-            self._rows[host, part] = _Row(total)
-
-    def advance(self, host: str, part: str, count: int) -> None:
-        with self._lock:
-            row = self._rows.setdefault((host, part), _Row(0))
-            row.done += count
-            due = time.monotonic() - row.shown > INTERVAL
-            if due:
-                row.shown = time.monotonic()
-                text = row.text()
-        if due:
-            self.say(f"{host}: {part}: {text}")
-
-    def end(self, host: str, part: str) -> None:
-        with self._lock:
-            row = self._rows.pop((host, part), None)
-        if row is not None and row.done:
-            self.say(f"{host}: {part}: {row.final_text()}")
-
-
-class _Row:
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self.began = self.shown = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return max(time.monotonic() - self.began, 1e-3)
-
-    def text(self) -> str:
-        rate = f"{format_bytes(self.done / self.seconds)}/s"
-        if not self.total:
-            return f"{format_bytes(self.done)}, {rate}"
-        left = max(self.total - self.done, 0) * self.seconds / max(self.done, 1)
-        return f"{format_bytes(self.done)} of {format_bytes(self.total)}, {rate}, {left:.0f} s left"
-
-    def final_text(self) -> str:
-        rate = format_bytes(self.done / self.seconds)
-        return f"{format_bytes(self.done)} in {self.seconds:.1f} s ({rate}/s)"
-
-
-class Bars(Progress):
-    """rich's bars, shown only while something is being transferred."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._bars = RichProgress(
+        self._bars = Bars(  # shown only while something is being transferred
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
@@ -108,25 +49,100 @@ class Bars(Progress):
             TimeRemainingColumn(),
             console=RichConsole(stderr=True, soft_wrap=True),
             transient=True,
+            disable=not bars,
         )
-        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._tasks: dict[tuple[str, str], Task] = {}
+        self._shown: dict[tuple[str, str], float] = {}  # when the last line about it was printed
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if not self._bars.disable:
+            self._bars.stop()
 
     def say(self, text: str) -> None:
-        self._bars.console.print(f"ddpctl: {plain(text)}", markup=False, highlight=False)
+        if self._bars.disable:
+            self._console.say(text)
+        else:
+            self._bars.console.print(f"ddpctl: {plain(text)}", markup=False, highlight=False)
 
     def begin(self, host: str, part: str, total: int) -> None:
+        """total: bytes, 0 if unknown."""
         with self._lock:
             self._bars.start()
-            self._tasks[host, part] = self._bars.add_task(f"{host} {part}", total=total or None)
+            number = self._bars.add_task(f"{host} {part}", total=total or None)
+            self._tasks[host, part] = self._bars.tasks[number]
+            self._shown[host, part] = time.monotonic()
 
     def advance(self, host: str, part: str, count: int) -> None:
-        self._bars.advance(self._tasks[host, part], count)
+        with self._lock:
+            task = self._tasks[host, part]
+            self._bars.advance(task.id, count)
+            due = time.monotonic() - self._shown[host, part] > INTERVAL
+            if due:
+                self._shown[host, part] = time.monotonic()
+        if due and self._bars.disable:
+            self.say(f"{host}: {part}: {_so_far(task)}")
 
     def end(self, host: str, part: str) -> None:
         with self._lock:
             task = self._tasks[host, part]
-            done = max(self._bars.tasks[self._bars.task_ids.index(task)].completed, 1)
-            self._bars.update(task, total=done, completed=done)
+            done, seconds = task.completed, _seconds(task)
+            self._bars.update(task.id, total=max(done, 1), completed=max(done, 1))
+        if self._bars.disable and done:
+            rate = format_bytes(done / seconds)
+            self.say(f"{host}: {part}: {format_bytes(done)} in {seconds:.1f} s ({rate}/s)")
+
+
+def _seconds(task: Task) -> float:
+    return max(task.elapsed or 0.0, 1e-3)
+
+
+def _so_far(task: Task) -> str:
+    rate = f"{format_bytes(task.completed / _seconds(task))}/s"
+    if not task.total:
+        return f"{format_bytes(task.completed)}, {rate}"
+    left = max(task.total - task.completed, 0) * _seconds(task) / max(task.completed, 1)
+    return (
+        f"{format_bytes(task.completed)} of {format_bytes(task.total)}, {rate}, {left:.0f} s left"
+    )
+
+
+class Tracker:
+    """One push's counters; safe to use from many threads. `hosts` has the report of each host."""
+
+    def __init__(self, nodes: Sequence[Node], progress: Progress) -> None:
+        self.progress = progress
+        self.hosts = {node: HostReport(node.name) for node in nodes}
+        self.report = PushReport(list(self.hosts.values()))
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        self.progress.say(text)
+        self.report.notices.append(text)
+
+    def ready(self, node: Node) -> None:
+        """The host has the last part that it lacked."""
+        self.hosts[node].seconds = time.monotonic() - self._began
+
+    def received(self, node: Node, part: str, count: int) -> None:
+        """Bytes on a host, wherever they came from. A local host's go through a pipe: no traffic."""
+        self.progress.advance(node.name, part, count)
+        if not node.is_local:
+            with self._lock:
+                self.hosts[node].received_bytes += count
+
+    def sent(self, node: Node, count: int) -> None:
+        """Bytes that left this machine."""
+        if not node.is_local:
+            with self._lock:
+                self.report.sent_bytes += count
+
+    def finish(self) -> PushReport:
+        self.report.seconds = time.monotonic() - self._began
+        for host in self.report.hosts:
+            host.seconds = host.seconds or self.report.seconds
+        return self.report

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import DdpctlError, HostUnreachable, PushFailed
+from ..ssh.node import Node
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -64,9 +66,9 @@ class PushReport:
 class HostsNotReady(PushFailed):
     """Some hosts failed; the others are ready. The message has a line for each failed host."""
 
-    def __init__(self, failures: dict[str, DdpctlError], report: PushReport) -> None:
+    def __init__(self, failures: Mapping[Node, DdpctlError], report: PushReport) -> None:
         super().__init__("\n".join(dict.fromkeys(str(error) for error in failures.values())))
-        self.failures = failures
+        self.failures = {node.name: error for node, error in failures.items()}
         self.report = report
         if all(isinstance(error, HostUnreachable) for error in failures.values()):
             self.exit_code = HostUnreachable.exit_code

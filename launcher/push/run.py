@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,44 +15,52 @@ from ..errors import DdpctlError, DockerUnavailable, PushFailed
 from ..hosts import Cluster, Host
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
-from .files.scan import Tree, scan, shown
+from .files.scan import Tree, scan_job, shown
 from .files.tree import TreePush
-from .host import HostState, Inspected, inspect_host
-from .image.push_image import ImagePush, Outcome, different_images
-from .progress import Progress
+from .image.push_image import Outcome, different_images, push_image
+from .progress import Progress, Tracker
 from .report import HostsNotReady, PushReport
-from .tracker import Tracker
 from .transfer.fanout import Fanout
+from .transfer.payload import script_output
 
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
+# Needs a POSIX shell and coreutils. With python3 a host can relay, too.
+# $1 dataset digest or "", $2 workdir digest or ""
+INSPECT = r"""
+cd "$HOME" || exit
+mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
+have() { [ -n "$2" ] && [ -d "$3/$2" ] && touch "$3/$2" && echo "have $1"; }
+have dataset "$1" .ddpctl/datasets
+have workdir "$2" .ddpctl/workdirs
+command -v python3 >/dev/null 2>&1 && echo 'have python3'
+printf 'ssh %s\n' "$SSH_CONNECTION"
+exit 0
+"""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The job's image on this machine and on the nodes, as their engines have just reported it."""
+
+    here: ImageInfo | None
+    there: Mapping[Node, ImageInfo | None]
+
 
 @dataclass(frozen=True)
 class PushResult:
-    """What every node has now. Digests are None for parts that the job does not have.
-
-    images: the name or id that each node's engine starts the image by, in the order of the nodes; ""
-    without an image.
-    """
+    """images: the name or id that each node's engine starts the image by, in the order of the nodes;
+    "" without an image."""
 
     images: tuple[str, ...]
-    image_digest: str | None
-    dataset_digest: str | None
-    workdir_digest: str | None
     report: PushReport
 
 
 @dataclass(frozen=True)
-class Sources:
-    """What the hosts are to have, as it is on this machine."""
-
-    image: str  # "" for none
-    here: ImageInfo | None  # the image, if this machine has it
-    trees: Mapping[str, Tree]  # by part
-
-    def digest(self, part: str) -> str:
-        return self.trees[part].manifest.digest if part in self.trees else ""
+class HostState:
+    has: frozenset[str]  # of dataset, workdir, python3
+    relay_address: str  # where other hosts can take bytes from it; "" if they cannot
 
 
 def push(
@@ -74,112 +83,104 @@ def push(
     tracker = Tracker(machines, progress)
     with connected([Host(host="local")]) as [local]:
         try:
-            with ThreadPoolExecutor(1) as pool:  # connect while the disk is read
-                connecting = pool.submit(try_each, machines, Node.connect)
-                sources = _sources(cluster, parts if only else ALL, local, tracker, inspected)
-                reached, failures = connecting.result()
+            run = _Push(cluster, parts, parts if only else ALL, local, tracker, inspected)
+            reached, failures = try_each(machines, Node.connect)
             with progress:
-                run = _Push(sources, parts, local, tracker)
-                found, failed = run.run(list(reached), inspected)
+                found, failed = run.run(list(reached))
         except OSError as error:  # not stdout: it must not end the command as if that were closed
             raise PushFailed(f"this machine: the push broke: {error}; push again") from error
     report = tracker.finish()
-    report.dataset_digest = sources.digest("dataset") or None
-    report.workdir_digest = sources.digest("workdir") or None
-    report.image_digest = _image_id(sources, found)
+    # The id on this machine, else on the first host: what run.json records.
+    report.image_digest = next((image.id for image in (run.here, *found.values()) if image), None)
     failures |= failed
     for node, failure in failures.items():
         tracker.hosts[node].error = str(failure)
     if failures:
-        raise HostsNotReady({node.name: error for node, error in failures.items()}, report)
-    by_account = {node.host.account: found[node].id if sources.image else "" for node in machines}
-    return PushResult(
-        images=tuple(by_account[node.host.account] for node in nodes),
-        image_digest=report.image_digest,
-        dataset_digest=report.dataset_digest,
-        workdir_digest=report.workdir_digest,
-        report=report,
-    )
-
-
-def _sources(
-    cluster: Cluster, parts: Set[Part], local: Node, tracker: Tracker, inspected: Inspected | None
-) -> Sources:
-    job = cluster.job
-    needs_image = engine_traits(job.engine).in_container
-    image = job.image if needs_image and "image" in parts else ""
-    folders = {"dataset": job.dataset, "workdir": job.workdir}
-    trees = {
-        part: scan(folder, ignore=part == "workdir")
-        for part, folder in folders.items()
-        if folder and part in parts
-    }
-    for tree in trees.values():
-        if tree.skipped:
-            others = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
-            tracker.say(f"{shown(tree.skipped[0])}{others}: not a file, folder or link; skipped")
-    here = None
-    if inspected:
-        here = inspected.here
-    elif image:
-        try:
-            here = images.inspect(local, image)
-        except DockerUnavailable:
-            pass  # no engine here; the hosts may have the image, or pull it
-    return Sources(image, here, trees)
-
-
-def _image_id(sources: Sources, found: Mapping[Node, ImageInfo]) -> str | None:
-    """The id on this machine, else on the first host: what run.json records."""
-    if sources.here is not None:
-        return sources.here.id
-    return next((image.id for image in found.values()), None)
+        raise HostsNotReady(failures, report)
+    by_account = {node.host.account: found[node].id if run.image else "" for node in machines}
+    return PushResult(tuple(by_account[node.host.account] for node in nodes), report)
 
 
 class _Push:
-    """Sending what is missing, part by part."""
+    """What the hosts are to have, as it is on this machine; and sending it, part by part."""
 
-    def __init__(self, sources: Sources, parts: Set[Part], local: Node, tracker: Tracker) -> None:
-        self.sources, self.parts = sources, parts
-        self.local, self.tracker = local, tracker
+    def __init__(
+        self,
+        cluster: Cluster,
+        parts: Set[Part],
+        needed: Set[Part],
+        local: Node,
+        tracker: Tracker,
+        inspected: Inspected | None,
+    ) -> None:
+        """Scans the folders. needed: `parts`, which are sent, and those that must be there."""
+        job = cluster.job
+        self.parts, self.local, self.tracker, self.inspected = parts, local, tracker, inspected
+        needs_image = "image" in needed and engine_traits(job.engine).in_container
+        self.image = job.image if needs_image else ""
+        self.trees = scan_job(job, needed)
+        for tree in self.trees.values():
+            if tree.skipped:
+                more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
+                tracker.say(f"{shown(tree.skipped[0])}{more}: not a file, folder or link; skipped")
+        self.here = inspected.here if inspected else self._image_here()
+        tracker.report.dataset_digest = self._digest("dataset") or None
+        tracker.report.workdir_digest = self._digest("workdir") or None
 
-    def run(self, nodes: Sequence[Node], inspected: Inspected | None) -> Outcome:
-        """The image of each host, and the hosts that failed with the reason."""
-        digests = self.sources.digest("dataset"), self.sources.digest("workdir")
-        states, failures = try_each(nodes, lambda node: inspect_host(node, *digests))
-        found: dict[Node, ImageInfo] = {}
-        fanout = Fanout(states, self.tracker)
+    def _image_here(self) -> ImageInfo | None:
         try:
-            if self.sources.image:
-                found, failed = self._image(list(states), fanout, inspected)
+            return images.inspect(self.local, self.image) if self.image else None
+        except DockerUnavailable:
+            return None  # no engine here; the hosts may have the image, or pull it
+
+    def _digest(self, part: str) -> str:
+        return self.trees[part].manifest.digest if part in self.trees else ""
+
+    def run(self, nodes: Sequence[Node]) -> Outcome:
+        """The image of each host, and the hosts that failed with the reason."""
+        states, failures = try_each(nodes, self._inspect)
+        found: dict[Node, ImageInfo] = {}
+        relays = {node: state.relay_address for node, state in states.items()}
+        fanout = Fanout({node: ip for node, ip in relays.items() if ip}, self.tracker)
+        try:
+            if self.image:
+                found, failed = self._image(list(states), fanout)
                 failures |= failed
-            for part, tree in self.sources.trees.items():
+            for part, tree in self.trees.items():
                 ready = {node: state for node, state in states.items() if node not in failures}
                 failures |= self._tree(part, tree, ready, fanout)
         finally:
             fanout.close()
         return found, failures
 
-    def _image(self, nodes: Sequence[Node], fanout: Fanout, inspected: Inspected | None) -> Outcome:
-        name = self.sources.image
+    def _inspect(self, node: Node) -> HostState:
+        digests = self._digest("dataset"), self._digest("workdir")
+        what = "its shell did not run a plain script"
+        text = script_output(node, what, INSPECT, *digests, timeout=60.0)
+        has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
+        can_relay = "python3" in has and not node.is_local
+        return HostState(has, (node.host.internal_ip or _address(text)) if can_relay else "")
+
+    def _image(self, nodes: Sequence[Node], fanout: Fanout) -> Outcome:
         there: Mapping[Node, ImageInfo | None]
         failures: dict[Node, DdpctlError] = {}
-        if inspected:
-            there = {node: inspected.there[node] for node in nodes}
+        if self.inspected:
+            there = {node: self.inspected.there[node] for node in nodes}
         else:
-            there, failures = try_each(nodes, lambda node: images.inspect(node, name))
+            there, failures = try_each(nodes, lambda node: images.inspect(node, self.image))
         if "image" in self.parts:
-            push = ImagePush(name, self.sources.here, self.local, fanout, self.tracker)
-            found, failed = push.run(there)
+            found, failed = push_image(
+                self.image, self.here, there, self.local, fanout, self.tracker
+            )
             return found, {**failures, **failed}
         found = {node: image for node, image in there.items() if image is not None}
         for node in there:
             if node not in found:
                 failures[node] = PushFailed(
-                    f"{node.name}: {name} is not there; `ddpctl push HOSTS --image`"
+                    f"{node.name}: {self.image} is not there; `ddpctl push HOSTS --image`"
                 )
         remedy = "`ddpctl push HOSTS --image` makes them the same"
-        return found, {**failures, **different_images(name, found, remedy)}
+        return found, {**failures, **different_images(self.image, found, remedy)}
 
     def _tree(
         self, part: str, tree: Tree, states: Mapping[Node, HostState], fanout: Fanout
@@ -203,3 +204,12 @@ class _Push:
             if node not in failures:
                 setattr(self.tracker.hosts[node], part, "sent")
         return failures
+
+
+def _address(text: str) -> str:
+    """Where this machine, or the last jump host, reached the host; "" if it does not say."""
+    connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
+    try:
+        return str(ipaddress.ip_address(connection[1])) if connection else ""
+    except ValueError:
+        return ""

@@ -1,5 +1,1 @@
-"""One HTML page about a run.
-
-`numbers` reads the trainer's metrics, `curves` draws them and `page` writes the HTML; all three are
-pure. `making` asks the hosts and writes the file.
-"""
+"""One HTML page about a run, or two. `making` asks the hosts and writes the file; the rest is pure."""

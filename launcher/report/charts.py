@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 
 import pygal
 
+from ..logs.events import CONTROL
 from .numbers import Chart, Point, is_detail
 
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
 SHORT = re.compile(r"(\.\d)\d+")  # a tenth of a unit is enough
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not allowed in HTML
 
 
 def text(value: object) -> str:

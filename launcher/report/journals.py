@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..diagnosis.stack_groups import StackGroup, grouped, located
+from ..diagnosis.evidence import NodeEvidence
 from ..hosts.fold import names
 from ..logs.journal import Reader
+from ..logs.metrics import number
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
-from ..supervisor.events import Environment, Event, RankPids, RankStacks, Usage
-from .numbers import MOST_CURVES, Chart, Curve, Point, number
+from ..supervisor.events import Environment, RankPids, Usage
+from .numbers import MOST_CURVES, Chart, Curve, Point
 
+TOPS = {"GPU use (%)": 100.0, "GPU memory (GiB)": 1.0, "CPU cores busy": 1.0}  # see Chart.top
 HEAD = re.compile(rb"== (\d{1,7})/attempt-(\d{1,7})")
 
 
-@dataclass(frozen=True)
-class NodeJournal:
-    """The events of one node in one attempt, each with its time (unix seconds)."""
+@dataclass
+class NodeJournal(NodeEvidence):
+    """The events of one node in one attempt."""
 
-    attempt: int
-    node_rank: int
-    host: str
-    events: Sequence[tuple[float, Event]]
+    attempt: int = 1
 
     @property
     def name(self) -> str:
@@ -41,29 +40,18 @@ class Journals:
         """attempt -> rank -> the name of its node, where the attempt has several nodes."""
         found: dict[int, dict[int, str]] = {}
         for node in self.nodes:
-            for _, event in node.events:
-                if isinstance(event, RankPids) and len(self.of(node.attempt)) > 1:
-                    ranks = (int(rank) for rank in event.pids if rank.isdecimal())
-                    found.setdefault(node.attempt, {}).update(dict.fromkeys(ranks, node.name))
+            for _, event in node.of(RankPids) if len(self.of(node.attempt)) > 1 else ():
+                ranks = (int(rank) for rank in event.pids if rank.isdecimal())
+                found.setdefault(node.attempt, {}).update(dict.fromkeys(ranks, node.name))
         return found
-
-    def stack_groups(self, attempt: int) -> list[StackGroup]:
-        """Where the ranks were when the supervisors last took their stacks."""
-        ranks = []
-        for node in self.of(attempt):
-            taken = [event for _, event in node.events if isinstance(event, RankStacks)]
-            if taken:
-                ranks += [located(stack, node.host, node.node_rank) for stack in taken[-1].ranks]
-        return grouped(ranks)
 
     def versions(self, attempt: int) -> dict[str, str]:
         """Of each thing, the version; where hosts differ, each version with its hosts."""
         found: dict[str, dict[str, list[str]]] = {}
         for node in self.of(attempt):
-            for _, event in node.events:
-                if isinstance(event, Environment):
-                    for thing, version in event.versions.items():
-                        found.setdefault(thing, {}).setdefault(version, []).append(node.host)
+            for _, event in node.of(Environment):
+                for thing, version in event.versions.items():
+                    found.setdefault(thing, {}).setdefault(version, []).append(node.host)
         return {
             thing: next(iter(hosts))
             if len(hosts) == 1
@@ -73,35 +61,32 @@ class Journals:
 
     def variables(self, attempt: int) -> set[str]:
         """The names of environment variables, on any node."""
-        events = (event for node in self.of(attempt) for _, event in node.events)
-        return {name for e in events if isinstance(e, Environment) for name in e.variables}
+        events = (event for node in self.of(attempt) for _, event in node.of(Environment))
+        return {name for event in events for name in event.variables}
 
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
         """began: unix seconds at which the x axis begins."""
-        use: dict[str, list[Point]] = {}
-        memory: dict[str, list[Point]] = {}
-        cores: dict[str, list[Point]] = {}
+        drawn: dict[str, dict[str, list[Point]]] = {title: {} for title in TOPS}
         for node in self.nodes:
-            for time, usage in node.events:
-                if not isinstance(usage, Usage):
-                    continue
-                minutes = number((time - began) / 60) or 0.0
-                cores.setdefault(node.name, []).append((minutes, number(usage.cores) or 0.0))
-                if usage.gpus:
-                    mean = sum(gpu.use for gpu in usage.gpus) / len(usage.gpus)
-                    use.setdefault(node.name, []).append((minutes, number(mean) or 0.0))
-                    used = sum(gpu.used for gpu in usage.gpus) / 1024
-                    memory.setdefault(node.name, []).append((minutes, number(used) or 0.0))
-        drawn = (
-            ("GPU use (%)", 100.0, use),
-            ("GPU memory (GiB)", 1.0, memory),
-            ("CPU cores busy", 1.0, cores),
-        )
+            for time, usage in node.of(Usage):
+                for title, value in _readings(usage):
+                    point = (number((time - began) / 60) or 0.0, number(value) or 0.0)
+                    drawn[title].setdefault(node.name, []).append(point)
         return tuple(
-            Chart(title, tuple(Curve(n, tuple(p)) for n, p in found.items()), "minute", top=top)
-            for title, top, found in drawn
-            if 0 < len(found) <= MOST_CURVES
+            Chart(
+                title, tuple(Curve(n, tuple(p)) for n, p in of.items()), "minute", top=TOPS[title]
+            )
+            for title, of in drawn.items()
+            if 0 < len(of) <= MOST_CURVES
         )
+
+
+def _readings(usage: Usage) -> Iterator[tuple[str, float]]:
+    """The title of a chart, and the value."""
+    if usage.gpus:
+        yield "GPU use (%)", sum(gpu.use for gpu in usage.gpus) / len(usage.gpus)
+        yield "GPU memory (GiB)", sum(gpu.used for gpu in usage.gpus) / 1024
+    yield "CPU cores busy", usage.cores
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
@@ -120,7 +105,7 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
             if hosts.get((attempt, rank)) == host:
                 records = Reader().feed(b"".join(lines))
                 events = [(r.time, r.event) for r in records if r.event is not None]
-                found[attempt, rank] = NodeJournal(attempt, rank, host, events)
+                found[attempt, rank] = NodeJournal(rank, host, events=events, attempt=attempt)
     return Journals([found[key] for key in sorted(found)])
 
 

@@ -8,17 +8,16 @@ from pathlib import Path
 import yaml
 
 from ..errors import DdpctlError, StateError, UsageError
-from ..runs.attempt import running_attempt
+from ..runs.attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..runs.unseen import report_unseen
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..state import write_atomically
 from ..terminal.console import Console
-from .compare import comparison
-from .journals import Journals, began, parse_journals
-from .numbers import Chart, charts, together
-from .page import Shown, page
+from .journals import began, parse_journals
+from .numbers import charts, together
+from .page import Shown, comparison, page
 
 # $1: the output folder. Of a very long run, only the newest part is drawn.
 METRICS = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'
@@ -57,20 +56,16 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
     journals = parse_journals(
         record, [(node.name, events) for node, (_, events) in answers.items()]
     )
+    names = journals.node_names()
+    drawn = together({node.name: charts(metrics, names) for node, (metrics, _) in answers.items()})
     return Shown(
         record,
-        _charts(record, journals, {node.name: metrics for node, (metrics, _) in answers.items()}),
+        [*drawn, *journals.usage_charts(began(record))],
         journals,
         without_secrets(folder.hosts_file),
         [f"Curves of {node.name} may be missing: cannot see {e}" for node, e in failures.items()],
         now=timestamp(),
     )
-
-
-def _charts(record: RunRecord, journals: Journals, metrics: dict[str, bytes]) -> list[Chart]:
-    nodes = journals.node_names()
-    drawn = together({host: charts(text, nodes) for host, text in metrics.items()})
-    return [*drawn, *journals.usage_charts(began(record))]
 
 
 def _ask(
@@ -80,16 +75,18 @@ def _ask(
 
     The trainer's rank 0 writes metrics on node 0, which may be another host after a resume.
     """
-    with running_attempt(folder, record) as attempt, console.step("reading what the hosts know"):
-        places = dict(zip(attempt.nodes, attempt.places, strict=True))
-        machines = {(node.name, places[node].run_dir): node for node in reversed(attempt.nodes)}
+    with (
+        newest_attempt(folder, console, record) as attempt,
+        console.step("reading what the hosts know"),
+    ):
+        machines = {(m.node.name, m.place.run_dir): m.node for m in reversed(attempt.members)}
 
         def read(node: Node) -> tuple[bytes, bytes]:
-            run_dir = places[node].run_dir
+            run_dir = attempt.by_node[node].place.run_dir
             metrics = node.script(METRICS, f"{run_dir}/output", timeout=60.0)
             return metrics.stdout, node.script(EVENTS, run_dir, timeout=60.0).stdout
 
-        nodes = sorted(machines.values(), key=lambda node: places[node].node_rank)
+        nodes = sorted(machines.values(), key=attempt.nodes.index)
         return try_each(nodes, read)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..logs.metrics import entries, number
+
 Point = tuple[float, float]
 NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
 MOST_CURVES = 16  # of ranks or nodes; more cannot be told apart, and only the totals are drawn
-LARGEST = 1e30  # a diverged loss; no chart has room for more
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
     nodes: throughput is then drawn for each node instead of each rank.
     """
     attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
-    for entry in _entries(text):
+    for entry in entries(text):
         kind = str(entry.get("kind"))
         if kind == "start":
             given = entry.get("attempt")
@@ -126,24 +126,3 @@ def totals(charts: Sequence[Chart]) -> list[Chart]:
 def is_detail(name: str) -> bool:
     """Whether a curve is that of one rank or one node."""
     return " of rank " in name or name.startswith("node ")
-
-
-def _entries(text: bytes) -> list[dict[str, Any]]:
-    entries = []
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
-
-
-def number(value: object) -> float | None:
-    """A number that can be drawn; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not abs(value) <= LARGEST:
-        return None
-    return 0.0 if abs(value) < 1 / LARGEST else float(value)

@@ -1,4 +1,4 @@
-"""The HTML page about one run: made from its record, charts and journals. All data is escaped."""
+"""The HTML page about one run or two: from records, charts and journals. All data is escaped. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..diagnosis.first_failure import FirstFailure
-from ..diagnosis.stack_groups import verdict
+from ..diagnosis.stack_groups import newest_groups, verdict
 from ..engines.choose import engine_traits
 from ..hosts.fold import names, ranges
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from ..runs.stacks import block
 from .charts import figures, text
 from .journals import Journals, changes
-from .numbers import Chart, totals
+from .numbers import Chart, together, totals
 
 # The policy is a second barrier: even unescaped data could load or run nothing.
 HEAD = """<!doctype html>
@@ -64,6 +64,40 @@ def page(run: Shown) -> str:
     )
 
 
+def comparison(first: Shown, second: Shown) -> str:
+    runs = {"A": first, "B": second}
+    heads = [
+        f"<p><strong>{name}</strong> {text(run.record.run_id)} {state(run.record.state)} "
+        f'<span class="soft">{text(summary(run.record))}</span></p>'
+        for name, run in runs.items()
+    ]
+    drawn = together({name: totals(run.charts) for name, run in runs.items()})
+    return document(
+        f"{first.record.run_id} and {second.record.run_id}",
+        "<h1>Two runs</h1>",
+        *heads,
+        *(note for run in runs.values() for note in notes(run)),
+        *(part for name, run in runs.items() for part in failures(run.record, f"{name}, ")),
+        *section("Curves", figures(drawn)),
+        '<div class="facts">',
+        *section("Results", _compared(results(first), results(second))),
+        *section("Plans", _compared(plan(first), plan(second))),
+        "</div>",
+    )
+
+
+def _compared(a: dict[str, str], b: dict[str, str]) -> str:
+    """What differs stands out."""
+    rows = []
+    for key in dict.fromkeys([*a, *b]):
+        left, right = a.get(key, ""), b.get(key, "")
+        differs = ' class="differs"' if left != right else ""
+        if left or right:
+            rows.append(f"<tr{differs}>{_cells((key, left, right))}</tr>")
+    head = _cells(("", "A", "B"), "th")
+    return f'<div class="wide"><table class="compared"><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
 def document(title: str, *parts: str) -> str:
     head = HEAD.format(title=text(title), style=_style())
     return "\n".join([head, *parts, "</body></html>\n"])
@@ -80,11 +114,13 @@ def section(title: str, body: str) -> Iterator[str]:
 
 
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    top = "<tr>" + "".join(f"<th>{text(cell)}</th>" for cell in head) + "</tr>" if head else ""
-    body = "".join(
-        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    top = f"<tr>{_cells(head, 'th')}</tr>" if head else ""
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     return f'<div class="wide"><table>{top}{body}</table></div>' if body else ""
+
+
+def _cells(values: Iterable[object], tag: str = "td") -> str:
+    return "".join(f"<{tag}>{text(value)}</{tag}>" for value in values)
 
 
 def state(word: str) -> str:
@@ -202,19 +238,14 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         if failed is not None:
             at = (min(max(failed, first), last) - first) * scale
             bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
-        cells = (
-            attempt.attempt,
-            attempt.by,
-            attempt.state,
-            _clock(attempt.started),
-            _took(attempt),
-        )
+        took = _took(attempt)
+        cells = (attempt.attempt, attempt.by, attempt.state, _clock(attempt.started), took)
         rows.append(
-            "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + '<td class="span">'
+            f'<tr>{_cells(cells)}<td class="span">'
             f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )
-    head = "".join(f"<th>{word}</th>" for word in ("attempt", "by", "state", "started", "took", ""))
+    head = _cells(("attempt", "by", "state", "started", "took", ""), "th")
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
@@ -228,7 +259,8 @@ def _took(attempt: AttemptRecord) -> str:
 
 
 def _stacks(run: Shown) -> str:
-    groups = run.journals.stack_groups(run.record.attempt.attempt) if run.record.attempts else []
+    attempts = run.record.attempts
+    groups = newest_groups(run.journals.of(attempts[-1].attempt)) if attempts else []
     lines = [*verdict(groups), *(line for group in groups for line in block(group))]
     return f"<pre>{text(chr(10).join(lines))}</pre>" if groups else ""
 

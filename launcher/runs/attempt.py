@@ -16,35 +16,27 @@ from .record import RunFolder, RunRecord
 
 
 @contextmanager
-def newest_attempt(folder: RunFolder, console: Console) -> Iterator[RunningAttempt]:
-    """From this machine's record or, after a warning if it cannot be read, from the hosts."""
+def newest_attempt(
+    folder: RunFolder, console: Console, record: RunRecord | None = None
+) -> Iterator[RunningAttempt]:
+    """From this machine's record or, after a warning if it cannot be read, from the hosts.
+
+    record: what `folder` has, if it has been read already.
+    """
     cluster = load(folder.hosts_file, job_files=False)
-    record = folder.load_if_readable(console)
+    record = record or folder.load_if_readable(console)
     with connected(cluster.hosts) as nodes:
         ranks: Sequence[Node] = nodes
         if record is None:
             with console.step(f"asking {len(nodes)} hosts for their record of the run"):
                 record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
-        yield _attempt(record, ranks)
-
-
-@contextmanager
-def running_attempt(folder: RunFolder, record: RunRecord) -> Iterator[RunningAttempt]:
-    """From this machine's record."""
-    with connected(load(folder.hosts_file, job_files=False).hosts) as nodes:
-        yield _attempt(record, nodes)
-
-
-def _attempt(record: RunRecord, nodes: Sequence[Node]) -> RunningAttempt:
-    """`nodes` in rank order."""
-    attempt = record.attempt.attempt
-    return RunningAttempt(
-        tuple(
+        number = record.attempt.attempt
+        members = [
             RunningNode(
                 node,
                 engine_of(node, record.engine),
-                place_in(entry.run_dir, record.run_id, entry.node_rank, attempt),
+                place_in(entry.run_dir, record.run_id, entry.node_rank, number),
             )
-            for node, entry in zip(nodes, record.attempt.nodes, strict=True)
-        )
-    )
+            for node, entry in zip(ranks, record.attempt.nodes, strict=True)
+        ]
+        yield RunningAttempt(tuple(members))

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from ..engines.attempt import RunningAttempt, RunningNode
 from ..engines.base import Exec
-from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, UsageError
-from ..ssh.many import each_node, try_each
+from ..hosts import fold
+from ..ssh.many import by_name, each_node, nodes_failed, try_each
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK
 from ..terminal.console import Console
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
-from .attempt import running_attempt
+from .attempt import newest_attempt
 from .record import RunFolder
 
 # Of spec.json, only the two numbers that tell which ranks the node in $1 has.
@@ -40,7 +40,7 @@ class ExecOptions:
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
     """Returns the command's exit code; with on_all, the first that is not 0, by node rank."""
-    with running_attempt(folder, folder.load()) as attempt:
+    with newest_attempt(folder, console, folder.load()) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
         with console.step(f"starting {wanted.command[0]} in the run"):
@@ -80,13 +80,12 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
             last = len(attempt.members) - 1
             raise UsageError(f"--node {number}: {run_id} has nodes 0 to {last}")
         return attempt.members[number]
-    members = {member.node: member for member in attempt.members}
-    found, failures = try_each(attempt.nodes, lambda node: _ranks(members[node]))
+    found, failures = try_each(attempt.nodes, lambda node: _ranks(attempt.by_node[node]))
     for node, ranks in found.items():
         if wanted.rank in ranks:
-            return members[node]
-    for failure in failures.values():
-        raise failure
+            return attempt.by_node[node]
+    if failures:
+        raise nodes_failed(by_name(attempt.nodes, failures))
     last = max((ranks.stop for ranks in found.values()), default=0) - 1
     raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}")
 
@@ -106,21 +105,16 @@ def _ranks(member: RunningNode) -> range:
 
 
 def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
-    status = _alive(member, run_id)
-    return member.engine.exec(status, wanted.command, stdin=wanted.stdin, tty=wanted.tty)
-
-
-def _alive(member: RunningNode, run_id: str) -> NodeStatus:
-    """The node as its engine sees it. Raises UsageError if it does not run."""
+    """Raises UsageError if the node does not run."""
     rank = member.place.node_rank
     seen = [status for status in member.engine.list(run_id) if status.node_rank == rank]
-    alive = [status for status in seen if status.state == "running"]
-    if not alive:
-        state = seen[0].state if seen else "gone"
-        raise UsageError(
-            f"{member.node.name}: node {rank} of {run_id} does not run ({state}); see `ddpctl ps`"
-        )
-    return alive[0]
+    for status in seen:
+        if status.state == "running":
+            return member.engine.exec(status, wanted.command, stdin=wanted.stdin, tty=wanted.tty)
+    state = seen[0].state if seen else "gone"
+    raise UsageError(
+        f"{member.node.name}: node {rank} of {run_id} does not run ({state}); see `ddpctl ps`"
+    )
 
 
 def _forward_stdin(running: Exec) -> None:
@@ -132,10 +126,8 @@ def _forward_stdin(running: Exec) -> None:
 
 
 def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: Console) -> int:
-    members = {member.node: member for member in attempt.members}
-
     def run(node: Node) -> int:
-        running = _start(members[node], run_id, wanted)
+        running = _start(attempt.by_node[node], run_id, wanted)
         prefix = f"[{node.name}] ".encode()
         partial = {1: b"", 2: b""}
         for number, data in running.output():
@@ -149,7 +141,7 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
 
     codes, failures = try_each(attempt.nodes, run)
     console.settle()
-    for failure in failures.values():
-        console.error(str(failure))
+    for line in fold.errors(by_name(attempt.nodes, failures)):
+        console.error(line)
     ended = {**codes, **{node: failure.exit_code for node, failure in failures.items()}}
     return next((ended[node] for node in attempt.nodes if ended[node] != 0), 0)

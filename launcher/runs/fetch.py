@@ -91,13 +91,13 @@ def list_files(
     attempt: RunningAttempt, console: Console
 ) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
     """Every file of the run, once per file system, and an error for each host that did not answer."""
-    nodes = find_shared_homes(one_per_account(attempt.nodes)).leaders
-    places = dict(zip(attempt.nodes, attempt.places, strict=True))
+    nodes = [group[0] for group in find_shared_homes(one_per_account(attempt.nodes))]
 
     def ask(node: Node) -> list[RemoteFile]:
-        done = node.script(LIST, places[node].run_dir, timeout=600.0)
+        place = attempt.by_node[node].place
+        done = node.script(LIST, place.run_dir, timeout=600.0)
         rows = [row for row in done.stdout.split(b"\0") if row]
-        files = [file for row in rows if (file := parse_row(row, node, places[node]))]
+        files = [file for row in rows if (file := parse_row(row, node, place))]
         if refused := len(rows) - len(files):
             console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
         return files
@@ -151,14 +151,10 @@ def _receive(file: RemoteFile, part: Path, done: Fetched) -> None:
     """Continues where an earlier fetch was cut off."""
     have = part.stat().st_size if part.exists() else 0
     argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
-    stream = file.node.open(argv, stdin=False)
-    try:
-        with part.open("ab") as out:
-            while data := stream.read(READ_SIZE):
-                out.write(data)
-                done.bytes += len(data)
-    finally:
-        stream.close()
+    with file.node.open(argv, stdin=False) as stream, part.open("ab") as out:
+        while data := stream.read(READ_SIZE):
+            out.write(data)
+            done.bytes += len(data)
 
 
 def _sha256(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..engines.choose import engines_on
@@ -14,7 +14,7 @@ from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .adopt import adopt
-from .record import RunFolder, find_run, run_folder, shortened
+from .record import RunFolder, run_folder, run_folders
 
 # The runs that this host has folders of, with or without containers.
 KEPT = r"""
@@ -48,18 +48,49 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     ):
         folder = run_folder(find_id(nodes, cluster, target))
         if not folder.record_file.exists():
-            refuse_if_waiting(nodes, cluster, folder.run_id)
+            for status in list_nodes(nodes, cluster, folder.run_id)[0]:
+                if status.waits:
+                    raise UsageError(
+                        f"{folder.run_id} of {status.owner} waits in line for GPUs and has nothing "
+                        "to show yet; `ddpctl ps HOSTS` shows for whose run it waits"
+                    )
             adopt(folder, nodes, cluster, console)
     return folder
 
 
-def refuse_if_waiting(nodes: Sequence[Node], cluster: Cluster, run_id: str) -> None:
-    statuses, _ = list_nodes(nodes, cluster, run_id)
-    if waiting := next((status for status in statuses if status.waits), None):
+def find_run(text: str | None) -> RunFolder:
+    """The run with this id or unique prefix; the newest run of this machine for None."""
+    folders = {folder.run_id: folder for folder in run_folders()}
+    if text is None:
+        newest = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
+        if newest is None:
+            raise UsageError(
+                "this machine has no record of a run: name a run and its hosts file (--hosts)"
+            )
+        return folders[newest]
+    found = the_one(text, folders)
+    if found is None:
         raise UsageError(
-            f"{run_id} of {waiting.owner} waits in line for GPUs and has nothing to show yet; "
-            "`ddpctl ps HOSTS` shows for whose run it waits"
+            f"this machine has no run {shortened(text)}; `ddpctl ps` lists its runs, "
+            "`ddpctl ps HOSTS` those on the hosts"
         )
+    return folders[found]
+
+
+def the_one(text: str, run_ids: Collection[str]) -> str | None:
+    """The run id that is `text` or alone begins so. Raises UsageError if several do."""
+    if text in run_ids:
+        return text
+    matching = [run_id for run_id in run_ids if run_id.startswith(text)]
+    if len(matching) > 1:
+        listed = ", ".join(matching[:5])
+        raise UsageError(f"{text!r} matches several runs ({listed}): give more of the id")
+    return matching[0] if matching else None
+
+
+def shortened(text: str) -> str:
+    """What the user typed, quoted, for a one-line message."""
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
@@ -70,18 +101,17 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
     known = alive | {status.run_id for status in statuses} | _kept(nodes)
-    matching = {run_id for run_id in known if run_id.startswith(prefix or "")}
-    if prefix in matching:
-        return prefix
-    if not matching:
+    if prefix:
+        found = the_one(prefix, sorted(known))
+    else:
+        own = {run_id for run_id in known if not is_sanity_run(run_id)} or known
+        # ids begin with the time
+        found = max(own, key=lambda run_id: (run_id in alive, run_id), default=None)
+    if found is None:
         unseen = f" ({', '.join(failures)} did not answer)" if failures else ""
         which = f" {shortened(prefix)}" if prefix else ""
         raise UsageError(f"{cluster.source}: its hosts have no run{which}{unseen}")
-    if prefix and len(matching) > 1:
-        listed = ", ".join(sorted(matching)[:5])
-        raise UsageError(f"{prefix!r} matches several runs ({listed}): give more of the id")
-    matching = {run_id for run_id in matching if not is_sanity_run(run_id)} or matching
-    return max(matching, key=lambda run_id: (run_id in alive, run_id))  # ids begin with the time
+    return found
 
 
 def _kept(nodes: Sequence[Node]) -> set[str]:

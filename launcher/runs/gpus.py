@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.status import NodeStatus
-from ..facts.gpu_use import GpuUse, Process
-from ..hosts.fold import names, ranges
+from ..facts.gpu_use import GpuUse
+from ..facts.nvidia import Process
+from ..hosts.fold import counted, names, ranges
 
 BUSY_MIB = 500  # of memory; a GPU with more in use is not free
 IDLE, BUSY = 5, 50  # percent: a GPU is odd below IDLE while another one of its run is above BUSY
@@ -64,13 +65,9 @@ def summary(rows: Sequence[GpuRow]) -> str:
     free = sum(row.is_free for row in rows)
     hosts = len({row.host for row in rows})
     return (
-        f"{_count(len(rows), 'GPU')} on {_count(hosts, 'host')}: {used} used by "
-        f"{_count(len(runs), 'run')}, {len(rows) - used - free} by others, {free} free"
+        f"{counted(len(rows), 'GPU')} on {counted(hosts, 'host')}: {used} used by "
+        f"{counted(len(runs), 'run')}, {len(rows) - used - free} by others, {free} free"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
@@ -150,23 +147,20 @@ def _span(numbers: Sequence[int | None], unit: str) -> str:
 
 def document(rows: Iterable[GpuRow]) -> list[dict[str, Any]]:
     """The `gpus` of ps --json."""
-    found = []
-    for row in rows:
-        gpu = dataclasses.asdict(row.gpu)
-        about = {key: gpu[key] for key in ("index", "uuid", "name")}
-        node = row.node
-        found.append(
-            {
-                "host": row.host,
-                **about,
-                "utilization": row.gpu.use,
-                "memory_used_mib": row.gpu.used,
-                "memory_total_mib": row.gpu.total,
-                "run_id": node.run_id if node else None,
-                "owner": node.owner if node else None,
-                "since": node.started if node else None,
-                "free": row.is_free,
-                "others": [dataclasses.asdict(process) for process in row.others],
-            }
-        )
-    return found
+    return [
+        {
+            "host": row.host,
+            "index": row.gpu.index,
+            "uuid": row.gpu.uuid,
+            "name": row.gpu.name,
+            "utilization": row.gpu.use,
+            "memory_used_mib": row.gpu.used,
+            "memory_total_mib": row.gpu.total,
+            "run_id": row.node.run_id if row.node else None,
+            "owner": row.node.owner if row.node else None,
+            "since": row.node.started if row.node else None,
+            "free": row.is_free,
+            "others": [dataclasses.asdict(process) for process in row.others],
+        }
+        for row in rows
+    ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
-import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..errors import StateError, UsageError
 from ..logs.events import parsed
 from ..plan.options import RunOptions
 from ..plan.plan import Plan
-from ..run_id import is_run_id, is_sanity_run
+from ..run_id import is_run_id
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
 
@@ -31,10 +32,8 @@ class UnreadableRecord(UsageError):
 
 def timestamp(seconds: float | None = None) -> str:
     """RFC 3339 in UTC with milliseconds; the current time by default."""
-    moment = (
-        datetime.datetime.now(datetime.UTC)
-        if seconds is None
-        else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    moment = datetime.datetime.fromtimestamp(
+        time.time() if seconds is None else seconds, datetime.UTC
     )
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -204,13 +203,15 @@ def run_folder(run_id: str) -> RunFolder:
     return RunFolder(state_home() / "runs" / run_id)
 
 
-def new_record(plan: Plan) -> RunRecord:
+def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
+    """With a PENDING attempt after those of `earlier`."""
+    hosts = [node.host.name for node in plan.nodes]
     return RunRecord(
         run_id=plan.run_id,
         name=plan.name,
         owner=plan.owner,
         engine=plan.engine.name,
-        hosts=[node.host.name for node in plan.nodes],
+        hosts=hosts,
         image=plan.image,
         image_digest=plan.image_digest,
         dataset_digest=plan.dataset_digest,
@@ -219,10 +220,13 @@ def new_record(plan: Plan) -> RunRecord:
         stop_timeout=plan.stop_timeout,
         options=plan.options.of_run(),
         env_names=list(plan.nodes[0].container.env_names),
+        attempts=[*(earlier.attempts if earlier else ()), _new_attempt(plan)],
+        # a lost host that takes no part any more may still have to be seen to have stopped
+        pending_stop=[h for h in earlier.pending_stop if h not in hosts] if earlier else [],
     )
 
 
-def new_attempt(plan: Plan) -> AttemptRecord:
+def _new_attempt(plan: Plan) -> AttemptRecord:
     inputs = {
         "image": plan.image_digest,
         "dataset": plan.dataset_digest,
@@ -246,54 +250,13 @@ def new_attempt(plan: Plan) -> AttemptRecord:
 def run_folders() -> Iterator[RunFolder]:
     """Every run that this machine has a record of, the newest first."""
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
-    dated = [(_created(folder), folder) for folder in folders if is_run_id(folder.run_id)]
-    known = [(created, folder) for created, folder in dated if created is not None]
-    yield from (folder for _, folder in sorted(known, key=lambda pair: pair[0], reverse=True))
+    known = [f for f in folders if is_run_id(f.run_id) and f.record_file.exists()]
+    yield from sorted(known, key=_created, reverse=True)
 
 
-def _created(folder: RunFolder) -> float | None:
-    """Unix seconds; None when the folder holds no run."""
-    try:
-        written = folder.record_file.stat().st_mtime
-        # hosts.yaml is written once per attempt, run.json all along
-        return folder.hosts_file.stat().st_mtime if folder.hosts_file.exists() else written
-    except OSError:
-        return None
-
-
-def checked_name(name: str) -> str:
-    """A run's name becomes part of its containers' names. Raises UsageError where it cannot."""
-    if name and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{0,40}", name):
-        raise UsageError(
-            f"--name {name!r}: use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, "
-            "a letter or digit first"
-        )
-    return name
-
-
-def find_run(text: str | None) -> RunFolder:
-    """The run with this id or unique prefix; the newest run of this machine for None."""
-    folders = list(run_folders())
-    if text is None:
-        folders = [folder for folder in folders if not is_sanity_run(folder.run_id)]
-        if not folders:
-            raise UsageError(
-                "this machine has no record of a run: name a run and its hosts file (--hosts)"
-            )
-        return folders[0]
-    exact = [folder for folder in folders if folder.run_id == text]
-    matching = exact or [folder for folder in folders if folder.run_id.startswith(text)]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        listed = ", ".join(folder.run_id for folder in matching[:5])
-        raise UsageError(f"{text!r} matches several runs ({listed}): give more of the id")
-    raise UsageError(
-        f"this machine has no run {shortened(text)}; `ddpctl ps` lists its runs, "
-        "`ddpctl ps HOSTS` those on the hosts"
-    )
-
-
-def shortened(text: str) -> str:
-    """What the user typed, quoted, for a one-line message."""
-    return repr(text if len(text) <= 60 else f"{text[:60]}...")
+def _created(folder: RunFolder) -> float:
+    """Unix seconds. hosts.yaml is written once per attempt, run.json all along."""
+    for path in (folder.hosts_file, folder.record_file):
+        with contextlib.suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0

@@ -21,12 +21,11 @@ from ..diagnosis.stack_groups import (
     stragglers,
     verdict,
 )
+from ..engines.attempt import RunningNode
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..hosts.fold import names, ranges
 from ..logs.events import parsed
-from ..plan.plan import Place
 from ..ssh.many import ask_each
-from ..ssh.node import Node
 from ..supervisor.events import StackAnswer
 from ..terminal.console import Console
 from .attempt import newest_attempt
@@ -75,9 +74,8 @@ class Answer:
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
     """Returns 0, or 4 when a host did not answer; the other hosts' ranks are shown all the same."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
-        places = dict(zip(attempt.nodes, attempt.places, strict=True))
         kind = "all" if all_threads else "main"
-        found, failures = ask_each(attempt.nodes, lambda node: _ask(node, places[node], kind))
+        found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
     newest = max((answer.attempt for answer in found.values()), default=0)
     answers = [answer for answer in found.values() if answer.attempt in (0, newest)]
     groups = grouped(rank for answer in answers for rank in answer.ranks)
@@ -91,7 +89,8 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     return 4 if failures else 0
 
 
-def _ask(node: Node, place: Place, kind: str) -> Answer:
+def _ask(member: RunningNode, kind: str) -> Answer:
+    node, place = member.node, member.place
     attempts = place.control_dir.rpartition("/")[0]
     token = secrets.token_hex(8)
     done = node.script(ASK, attempts, kind, token, str(10 * TIMEOUT), timeout=3.0 * TIMEOUT)
@@ -169,21 +168,12 @@ def document(
                 "host": answer.host,
                 "node_rank": answer.node_rank,
                 "state": answer.state,
-                "ranks": [_rank(rank) for rank in answer.ranks],
+                "ranks": [
+                    {k: v for k, v in asdict(rank).items() if k not in ("host", "node_rank")}
+                    for rank in answer.ranks
+                ],
             }
             for answer in answers
         ],
         "unseen": unseen(failures),
-    }
-
-
-def _rank(rank: RankStack) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "pid": rank.pid,
-        "state": rank.state,
-        "note": rank.note,
-        "frames": [asdict(frame) for frame in rank.frames],
-        "threads": [asdict(thread) for thread in rank.threads],
     }

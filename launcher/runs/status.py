@@ -15,9 +15,9 @@ from ..errors import DdpctlError, HostsFileError
 from ..hosts import Cluster, load
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .ended import ended_nodes
 from .find import list_nodes
 from .record import FINAL, run_folders
+from .reported import ended_nodes
 from .unseen import unseen
 
 DEFAULT_HOSTS = Path("hosts.yaml")
@@ -75,11 +75,10 @@ def list_runs(
                 elif status.state == "cancelled" and not container.alive:
                     # the container says only that it was stopped
                     found[container.host, container.handle] = replace(container, state="cancelled")
-    newest: dict[str, float] = {}
-    for status in found.values():
-        newest[status.run_id] = max(
-            newest.get(status.run_id, 0.0), status.started or status.ended or status.since
-        )
+    newest = {
+        nodes[0].run_id: max(node.started or node.ended or node.since for node in nodes)
+        for nodes in by_run(found.values())
+    }
     ordered = sorted(found.values(), key=lambda s: (-newest[s.run_id], s.run_id, s.node_rank))
     return ordered, failures
 
@@ -89,10 +88,11 @@ def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]
     runs = []
     for nodes in by_run(statuses):
         first = nodes[0]
-        rows = [dataclasses.asdict(node) for node in nodes]
-        for row in rows:
-            for key in ("run_id", "name", "nnodes", "owner"):
-                del row[key]
+        of_run = ("run_id", "name", "nnodes", "owner")
+        rows = [
+            {key: value for key, value in dataclasses.asdict(node).items() if key not in of_run}
+            for node in nodes
+        ]
         runs.append(
             {
                 "run_id": first.run_id,

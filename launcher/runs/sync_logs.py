@@ -36,29 +36,26 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 
 def sync_logs(attempt: RunningAttempt, store: LogStore, console: Console) -> dict[str, DdpctlError]:
     """Brings every node's log up to date. Returns an error for each host that did not answer."""
-    places = dict(zip(attempt.nodes, attempt.places, strict=True))
-    with console.step(f"copying new log lines of {len(places)} nodes"):
-        _, failures = ask_each(attempt.nodes, lambda node: _copy(node, places[node], store))
-    return failures
+
+    def copy(node: Node) -> None:
+        place = attempt.by_node[node].place
+        try:
+            _copy(store.node(place.node_rank), node, place)
+        except OSError as error:
+            name = error.filename or store.folder
+            raise StateError(f"{name}: cannot be written: {error.strerror or error}") from None
+
+    with console.step(f"copying new log lines of {len(attempt.members)} nodes"):
+        return ask_each(attempt.nodes, copy)[1]
 
 
-def _copy(node: Node, place: Place, store: LogStore) -> None:
-    try:
-        _copy_to(store.node(place.node_rank), node, place)
-    except OSError as error:
-        name = error.filename or store.folder
-        raise StateError(f"{name}: cannot be written: {error.strerror or error}") from None
-
-
-def _copy_to(log: NodeLog, node: Node, place: Place) -> None:
+def _copy(log: NodeLog, node: Node, place: Place) -> None:
     reader = Reader()
     consumed = offset_in({place.node_rank: log.mark}, place)
-    stream = node.open(["tail", "-c", f"+{consumed + 1}", place.journal], stdin=False)
-    try:
+    argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
+    with node.open(argv, stdin=False) as stream:
         while data := stream.read(READ_SIZE):
             consumed += len(data)
             if records := reader.feed(data):
                 offset = consumed - reader.pending
                 log.record(records, host=node.name, attempt=place.attempt, offset=offset)
-    finally:
-        stream.close()

@@ -21,7 +21,7 @@ from ..start.attempt import NextAttempt
 from ..start.wait import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
-from .report import MARK, Report, document, problems, text
+from .report import Report, document, problems, text
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (
@@ -51,9 +51,7 @@ class RecordingConsole(Console):
     def lines(self, text: bytes) -> None:
         for line in text.split(b"\n")[:-1]:
             _, _, said = line.partition(b"] ")
-            if said.startswith(MARK):
-                self.report.take(said)
-            else:
+            if not self.report.take(said):
                 self.detail(line.decode(errors="replace"))
 
     def flush(self) -> None:
@@ -66,14 +64,9 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
         (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-        flags = {
-            "timeout": options.timeout,
-            "max_bytes": options.max_bytes,
-            "pairwise": options.pairwise,
-        }
-        job = override_job(
-            cluster, {"workdir": folder, "command": [SCRIPT.name, json.dumps(flags)]}
-        )
+        flags = {name: getattr(options, name) for name in ("timeout", "max_bytes", "pairwise")}
+        command = [SCRIPT.name, json.dumps(flags)]
+        job = override_job(cluster, {"workdir": folder, "command": command})
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
         launch = LaunchOptions(name="sanity", network_only=True)
         try:
@@ -160,12 +153,8 @@ def plot(report: Report, to: Path) -> None:
         raise UsageError("--plot needs matplotlib: pip install 'ddpctl[plot]'") from None
     figure = Figure(figsize=(6, 4), layout="constrained")
     panel = figure.subplots()
-    panel.plot(
-        [size["bytes"] for size in report.sizes],
-        [size["busbw"] for size in report.sizes],
-        marker="o",
-        color="#b3446c",
-    )
+    points = [(size["bytes"], size["busbw"]) for size in report.sizes]
+    panel.plot(*zip(*points, strict=True), marker="o", color="#b3446c")
     panel.set(xscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s", title="all-reduce")
     panel.grid(alpha=0.25)
     figure.savefig(to, dpi=120)

@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,29 +132,32 @@ def mesh(job: Job) -> bool:
     """Every node connects by TCP to every other, on the addresses that the data will use."""
     if job.local_rank == 0:
         server = socket.create_server(("", 0))
-        server.settimeout(0.2)
         job.store.set(f"mesh/{job.node}", f"{own_address()} {server.getsockname()[1]}")
-        over = threading.Event()
-        threading.Thread(target=accept, args=(server, over), daemon=True).start()
-        failed = []
-        for other in range(job.nodes):
-            if other != job.node:
-                host, port = job.store.get(f"mesh/{other}").decode().split()
-                try:
-                    socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-                except OSError as error:
-                    failed.append([job.node, other, host, str(error)])
-        job.store.set(f"reached/{job.node}", json.dumps(failed))
-        answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        job.store.set(f"reached/{job.node}", json.dumps(unreached(job)))
+    answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
+    if job.local_rank == 0:
         job.store.set(f"mesh-read/{job.node}", "1")
-        for other in range(job.nodes):
-            job.store.get(f"mesh-read/{other}")
-        over.set()
-    else:
-        answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
+    # A failed mesh ends the ranks, and with those of node 0 the store: first every node has read it.
+    job.store.wait([f"mesh-read/{n}" for n in range(job.nodes)])
     failed = [one for answer in answers for one in answer]
     job.report("mesh", failed=failed)
     return not failed
+
+
+def unreached(job: Job) -> list[dict[str, Any]]:
+    """The other nodes that this one cannot connect to."""
+    failed = []
+    for other in range(job.nodes):
+        if other != job.node:
+            host, port = job.store.get(f"mesh/{other}").decode().split()
+            try:
+                socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+            except OSError as error:
+                failed.append(
+                    {"source": job.node, "target": other, "address": host, "error": str(error)}
+                )
+    return failed
 
 
 def own_address() -> str:
@@ -171,13 +175,11 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def accept(server: socket.socket, over: threading.Event) -> None:
-    while not over.is_set():
-        try:
+def accept(server: socket.socket) -> None:
+    """Until the rank ends."""
+    while True:
+        with contextlib.suppress(OSError):
             server.accept()[0].close()
-        except OSError:
-            continue
-    server.close()
 
 
 def right(job: Job, watchdog: Watchdog) -> None:
@@ -321,18 +323,14 @@ def transports(job: Job) -> dict[str, int]:
     """How NCCL moved the data, according to its log: transport -> channels."""
     if not job.cuda:
         return {"sockets (Gloo)": 1}
-    found: dict[str, int] = {}
-    for path in Path("/tmp").glob(f"ddpctl-nccl.{job.local_rank}.*"):
-        for via in re.findall(r" via (\S+)", path.read_text(errors="replace")):
-            name = transport(via)
-            found[name] = found.get(name, 0) + 1
+    found = Counter(
+        transport(via)
+        for path in Path("/tmp").glob(f"ddpctl-nccl.{job.local_rank}.*")
+        for via in re.findall(r" via (\S+)", path.read_text(errors="replace"))
+    )
     every: list[Any] = [None] * job.world
     dist.all_gather_object(every, found)
-    total: dict[str, int] = {}
-    for one in every:
-        for name, count in one.items():
-            total[name] = total.get(name, 0) + count
-    return total
+    return dict(sum(every, Counter()))
 
 
 def transport(via: str) -> str:
@@ -358,11 +356,9 @@ def main() -> None:
     job.store = connect(job)
     watchdog = Watchdog(job)
     watchdog.begin("connecting")
-    names = "{}, torch {}".format(
-        torch.cuda.get_device_name() if job.cuda else "CPU",
-        torch.__version__,
-    )
-    job.report("world", nodes=job.nodes, ranks=job.world, device=names)
+    device = torch.cuda.get_device_name() if job.cuda else "CPU"
+    device += f", torch {torch.__version__}"
+    job.report("world", nodes=job.nodes, ranks=job.world, device=device)
     if not mesh(job):
         watchdog.end()
         time.sleep(0.5)  # so that the report is read before torchrun ends the ranks

@@ -4,46 +4,48 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 MARK = b"@sanity "
 SLOW_PAIR = 0.4  # of the fastest pair's rate; a slow host may be in most pairs
+WIDTHS = (12, 12, 8, 11, 10, 10)  # of the table's columns
 WORSE = 0.8  # of the last run's best bus bandwidth
 
 
-@dataclass
 class Report:
-    """hosts: names by node rank. The lists hold the records in the order they came."""
+    """What rank 0 has reported. hosts: names by node rank."""
 
-    hosts: Sequence[str]
-    world: dict[str, Any] = field(default_factory=dict)
-    unreached: list[tuple[int, int, str, str]] = field(default_factory=list)
-    rights: list[dict[str, Any]] = field(default_factory=list)
-    sizes: list[dict[str, Any]] = field(default_factory=list)
-    pairs: list[dict[str, Any]] = field(default_factory=list)
-    late: dict[str, Any] | None = None
-    transports: dict[str, int] = field(default_factory=dict)
-    finished: bool = False
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = hosts
+        self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in the order they came
 
     def take(self, text: bytes) -> bool:
         """Adds a line of rank 0's output if it is a record."""
         if not text.startswith(MARK):
             return False
         record = json.loads(text[len(MARK) :])
-        kind = record.pop("kind")
-        if kind == "world":
-            self.world = record
-        elif kind == "mesh":
-            self.unreached = [(a, b, host, why) for a, b, host, why in record["failed"]]
-        elif kind == "late":
-            self.late = record
-        elif kind == "done":
-            self.transports, self.finished = record["transports"], True
-        else:
-            {"right": self.rights, "size": self.sizes, "pair": self.pairs}[kind].append(record)
+        self.records.setdefault(record.pop("kind"), []).append(record)
         return True
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        return self.records.get(kind, [])
+
+    def last(self, kind: str) -> dict[str, Any]:
+        return (self.all(kind) or [{}])[-1]
+
+    @property
+    def sizes(self) -> list[dict[str, Any]]:
+        return self.all("size")
+
+    @property
+    def unreached(self) -> list[dict[str, Any]]:
+        """source, target, address and error of each connection between nodes that failed."""
+        return list(self.last("mesh").get("failed", []))
+
+    @property
+    def transports(self) -> dict[str, int]:
+        return dict(self.last("done").get("transports", {}))
 
     @property
     def busbw(self) -> float:
@@ -67,7 +69,7 @@ def problems(
     last: the bus bandwidth of the last run on these hosts, GB/s. code: the run's exit code.
     """
     found = [*_unreached(report), *_late(report)]
-    for right in report.rights:
+    for right in report.all("right"):
         if right["verdict"] == "WRONG":
             ranks = ", ".join(str(rank) for rank in right["ranks"])
             found.append(
@@ -85,7 +87,7 @@ def problems(
             f"bus bandwidth {report.busbw:.3g} GB/s, the last run on these hosts had {last:.3g}: "
             "`--pairwise` names the slow link"
         )
-    if not report.finished and not found:
+    if not report.all("done") and not found:
         found.append("the check did not finish: its output says why")
     if code and not found:
         found.append(
@@ -96,27 +98,26 @@ def problems(
 
 def _unreached(report: Report) -> list[str]:
     """Names each unreachable node once, with all nodes that cannot reach it."""
-    by_target: dict[int, list[tuple[int, str, str]]] = {}
-    for source, target, host, why in report.unreached:
-        by_target.setdefault(target, []).append((source, host, why))
-    lines = []
-    for target, tries in sorted(by_target.items(), key=lambda item: -len(item[1])):
-        sources = ", ".join(report.name(source) for source, _, _ in tries)
-        lines.append(
-            f"{report.name(target)} cannot be reached at {tries[0][1]} from {sources} "
-            f"({tries[0][2]}): open the ports between the nodes in its firewall"
-        )
-    return lines
+    by_target: dict[int, list[dict[str, Any]]] = {}
+    for failed in report.unreached:
+        by_target.setdefault(failed["target"], []).append(failed)
+    return [
+        f"{report.name(target)} cannot be reached at {failed[0]['address']} from "
+        f"{', '.join(report.name(each['source']) for each in failed)} ({failed[0]['error']}): "
+        "open the ports between the nodes in its firewall"
+        for target, failed in sorted(by_target.items(), key=lambda item: -len(item[1]))
+    ]
 
 
 def _late(report: Report) -> list[str]:
-    if report.late is None:
+    late = report.last("late")
+    if not late:
         return []
-    if not report.late["ranks"]:
-        return [f"{report.late['act']} hung with every rank in it: check the network"]
-    who = ", ".join(report.name(node) for node in report.late["nodes"])
-    ranks = ", ".join(str(rank) for rank in report.late["ranks"])
-    return [f"{who} {report.late['how']} {report.late['act']} (rank {ranks}): check that host"]
+    if not late["ranks"]:
+        return [f"{late['act']} hung with every rank in it: check the network"]
+    who = ", ".join(report.name(node) for node in late["nodes"])
+    ranks = ", ".join(str(rank) for rank in late["ranks"])
+    return [f"{who} {late['how']} {late['act']} (rank {ranks}): check that host"]
 
 
 def slow_pairs(report: Report) -> list[str]:
@@ -124,11 +125,12 @@ def slow_pairs(report: Report) -> list[str]:
 
     Slow: far below the fastest pair, and by more than the rates of the other pairs vary.
     """
-    if len(report.pairs) < 3:
+    pairs = report.all("pair")
+    if len(pairs) < 3:
         return []
-    best = max(pair["gbs"] for pair in report.pairs)
-    slow = [pair for pair in report.pairs if max(pair["rounds"]) < SLOW_PAIR * best]
-    others = [pair for pair in report.pairs if pair not in slow]
+    best = max(pair["gbs"] for pair in pairs)
+    slow = [pair for pair in pairs if max(pair["rounds"]) < SLOW_PAIR * best]
+    others = [pair for pair in pairs if pair not in slow]
     usual = statistics.median(pair["gbs"] for pair in others)
     spread = max(max(pair["rounds"]) / min(pair["rounds"]) for pair in others)
     slow = [pair for pair in slow if max(pair["rounds"]) * spread < usual]
@@ -148,16 +150,17 @@ def slow_pairs(report: Report) -> list[str]:
 
 def text(report: Report) -> str:
     """A table with nccl-tests' columns, and the other results around it."""
-    world = report.world
+    world = report.last("world")
     lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
-    lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.rights]
+    lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.all("right")]
     if report.sizes:
-        lines.append(f"#{'size':>12}{'count':>12}{'type':>8}{'time':>11}{'algbw':>10}{'busbw':>10}")
-        lines.append(
-            f"#{'(B)':>12}{'(elements)':>12}{'':>8}{'(us)':>11}{'(GB/s)':>10}{'(GB/s)':>10}"
-        )
-        lines += [_row(size) for size in report.sizes]
-    if report.pairs:
+        lines.append("#" + _row("size", "count", "type", "time", "algbw", "busbw"))
+        lines.append("#" + _row("(B)", "(elements)", "", "(us)", "(GB/s)", "(GB/s)"))
+    for size in report.sizes:
+        rates = (f"{size[name]:.3f}" for name in ("algbw", "busbw"))
+        time = f"{size['seconds'] * 1e6:.1f}"
+        lines.append(" " + _row(size["bytes"], size["count"], size["type"], time, *rates))
+    if report.all("pair"):
         lines += ["#", "# node to node, GB/s", *_matrix(report)]
     if report.transports:
         lines.append(f"# transport: {', '.join(report.transports)}")
@@ -168,26 +171,20 @@ def text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _row(size: Mapping[str, Any]) -> str:
-    return (
-        f" {size['bytes']:>12}{size['count']:>12}{size['type']:>8}{size['seconds'] * 1e6:>11.1f}"
-        f"{size['algbw']:>10.3f}{size['busbw']:>10.3f}"
-    )
+def _row(*cells: object) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
 def _matrix(report: Report) -> list[str]:
-    rates = {(pair["source"], pair["target"]): pair["gbs"] for pair in report.pairs}
-    count = report.world.get("nodes", 0)
-    head = "#  from \\ to" + "".join(f"{target:>9}" for target in range(count))
-    rows = [
-        f"#{source:>11}"
-        + "".join(
-            f"{rates[source, target]:>9.3f}" if (source, target) in rates else f"{'-':>9}"
-            for target in range(count)
-        )
-        for source in range(count)
+    rates = {(pair["source"], pair["target"]): f"{pair['gbs']:.3f}" for pair in report.all("pair")}
+    nodes = range(report.last("world").get("nodes", 0))
+    return [
+        "#  from \\ to" + "".join(f"{target:>9}" for target in nodes),
+        *(
+            f"#{source:>11}" + "".join(f"{rates.get((source, to), '-'):>9}" for to in nodes)
+            for source in nodes
+        ),
     ]
-    return [head, *rows]
 
 
 def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
@@ -197,15 +194,12 @@ def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
         "ok": not found,
         "problems": list(found),
         "hosts": list(report.hosts),
-        **report.world,
-        "unreached": [
-            {"source": a, "target": b, "address": host, "error": why}
-            for a, b, host, why in report.unreached
-        ],
-        "collectives": report.rights,
+        **report.last("world"),
+        "unreached": report.unreached,
+        "collectives": report.all("right"),
         "sizes": report.sizes,
-        "pairs": report.pairs,
-        "late": report.late,
+        "pairs": report.all("pair"),
+        "late": report.last("late") or None,
         "transports": report.transports,
         "latency": report.latency,
         "busbw": report.busbw,

@@ -31,15 +31,12 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
             f"{route.name}: sshd accepts no keys, only {', '.join(methods)}, and ddpctl logs in "
             "with keys; set `PubkeyAuthentication yes` in its sshd_config"
         )
-    keyring = Keyring(route)
-    try:
+    with contextlib.closing(Keyring(route)) as keyring:
         for name, key in keyring.offers():
             keyring.tried.append(name)
             if _accepts(transport, route, key, keyring):
                 return
         raise _refused(route, keyring)
-    finally:
-        keyring.close()
 
 
 def _log_in_without_key(transport: paramiko.Transport, route: Route) -> list[str] | None:
@@ -119,7 +116,7 @@ class Keyring:
     route: Route
     tried: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
-    _agent: _Agent | None = None
+    _agent: paramiko.agent.AgentSSH | None = None
 
     def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
         """Name and key: first the agent's keys that the config names, then its others, then files.
@@ -149,13 +146,13 @@ class Keyring:
 
     def close(self) -> None:
         if self._agent:
-            self._agent.close()
+            self._agent._close()  # type: ignore[attr-defined]
 
     def _agent_keys(self) -> dict[bytes, paramiko.AgentKey]:
         if not self.route.identity_agent:
             return {}
         try:
-            self._agent = _Agent(self.route.identity_agent)
+            self._agent = _agent_at(self.route.identity_agent)
         except (OSError, paramiko.SSHException) as error:
             self.unusable.append(f"the agent at {self.route.identity_agent} ({error})")
             return {}
@@ -203,23 +200,19 @@ class Keyring:
         yield name, key
 
 
-class _Agent(paramiko.agent.AgentSSH):
+def _agent_at(path: str) -> paramiko.agent.AgentSSH:
     """An ssh-agent at any socket; paramiko's own uses only SSH_AUTH_SOCK."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(AGENT_TIMEOUT)
-            connection.connect(path)
-            self._connect(connection)  # type: ignore[attr-defined]
-        except BaseException:
-            connection.close()
-            raise
-        connection.settimeout(None)  # signing may wait until the user touches a token
-
-    def close(self) -> None:
-        self._close()  # type: ignore[attr-defined]
+    agent = paramiko.agent.AgentSSH()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(AGENT_TIMEOUT)
+        connection.connect(path)
+        agent._connect(connection)  # type: ignore[attr-defined]
+    except BaseException:
+        connection.close()
+        raise
+    connection.settimeout(None)  # signing may wait until the user touches a token
+    return agent
 
 
 def _is_public(path: str) -> bool:

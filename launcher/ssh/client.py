@@ -11,8 +11,7 @@ import paramiko
 
 from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
-from .connect import connect
-from .connection import BROKEN, Connection
+from .connect import BROKEN, Connection, connect
 from .shell import command_line, framed, watched
 from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
 from .transport import ChannelStderr
@@ -26,13 +25,12 @@ class SshMachine:
         self.host = host
         self._timeout = connect_timeout
         self._connections: list[Connection] = []
-        self._lock = threading.Lock()  # of _connections
         self._connecting = threading.Lock()
 
     def connect(self) -> None:
         with self._connecting:
             if not self._live():
-                self._add(connect(self.host, timeout=self._timeout))
+                self._connections.append(connect(self.host, timeout=self._timeout))
 
     def open(
         self,
@@ -60,8 +58,7 @@ class SshMachine:
         return stream
 
     def close(self) -> None:
-        with self._lock:
-            connections, self._connections = self._connections, []
+        connections, self._connections = self._connections, []
         for connection in connections:
             connection.close()
 
@@ -85,21 +82,15 @@ class SshMachine:
                         f"{self.host.name}: sshd allows no sessions; check MaxSessions in its "
                         "sshd_config and the account's shell"
                     )
-                self._add(connection)
+                self._connections.append(connection)
                 return connection, channel
 
     def _live(self) -> list[Connection]:
-        with self._lock:
-            dead = [each for each in self._connections if not each.is_active]
-            self._connections = [each for each in self._connections if each not in dead]
-            live = list(self._connections)
-        for connection in dead:
-            connection.close()
-        return live
-
-    def _add(self, connection: Connection) -> None:
-        with self._lock:
-            self._connections.append(connection)
+        for dead in [each for each in self._connections if not each.is_active]:
+            with contextlib.suppress(ValueError):  # another thread has removed and closed it
+                self._connections.remove(dead)
+                dead.close()
+        return list(self._connections)
 
     def _session_on(self, connection: Connection) -> paramiko.Channel | None:
         """None if the connection has no room (MaxSessions) or has ended."""

@@ -18,20 +18,21 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
     """Run `do` on all nodes concurrently; raise NodesFailed with every error if any fails."""
     results, failures = try_each(nodes, do)
     if failures:
-        named = _by_name(nodes, failures)
-        raise NodesFailed(named, fold.errors(named))
+        raise nodes_failed(by_name(nodes, failures))
     return results
+
+
+def nodes_failed(failures: Mapping[str, DdpctlError]) -> NodesFailed:
+    """The errors of hosts, by name, as one; those of many hosts that are alike are one line."""
+    return NodesFailed(failures, fold.errors(failures))
 
 
 def ask_each(
     nodes: Sequence[Node], ask: Callable[[Node], T]
 ) -> tuple[dict[str, T], dict[str, DdpctlError]]:
-    """Run `ask` on all nodes concurrently; return results and errors by host name.
-
-    If a name occurs twice in `nodes`, the second is `name (2)`.
-    """
+    """Run `ask` on all nodes concurrently; return results and errors as `by_name` does."""
     answers, failures = try_each(nodes, ask)
-    return _by_name(nodes, answers), _by_name(nodes, failures)
+    return by_name(nodes, answers), by_name(nodes, failures)
 
 
 def try_each(
@@ -82,7 +83,8 @@ def _for_user(node: Node, error: BaseException) -> DdpctlError:
     raise error
 
 
-def _by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:
+def by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:
+    """If a name occurs twice in `nodes`, the second is `name (2)`."""
     seen: dict[str, int] = {}
     named = {}
     for node in nodes:

@@ -21,6 +21,7 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..hosts import Host
 from . import shell
 from .client import SshMachine
+from .connect import TIMEOUT
 from .local import LocalMachine
 from .stream import CHUNK, Completed, Deadline, Stream
 
@@ -40,7 +41,7 @@ class Resource(Protocol):
 class Node:
     """One host. Connects on first use and keeps the connection; safe to use from many threads."""
 
-    def __init__(self, host: Host, *, connect_timeout: float = 10.0) -> None:
+    def __init__(self, host: Host, *, connect_timeout: float = TIMEOUT) -> None:
         self.host = host
         self.name = host.name
         self._machine: LocalMachine | SshMachine
@@ -48,8 +49,8 @@ class Node:
             self._machine = LocalMachine()
         else:
             self._machine = SshMachine(host, connect_timeout=connect_timeout)
-        self._resources: dict[type[Resource], Resource] = {}
-        self._resources_lock = threading.Lock()
+        self._resource: Resource | None = None
+        self._resource_lock = threading.Lock()
         self._home: str | None = None
 
     def __repr__(self) -> str:
@@ -86,7 +87,7 @@ class Node:
                 stdout = bytearray()
                 while chunk := stream.read(CHUNK, deadline.left()):
                     stdout += chunk
-                stderr = stream.stderr_all(deadline.left() or 0.0)
+                stderr = stream.stderr.read(deadline.left() or 0.0)
                 return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
         except TimeoutError:
             raise CommandTimeout(
@@ -128,17 +129,15 @@ class Node:
         """Whether this is the launching machine, reached without SSH."""
         return self.host.is_local
 
-    def resource(self, kind: type[R], make: Callable[[], R]) -> R:
-        """This node's one `kind`: made on first use, closed with the node."""
-        with self._resources_lock:
-            if kind not in self._resources:
-                self._resources[kind] = make()
-            return cast(R, self._resources[kind])
+    def resource(self, make: Callable[[], R]) -> R:
+        """This node's one resource: made on first use, closed with the node."""
+        with self._resource_lock:
+            self._resource = self._resource or make()
+            return cast(R, self._resource)
 
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """An error of one of its resources in one line; None if it is none of theirs."""
-        explained = (resource.explain(error) for resource in self._resources.values())
-        return next((line for line in explained if line), None)
+        """An error of its resource in one line; None if it is not the resource's."""
+        return self._resource.explain(error) if self._resource else None
 
     def home(self) -> str:
         """The user's home folder on the host."""
@@ -153,9 +152,9 @@ class Node:
         return self._home
 
     def close(self) -> None:
-        with self._resources_lock:
-            resources, self._resources = self._resources, {}
-        for resource in resources.values():
+        with self._resource_lock:
+            resource, self._resource = self._resource, None
+        if resource:
             resource.close()
         self._machine.close()
 

@@ -123,14 +123,12 @@ def through_command(route: Route) -> Proxy:
     return Proxy(ours, close, failure)
 
 
-def through_jump(
-    route: Route, jump: paramiko.Transport, jump_name: str, timeout: float
-) -> paramiko.Channel:
+def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout: float) -> Proxy:
     """A channel that the jump host forwards to the host."""
+    where = route.hostname, route.port
     try:
-        return jump.open_channel(
-            "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=timeout
-        )
+        channel = jump.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
+        return Proxy(channel, channel.close)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise HostUnreachable(
             f"{route.name}: jump host {jump_name} {_explain_no_channel(error, route, timeout)}"

@@ -1,21 +1,37 @@
-"""Route: how to reach one host, parsed from `ssh -G`, with all paths and numbers resolved."""
+"""Route: how to reach one host, as `ssh HOST` would according to `ssh -G HOST`.
+
+The hosts file's own values are passed to `ssh` as options, so they override ~/.ssh/config.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+from ..errors import HostUnreachable
 from ..hosts import Host
+from ..hosts.values import split_port
 from ..state import expanded
-from .account import account_name
+from .account import account_home, account_name, home
+
+TIMEOUT = 20.0  # seconds; `Match exec` may run anything
+
+# They concern host keys, so ddpctl does not ignore them silently.
+UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
 Options = Mapping[str, tuple[str, ...]]
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
+log = logging.getLogger("ddpctl.ssh")
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,114 @@ class Route:
     depth: int = 0  # how many jumps lie beyond this host
 
 
+def route_to(host: Host) -> Route:
+    """How `ssh` with this host's values would connect. HostUnreachable if `ssh` refuses it."""
+    options = parse(_ask_ssh(host))
+    for keyword in UNSUPPORTED:
+        if options.get(keyword, ("none",))[0].lower() != "none":
+            _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
+    return from_options(host, options, home=home())
+
+
+def jump_route(route: Route) -> Route | None:
+    """The route to the last of the jump hosts, which is reached through those before it.
+
+    It follows its own configuration, as with `ssh -J`. The hosts file's key is tried after its own.
+    """
+    if route.proxy_jump is None:
+        return None
+    further, _, last = route.proxy_jump.rpartition(",")
+    host = replace(jump_host(last), proxy_jump=further or None, host_keys=route.asked_host_keys)
+    found = route_to(host)
+    own = (route.own_identity,) if route.own_identity else ()
+    return replace(
+        found,
+        identity_files=(*found.identity_files, *own),
+        own_identity=route.own_identity,
+        depth=route.depth + 1,
+    )
+
+
+def jump_host(text: str) -> Host:
+    """The host that `[user@]host[:port]` names. PURE."""
+    user, _, rest = text.removeprefix("ssh://").rpartition("@")
+    name, port = split_port(rest)
+    return Host(name, user or None, int(port) if port and port.isdigit() else None)
+
+
+def _ask_ssh(host: Host) -> str:
+    command = ["ssh", "-G", *_options(host), "--", host.host]
+    config = ""
+    if _home_differs():
+        command[2:2] = ["-F", "/dev/stdin"]
+        config = _own_config()
+    try:
+        done = subprocess.run(
+            command,
+            input=config,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except OSError as error:
+        raise HostUnreachable(
+            f"{host.name}: cannot run `ssh` on this machine ({error.strerror}), which ddpctl reads "
+            "~/.ssh/config with; install openssh-client or fix PATH"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise HostUnreachable(
+            f"{host.name}: `ssh -G {host.host}` did not end within {TIMEOUT:g} s; "
+            "check `Match exec` in ~/.ssh/config"
+        ) from None
+    if done.returncode:
+        printed = "; ".join(done.stderr.strip().splitlines()) or "it printed nothing"
+        no_entry = "No user exists" in printed
+        remedy = "`ssh` needs an entry for this account in /etc/passwd"
+        raise HostUnreachable(
+            f"{host.name}: `ssh -G {host.host}` failed: {printed}; "
+            f"{remedy if no_entry else 'fix ~/.ssh/config'}"
+        )
+    if _home_differs():
+        return done.stdout.replace(f" {account_home().rstrip('/')}/.ssh/", f" {home()}/.ssh/")
+    return done.stdout
+
+
+def _options(host: Host) -> list[str]:
+    """The hosts file's values as options of `ssh`."""
+    values = {
+        "User": host.user,
+        "Port": host.port,
+        "ProxyJump": host.proxy_jump,
+        "IdentityFile": _quoted(host.identity_file) if host.identity_file else None,
+    }
+    return [f"-o{key}={value}" for key, value in values.items() if value is not None]
+
+
+def _quoted(path: str) -> str:
+    path = path.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{path}"'
+
+
+# `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests), ddpctl
+# follows $HOME like every other program and passes `ssh` that folder's configuration.
+
+
+def _home_differs() -> bool:
+    return Path(home()) != Path(account_home())
+
+
+def _own_config() -> str:
+    files = (f"{home()}/.ssh/config", "/etc/ssh/ssh_config")
+    return "".join(f"Include {_quoted(path)}\n" for path in files if Path(path).is_file())
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
+
+
 def parse(output: str) -> dict[str, tuple[str, ...]]:
     """The output of `ssh -G`: keyword -> its values, in order. PURE."""
     options: dict[str, tuple[str, ...]] = {}
@@ -72,8 +196,21 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
     def paths(values: Sequence[str]) -> tuple[str, ...]:
         return tuple(_expand(value, tokens, home) for value in values if value.lower() != "none")
 
-    hostname = one("hostname", host.host)
-    tokens = _tokens(host, hostname, one("user"), one("port", "22"), one("hostkeyalias"), home)
+    hostname, alias, local = one("hostname", host.host), one("hostkeyalias"), socket.gethostname()
+    tokens = {
+        "%": "%",
+        "d": home,
+        "h": hostname,
+        "i": str(os.getuid()),
+        "k": alias or hostname,
+        "L": local.partition(".")[0],
+        "l": local,
+        "n": host.host,
+        "p": one("port", "22"),
+        "r": one("user"),
+        "u": account_name(),
+        "j": host.proxy_jump or "",
+    }
     return Route(
         name=host.host,
         hostname=hostname,
@@ -85,7 +222,7 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         identity_agent=_agent(options.get("identityagent", ("SSH_AUTH_SOCK",))[0], tokens, home),
         known_hosts=paths(_files(one("userknownhostsfile"))),
         global_known_hosts=paths(_files(one("globalknownhostsfile"))),
-        host_key_alias=one("hostkeyalias") or None,
+        host_key_alias=alias or None,
         host_keys=_host_keys(host, one("stricthostkeychecking", "ask")),
         hash_known_hosts=yes("hashknownhosts"),
         connect_timeout=float(unless_none("connecttimeout") or 0) or None,
@@ -98,26 +235,6 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         own_identity=_expand(host.identity_file, {}, home) if host.identity_file else None,
         asked_host_keys=host.host_keys,
     )
-
-
-def _tokens(
-    host: Host, hostname: str, user: str, port: str, alias: str, home: str
-) -> dict[str, str]:
-    local = socket.gethostname()
-    return {
-        "%": "%",
-        "d": home,
-        "h": hostname,
-        "i": str(os.getuid()),
-        "k": alias or hostname,
-        "L": local.partition(".")[0],
-        "l": local,
-        "n": host.host,
-        "p": port,
-        "r": user,
-        "u": account_name(),
-        "j": host.proxy_jump or "",
-    }
 
 
 def _expand_tokens(value: str, tokens: Mapping[str, str]) -> str:
@@ -149,22 +266,8 @@ def _files(value: str) -> list[str]:
 
 def _host_keys(host: Host, configured: str) -> HostKeys:
     """The hosts file's accept-new applies only where `ssh` would ask the user."""
-    policies: Mapping[str, HostKeys] = {
-        **dict.fromkeys(("yes", "true"), "yes"),
-        **dict.fromkeys(("no", "false", "off"), "no"),
-        "accept-new": "accept-new",
-    }
-    return policies.get(configured, host.host_keys)
-
-
-def jump_parts(text: str) -> tuple[str | None, str, int | None]:
-    """user, host and port of `[user@]host[:port]`; the host may be in brackets. PURE."""
-    text = text.removeprefix("ssh://")
-    user, _, rest = text.rpartition("@")
-    match = re.fullmatch(r"\[(?P<v6>[^\]]+)\](?::(?P<port6>\d+))?", rest)
-    if match:
-        return user or None, match["v6"], int(match["port6"]) if match["port6"] else None
-    host, colon, port = rest.rpartition(":")
-    if colon and port.isdigit() and ":" not in host:
-        return user or None, host, int(port)
-    return user or None, rest, None
+    if configured in ("yes", "true"):
+        return "yes"
+    if configured in ("no", "false", "off"):
+        return "no"
+    return "accept-new" if configured == "accept-new" else host.host_keys

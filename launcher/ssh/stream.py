@@ -21,6 +21,12 @@ class Completed:
     stdout: bytes
     stderr: bytes
 
+    @property
+    def reason(self) -> str:
+        """Why it failed: the last line of its standard error or, without one, its exit code."""
+        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit {self.code}"
+
 
 class Stderr:
     """The standard error of a command, or its last `limit` bytes, collected as it arrives."""
@@ -94,10 +100,6 @@ class Stream(ABC):
         """The end of standard error so far; all of it once the command has ended."""
         timeout = 0.0 if self.is_alive() else LAST_OUTPUT_TIMEOUT
         return self.stderr.read(timeout).decode(errors="replace").strip()
-
-    def stderr_all(self, timeout: float) -> bytes:
-        """Standard error up to its end, or what has arrived after `timeout` seconds."""
-        return self.stderr.read(timeout)
 
 
 class Deadline:

@@ -17,7 +17,7 @@ from paramiko.packet import Packetizer
 from .stream import Stderr
 
 _SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
-_HANDLERS: dict[int, Any] = dict(getattr(paramiko.Transport, "_channel_handler_table", {}))
+_HANDLERS: dict[int, Any] = paramiko.Transport._channel_handler_table  # type: ignore[attr-defined]
 
 
 def _note_signal(channel: Any, message: Any) -> None:
@@ -33,7 +33,7 @@ def _note_signal(channel: Any, message: Any) -> None:
 class Transport(paramiko.Transport):
     _channel_handler_table: ClassVar[dict[int, Any]] = {
         **_HANDLERS,
-        **({MSG_CHANNEL_REQUEST: _note_signal} if _HANDLERS else {}),
+        MSG_CHANNEL_REQUEST: _note_signal,
     }
 
     def __init__(self, sock: Any) -> None:

@@ -15,7 +15,7 @@ from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.status import LEASE, NodeStatus
 from ..errors import PreflightError
 from ..hosts.fold import names
-from ..plan.plan import Plan
+from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
@@ -58,11 +58,10 @@ def start(
     record: run.json and the hosts file, for the hosts to keep.
     """
     token = secrets.token_hex(32)
-    members = {member.node: member for member in attempt.members}
+    members, plans = attempt.by_node, dict(zip(attempt.nodes, plan.nodes, strict=True))
 
     def create(node: Node) -> None:
-        member = members[node]
-        node_plan = plan.nodes[member.place.node_rank]
+        member, node_plan = members[node], plans[node]
         remove_earlier_attempts(member, plan)
         documents = {"spec.json": supervisor_spec(plan, node_plan, token), "run.json": record}
         prepare(node, plan, node_plan, documents, uids[node_plan.node_rank])
@@ -71,10 +70,7 @@ def start(
     try:
         each_node(attempt.nodes, create)
         check_claims(attempt, plan)
-        each_node(
-            attempt.nodes,
-            lambda node: members[node].engine.start(plan.nodes[members[node].place.node_rank]),
-        )
+        each_node(attempt.nodes, lambda node: members[node].engine.start(plans[node]))
     except BaseException:
         # Report the failure that led here; `kill` finds by its labels what cannot be undone now.
         try_each(attempt.nodes, lambda node: undo(members[node], plan))
@@ -93,29 +89,41 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
 
     All nodes must have been created. Raises GpusTaken if another run comes first.
     """
-    plans = {m.node: plan.nodes[m.place.node_rank] for m in attempt.members}
-    sharing = [node for node in attempt.nodes if plan.resources(plans[node])]
+    plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
+    wanted = {node: plan.resources(each) for node, each in plans.items()}
+    sharing = [node for node in wanted if wanted[node]]
     deadline = time.monotonic() + LEASE
 
     def look(node: Node) -> list[NodeStatus]:
         engines = engines_on(node, plan.engine.name)
-        return list(live_rivals(engines, plan.run_id, plan.resources(plans[node])))
+        return list(live_rivals(engines, plan.run_id, wanted[node]))
 
     while True:
         found = each_node(sharing, look)
         late = time.monotonic() > deadline
-        ahead: dict[str, list[str]] = {}  # host names by what is taken there
-        for node, listed in found.items():
-            for rival in listed:
-                if goes_first(rival, plan.key) or (late and undecided(rival)):
-                    what = taken(plan.resources(plans[node]), plans[node].gpu_ids, rival)
-                    ahead.setdefault(what, []).append(node.name)
-        if ahead:
-            lines = [f"{names(hosts)}: {what}" for what, hosts in ahead.items()]
-            raise GpusTaken(lines, attempt, plan)
+        ahead = {
+            node: [r for r in listed if goes_first(r, plan.key) or (late and undecided(r))]
+            for node, listed in found.items()
+        }
+        if any(ahead.values()):
+            raise GpusTaken(described(ahead, wanted, plans), attempt, plan)
         if not any(undecided(rival) for listed in found.values() for rival in listed):
             return
         time.sleep(LOOK_AGAIN)
+
+
+def described(
+    ahead: Mapping[Node, Sequence[NodeStatus]],
+    wanted: Mapping[Node, Collection[str]],
+    plans: Mapping[Node, NodePlan],
+) -> list[str]:
+    """A line for each rival with what it has of `wanted`, and where."""
+    hosts: dict[str, list[str]] = {}
+    for node, listed in ahead.items():
+        for rival in listed:
+            what = taken(wanted[node], plans[node].gpu_ids, rival)
+            hosts.setdefault(what, []).append(node.name)
+    return [f"{names(where)}: {what}" for what, where in hosts.items()]
 
 
 def live_rivals(

@@ -10,14 +10,15 @@ from ..follow.show_logs import print_recorded
 from ..follow.signals import Interrupts
 from ..logs.query import Wanted
 from ..logs.store import known_marks
-from ..runs.attempt import running_attempt
+from ..runs.attempt import newest_attempt
 from ..runs.record import FINAL, RunFolder, RunRecord
 from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
+from ..state import is_locked
 from ..terminal.console import Console
 from .detach import start_recorder
-from .event_hook import EventHook
-from .wait import has_waiter
+from .hooks import EventHook
+from .wait import WAITING
 
 POLL = 1.0  # seconds between looks at the record of a run that waits
 
@@ -30,7 +31,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
-    with running_attempt(folder, record) as attempt:
+    with newest_attempt(folder, console, record) as attempt:
         with log_store(folder, console) as store:
             report_unseen(sync_logs(attempt, store, console) if store else {}, console)
         known = known_marks(folder.logs)
@@ -38,9 +39,11 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
-        hook = EventHook(folder, on_event, console)
-        with Interrupts() as interrupts, contextlib.closing(hook):
-            session = Session(
+        with (
+            Interrupts() as interrupts,
+            contextlib.closing(EventHook(folder, on_event, console)) as hook,
+        ):
+            return Session(
                 attempt,
                 folder,
                 record,
@@ -50,14 +53,13 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
                 hook,
                 owned=False,
                 known=known,
-            )
-            return session.follow()
+            ).follow()
 
 
 def start_awaited(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
     """The record once the run, which waits in line, has started or ended."""
     console.say(f"run {folder.run_id} waits in line for GPUs; `ddpctl ps` shows for whose run")
-    if not has_waiter(folder):
+    if not is_locked(folder.path / WAITING):
         start_recorder(folder)
     while record.state in ("WAITING", "PENDING"):
         time.sleep(POLL)

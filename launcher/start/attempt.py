@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -17,25 +17,25 @@ from ..facts.gather import gather
 from ..facts.script import Facts
 from ..follow.session import Session
 from ..follow.signals import Interrupts
-from ..hosts import Cluster, Host
+from ..hosts import Cluster, Host, user_environment
+from ..hosts.fold import counted
 from ..plan.build import Found, make_plan, writes_as_another_user
 from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
 from ..runs.kept_cluster import keep_cluster
-from ..runs.record import RunFolder, RunRecord, for_hosts, new_attempt, new_record, timestamp
+from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp
 from ..ssh.account import account_name
+from ..ssh.many import each_node
 from ..ssh.node import Node
-from ..state import state_home
-from ..stop.unconfirmed import finish_pending
+from ..stop.stop import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
-from . import event_hook, exit_hook
-from .all_or_none import GpusTaken, attempt_of, start
+from . import hooks
+from .all_or_none import attempt_of, start
 from .checkpoint_transfer import distribute_checkpoint
 from .detach import start_recorder
-from .environment import user_environment
-from .event_hook import EventHook
+from .hooks import EventHook
 from .line import Line
 from .run_folders import claim
 
@@ -60,7 +60,7 @@ class NextAttempt:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(state_home() / "runs" / self.run_id)
+        return run_folder(self.run_id)
 
     def plan(self, found: Found | None = None) -> Plan:
         """What this attempt will do, as far as `found` tells."""
@@ -92,26 +92,26 @@ def start_and_follow(
         with console.step("claiming the attempt"):
             claim(nodes[0], plan.nodes[0].place)
     folder, record = remember(wanted, plan)
+    if wanted.earlier:
+        compare(wanted.earlier, plan, console)
+        open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
+        distribute_checkpoint(nodes, former, wanted.earlier, console, open_to_all=open_to_all)
     hook = EventHook(folder, wanted.options.on_event, console)
-    with failing_start_recorded(folder, record, console):
-        if wanted.earlier:
-            compare(wanted.earlier, plan, console)
-            open_to_all = any(map(writes_as_another_user, repeat(plan), plan.nodes, uids))
-            distribute_checkpoint(nodes, former, wanted.earlier, console, open_to_all=open_to_all)
-    with interrupts.held():
+    with interrupts.held(), contextlib.closing(hook):
         attempt = attempt_of(plan, nodes)
         if line:
             line.ahead()  # raises if the run was killed meanwhile
-        with (
-            failing_start_recorded(folder, record, console),
-            console.step(f"starting {plan.nnodes} nodes"),
-        ):
+        with console.step(f"starting {plan.nnodes} nodes"):
             start(attempt, plan, uids, environment, for_hosts(record))
         record.attempt.state, record.attempt.started = "RUNNING", timestamp()
         folder.try_save(record, console)
-        if line:
-            line.close()
-        report_start(plan, console)
+        if line or wanted.since is not None:  # another process may have waited for it before
+            (line or Line(attempt, plan, ignored_port=True)).close()
+        number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
+        console.say(
+            f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+            f"master {plan.master_addr}:{plan.master_port}"
+        )
         hook("attempt-started", record, message=record.attempt.by)
         if times := where_time_went(console.steps):
             console.say(times)
@@ -119,18 +119,10 @@ def start_and_follow(
         if wanted.options.detach:
             hook.close()
             return detach(folder, console)
-        session = Session(
-            attempt,
-            folder,
-            record,
-            console,
-            interrupts,
-            start_recorder,
-            hook,
-            clock_skews=[f.clock_skew for f in facts],
-        )
-        with contextlib.closing(hook):
-            return session.follow()
+        skews = [f.clock_skew for f in facts]
+        return Session(
+            attempt, folder, record, console, interrupts, start_recorder, hook, clock_skews=skews
+        ).follow()
 
 
 def prepare_plan(
@@ -158,9 +150,9 @@ def prepare_plan(
     found = Found(
         facts=facts,
         images=pushed.images,
-        dataset_digest=pushed.dataset_digest,
-        workdir_digest=pushed.workdir_digest,
-        image_digest=pushed.image_digest,
+        dataset_digest=pushed.report.dataset_digest,
+        workdir_digest=pushed.report.workdir_digest,
+        image_digest=pushed.report.image_digest,
         used_ports=taken,
         since=wanted.since or time.time() + facts[0].clock_skew,
     )
@@ -178,7 +170,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
     for line in lines(warnings):
         console.detail(line)
     if warnings and not survey.failures:
-        count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+        count = counted(len(warnings), "warning")
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         kind = HostUnreachable if survey.unseen else PreflightError
@@ -200,24 +192,16 @@ def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
     """Master ports promised to runs on node 0, which may not be listening yet."""
-    statuses = engine_of(node, cluster.job.engine).claims()
+    statuses = each_node([node], lambda n: engine_of(n, cluster.job.engine).claims())[node]
     return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port)
 
 
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """The run's folder on this machine, with a PENDING attempt."""
-    folder, earlier = wanted.folder, wanted.earlier
+    folder, record = wanted.folder, new_record(plan, wanted.earlier)
     keep_cluster(folder, wanted.cluster)
-    record = new_record(plan)
-    record.attempts = [new_attempt(plan)]
-    if earlier:
-        record.attempts = [*earlier.attempts, *record.attempts]
-        # a lost host that takes no part any more may still have to be seen to have stopped
-        record.pending_stop = [h for h in earlier.pending_stop if h not in record.hosts]
     folder.save(record)
-    if wanted.options.on_exit is not None:
-        exit_hook.keep(folder, wanted.options.on_exit)
-    event_hook.keep(folder, wanted.options.on_event)
+    hooks.keep(folder, wanted.options)
     return folder, record
 
 
@@ -233,14 +217,6 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
             console.say(f"attempt {plan.attempt}: the {what} differs from attempt {last}")
 
 
-def report_start(plan: Plan, console: Console) -> None:
-    number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
-    console.say(
-        f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
-        f"master {plan.master_addr}:{plan.master_port}"
-    )
-
-
 def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
     """steps: what each was, and its seconds. "" for a start that was over before one could wonder."""
     total = sum(seconds for _, seconds in steps)
@@ -248,19 +224,6 @@ def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
         return ""
     shown = [f"{what} {seconds:.1f} s" for what, seconds in steps if seconds >= SHORTEST]
     return f"took {total:.1f} s: {', '.join(shown)}"
-
-
-@contextlib.contextmanager
-def failing_start_recorded(
-    folder: RunFolder, record: RunRecord, console: Console
-) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, GpusTaken) or record.options.wait is None:
-            record.attempt.state, record.attempt.ended = "FAILED", timestamp()
-            folder.try_save(record, console)
-        raise
 
 
 def detach(folder: RunFolder, console: Console) -> int:

@@ -18,27 +18,20 @@ class File:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A checkpoint whose every byte matches its MANIFEST."""
-
-    path: str  # ckpt/step-00000012
-    identity: str  # equal if all bytes are equal
-
-    @property
-    def number(self) -> int:
-        return int(self.path.rpartition("-")[2])
-
-
-@dataclass(frozen=True)
 class HostCheckpoints:
     """What one host has of a run's checkpoints."""
 
     host: str
     rank: int | None  # of its node in the next attempt; None: it takes no part
     same_rank: bool  # it had that rank in the last attempt, so what it wrote is its own
-    newest: Step | None = None
+    newest: str = ""  # ckpt/step-00000012: the newest whose every byte matches its MANIFEST
     damaged: tuple[str, ...] = ()  # steps after `newest` that are incomplete
     files: Mapping[str, File] = field(default_factory=dict)  # by path, without hidden ones
+
+    @property
+    def step(self) -> int:
+        """The number of `newest`."""
+        return int(self.newest.rpartition("-")[2] or -1)
 
 
 @dataclass(frozen=True)
@@ -72,16 +65,12 @@ def choose(hosts: Sequence[HostCheckpoints]) -> Choice:
 
 def _newest_step(hosts: Sequence[HostCheckpoints]) -> Choice:
     """One of the attempt's hosts needs it; from there the trainer's ranks share it themselves."""
-    newest = max(host.newest.number for host in hosts if host.newest)
-    holders = [host for host in hosts if host.newest and host.newest.number == newest]
-    taking_part = [host for host in holders if host.rank is not None]
-    source = (taking_part or holders)[0]
-    assert source.newest is not None
-    name = source.newest.path.rpartition("/")[2]
+    source = max(hosts, key=lambda host: (host.step, host.rank is not None))
+    name = source.newest.rpartition("/")[2]
     target = next((host for host in hosts if host.rank is not None), None)
-    if taking_part or target is None:
+    if source.rank is not None or target is None:
         return Choice(source, name)
-    return Choice(source, name, (Transfer(source, target, (source.newest.path,), name),))
+    return Choice(source, name, (Transfer(source, target, (source.newest,), name),))
 
 
 def _missing_files(source: HostCheckpoints, target: HostCheckpoints) -> Transfer:

@@ -13,20 +13,12 @@ from pathlib import PurePosixPath
 
 from ..errors import CommandFailed
 from ..facts.shared_homes import find_shared_homes
-from ..plan.plan import HOME
 from ..runs.record import RunRecord
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.stream import READ_SIZE, Completed
 from ..terminal.console import Console
-from .checkpoint_choice import (
-    Choice,
-    File,
-    HostCheckpoints,
-    Step,
-    Transfer,
-    choose,
-)
+from .checkpoint_choice import File, HostCheckpoints, Transfer, choose
 
 TIMEOUT = 900.0  # seconds for a script; digests of a large checkpoint take long
 TAR_TIMEOUT = 60.0  # seconds for tar to end once its data has arrived
@@ -37,10 +29,10 @@ cd "$1/checkpoints" 2>/dev/null || exit 0
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
   [ -f "$step/MANIFEST" ] || continue
   if (cd "$step" && sha256sum -c --status MANIFEST) >/dev/null 2>&1; then
-    printf 'whole %s %s\0' "$(sha256sum < "$step/MANIFEST" | cut -d ' ' -f 1)" "$step"
+    printf 'whole %s\0' "$step"
     break
   fi
-  printf 'damaged - %s\0' "$step"
+  printf 'damaged %s\0' "$step"
 done
 find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
 """
@@ -76,17 +68,10 @@ class CheckpointFolder:
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
         """Runs a script whose $1 is the run's folder. Raises CommandFailed if it fails."""
-        done = self.node.script(text, self.path(), *args, stdin=stdin, timeout=TIMEOUT)
+        done = self.node.script(text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT)
         if done.code != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            why = said[-1] if said else f"exit {done.code}"
-            raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {why}")
+            raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {done.reason}")
         return done
-
-    def path(self) -> str:
-        if self.run_dir.startswith("~/"):
-            return f"{self.node.home()}/{self.run_dir[2:]}"
-        return self.run_dir
 
 
 def distribute_checkpoint(
@@ -96,8 +81,8 @@ def distribute_checkpoint(
     console: Console,
     *,
     open_to_all: bool = False,
-) -> Choice:
-    """Sends the next attempt's hosts what they lack of the checkpoint, and returns which it is.
+) -> None:
+    """Sends the next attempt's hosts what they lack of the checkpoint that it resumes from.
 
     nodes: of the next attempt, in rank order; former: other hosts that may have checkpoints.
     open_to_all: the container's user is not the one that logs in.
@@ -109,13 +94,13 @@ def distribute_checkpoint(
         seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
     for name in failures:
         console.say(f"cannot see {name}: not using checkpoints that only it has")
-    choice = choose([seen[f.node.name] for f in folders if f.node.name in seen])
+    choice = choose([*seen.values()])
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.host}: not using {path}, which is incomplete or damaged")
     if choice.source is None:
         console.say("no host has a checkpoint of this run: starting from scratch")
-        return choice
+        return
     console.say(f"resuming from {choice.what}, on {choice.source.host}")
     by_name = {folder.node.name: folder for folder in folders}
     aside = f".before-attempt-{len(record.attempts) + 1}"
@@ -123,7 +108,6 @@ def distribute_checkpoint(
         source, target = by_name[transfer.source.host], by_name[transfer.target.host]
         with console.step(f"sending {transfer.what} of {source.node.name} to {target.node.name}"):
             send(source, target, transfer, aside, open_to_all=open_to_all)
-    return choice
 
 
 def checkpoint_folders(
@@ -133,9 +117,10 @@ def checkpoint_folders(
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {node: rank for rank, node in enumerate(nodes)}
     found = []
-    for node in find_shared_homes(one_per_account((*nodes, *former))).leaders:
+    for node, *_ in find_shared_homes(one_per_account((*nodes, *former))):
         entry, rank = before.get(node.name), ranks.get(node)
-        run_dir = entry.run_dir if entry else f"{HOME}/runs/{record.run_id}"
+        # commands start in the home folder
+        run_dir = entry.run_dir if entry else f".ddpctl/runs/{record.run_id}"
         same = entry is not None and entry.node_rank == rank
         found.append(CheckpointFolder(node, run_dir, rank, same))
     return found
@@ -143,13 +128,12 @@ def checkpoint_folders(
 
 def list_checkpoints(folder: CheckpointFolder) -> HostCheckpoints:
     """What the host reports; rows and paths that LIST would not print are skipped."""
-    newest, damaged, files = None, [], {}
+    newest, damaged, files = "", [], {}
     for row in folder.script(LIST).stdout.split(b"\0")[:-1]:
         text = row.decode(errors="surrogateescape")
-        if match := re.fullmatch(r"(whole [0-9a-f]{64}|damaged -) (ckpt/step-[0-9]{1,18})", text):
-            kind, _, identity = match[1].partition(" ")
-            if kind == "whole":
-                newest = Step(match[2], identity)
+        if match := re.fullmatch(r"(whole|damaged) (ckpt/step-[0-9]{1,18})", text):
+            if match[1] == "whole":
+                newest = match[2]
             else:
                 damaged.append(match[2])
         elif (
@@ -192,26 +176,25 @@ def send(
 def _stream(
     source: CheckpointFolder, target: CheckpointFolder, paths: bytes, arriving: str
 ) -> None:
-    sending = source.node.open_script(SEND, source.path())
-    receiving = target.node.open_script(RECEIVE, target.path(), arriving)
-    try:
-        sending.write(paths)
-        sending.close_stdin()
-        while data := sending.read(READ_SIZE):
-            receiving.write(data)
-        receiving.close_stdin()
+    with (
+        source.node.open_script(SEND, source.run_dir) as sending,
+        target.node.open_script(RECEIVE, target.run_dir, arriving) as receiving,
+    ):
+        try:
+            sending.write(paths)
+            sending.close_stdin()
+            while data := sending.read(READ_SIZE):
+                receiving.write(data)
+            receiving.close_stdin()
+        except BrokenPipeError:
+            said = receiving.stderr_tail().splitlines() or ["tar ended early"]
+            raise CommandFailed(
+                f"{target.node.name}: could not receive the checkpoint: {said[-1]}; "
+                "look at `df -h` there"
+            ) from None
         for folder, stream in ((source, sending), (target, receiving)):
             if stream.wait(TAR_TIMEOUT) != 0:
-                said = stream.stderr_tail().strip().splitlines() or ["tar failed"]
+                said = stream.stderr_tail().splitlines() or ["tar failed"]
                 raise CommandFailed(
                     f"{folder.node.name}: could not transfer the checkpoint: {said[-1]}"
                 )
-    except BrokenPipeError:
-        said = receiving.stderr_tail().strip().splitlines() or ["tar ended early"]
-        raise CommandFailed(
-            f"{target.node.name}: could not receive the checkpoint: {said[-1]}; "
-            "look at `df -h` there"
-        ) from None
-    finally:
-        sending.close()
-        receiving.close()

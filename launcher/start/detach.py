@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import CommandFailed
 from ..runs.record import RunFolder
-from . import exit_hook
+from ..state import is_locked, locked
+from . import hooks
 
 READY = b"ready\n"
 RECORDER = f"{__package__}.recorder"
@@ -37,9 +35,17 @@ def start_recorder(folder: RunFolder) -> None:
     """
     log = folder.path / "recorder.log"
     try:
-        exit_hook.hand_over(folder)
+        hooks.hand_over(folder)
         with log.open("ab") as out:
-            process = _start(folder, out)
+            boot = [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), RECORDER]
+            process = subprocess.Popen(
+                [*boot, str(folder.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                cwd="/",
+                start_new_session=True,
+            )
         assert process.stdout is not None
         with process.stdout as answer, selectors.DefaultSelector() as selector:
             selector.register(answer, selectors.EVENT_READ)
@@ -55,35 +61,14 @@ def start_recorder(folder: RunFolder) -> None:
     )
 
 
-@contextmanager
-def recording(folder: RunFolder) -> Iterator[None]:
+def recording(folder: RunFolder) -> AbstractContextManager[None]:
     """Inside, other processes of this machine see that the run has a recorder."""
-    with (folder.path / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield
+    return locked(folder.path / LOCK, shared=True)
 
 
 def has_recorder(folder: RunFolder) -> bool:
     """Whether a process of this machine looks after the run, between its attempts too."""
-    try:
-        with (folder.path / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _start(folder: RunFolder, stderr: BinaryIO) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), RECORDER, str(folder.path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        cwd="/",
-        start_new_session=True,
-    )
+    return is_locked(folder.path / LOCK)
 
 
 def import_path() -> list[str]:

@@ -8,10 +8,9 @@ from ..errors import UsageError
 from ..hosts import Cluster
 from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
-from ..run_id import new_run_id
-from ..runs.record import checked_name
+from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
-from . import exit_hook
+from . import hooks
 from .attempt import NextAttempt
 from .check_command import check_command
 from .restart import restart_until_done
@@ -24,7 +23,12 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
         raise UsageError(
             f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
         )
-    return NextAttempt(cluster, options, new_run_id(checked_name(options.name)))
+    if options.name and not NAME.fullmatch(options.name):
+        raise UsageError(
+            f"--name {options.name!r}: use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, "
+            "a letter or digit first"
+        )
+    return NextAttempt(cluster, options, new_run_id(options.name))
 
 
 def launch(first: NextAttempt, console: Console) -> int:
@@ -45,9 +49,8 @@ def dry_run(first: NextAttempt) -> Plan:
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:
     """Runs an attempt, then the restarts that the job allows; returns the last exit code."""
-    with exit_hook.at_the_end(first.folder, console) as ending:
+    with hooks.at_the_end(first.folder, console) as ending:
         ending.code = run_attempt(first, console)
         if not first.options.detach:  # the recorder restarts a detached run
-            code = restart_until_done(first.folder, first.options, ending.code, console)
-            ending.code = code
+            ending.code = restart_until_done(first.folder, first.options, ending.code, console)
     return ending.code

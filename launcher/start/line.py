@@ -11,17 +11,18 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..engines.attempt import RunningAttempt, RunningNode
+from ..engines.attempt import RunningAttempt
 from ..engines.choose import engines_on
-from ..engines.claims import goes_first, rivals, taken, undecided
+from ..engines.claims import goes_first, rivals, undecided
 from ..engines.status import LEASE, NodeStatus
-from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled
+from ..errors import DdpctlError, PreflightError, RunKilled
 from ..follow.signals import Interrupts
-from ..hosts.fold import names
+from ..hosts import fold
 from ..plan.plan import Plan
-from ..ssh.many import try_each
+from ..ssh.many import ask_each, by_name, nodes_failed, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
+from .all_or_none import described
 
 POLL = 5.0  # seconds between looks at the hosts
 RENEW = LEASE / 3  # seconds after which a ticket is replaced by a new one
@@ -33,13 +34,10 @@ class Line:
 
     def __init__(self, attempt: RunningAttempt, plan: Plan, *, ignored_port: bool) -> None:
         """plan: of a start on all these hosts. ignored_port: the master port is not waited for."""
-        self.plan = plan
-        self.members = {member.node: member for member in attempt.members}
+        self.plan, self._members = plan, attempt.by_node
+        self._plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
         port = {f"port {plan.master_port}"} if ignored_port else set()
-        self._wanted = {
-            member.node: plan.resources(plan.nodes[member.place.node_rank]) - port
-            for member in attempt.members
-        }
+        self._wanted = {node: plan.resources(each) - port for node, each in self._plans.items()}
         self._seen: dict[Node, float] = {}  # when a ticket was last known to be there
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -48,24 +46,22 @@ class Line:
 
     def join(self) -> None:
         """Takes a place, and keeps it until `close`."""
-        put, failures = try_each(list(self.members), lambda node: self._put(self.members[node]))
+        put, failures = ask_each([*self._members], self._put)
         if not put:
-            raise NodesFailed({node.name: error for node, error in failures.items()})
+            raise nodes_failed(failures)
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="line")
         self._keeper.start()
 
     def close(self) -> None:
-        """Gives the place up."""
-        self._closed.set()
-        with self._lock:
-            try_each(list(self._seen), lambda node: self._remove_all(self.members[node]))
-            self._seen.clear()
+        """Gives the place up, also that of a process which waited before; unless it was abandoned."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with self._lock:
+                try_each([*self._members], self._remove_all)
 
     def abandon(self) -> None:
         """Leaves the tickets behind, for whoever takes over to put its own before they expire."""
         self._closed.set()
-        with self._lock:
-            self._seen.clear()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
         """The rivals that go first or are undecided, on each host that answers.
@@ -83,15 +79,9 @@ class Line:
         }
 
     def describe(self, ahead: dict[Node, list[NodeStatus]]) -> list[str]:
-        """A line for each rival, and for each host that does not answer."""
-        hosts: dict[str, list[str]] = {}
-        for node, listed in ahead.items():
-            gpu_ids = self.plan.nodes[self.members[node].place.node_rank].gpu_ids
-            for rival in listed:
-                what = taken(self._wanted[node], gpu_ids, rival)
-                hosts.setdefault(what, []).append(node.name)
-        lines = [f"{names(where)}: {what}" for what, where in hosts.items()]
-        return [*lines, *map(str, self.unseen.values())]
+        """A line for each rival, and for hosts that do not answer."""
+        unseen = fold.errors(by_name([*self._members], self.unseen))
+        return [*described(ahead, self._wanted, self._plans), *unseen]
 
     def wait(
         self,
@@ -117,8 +107,10 @@ class Line:
                     if line not in said:
                         console.say(f"run {self.plan.run_id} waits: {line}")
                 said = lines
-                if (number := _signal_within(POLL, interrupts)) is not None:
-                    return number
+                for _ in range(round(POLL / TICK)):
+                    time.sleep(TICK)
+                    if (number := interrupts.take()) is not None:
+                        return number
 
     def _keep(self) -> None:
         """Renews the tickets while the launch does something else than wait."""
@@ -131,8 +123,8 @@ class Line:
     def _look(self) -> dict[Node, list[NodeStatus]]:
         """What each host lists, renewing the tickets there."""
         with self._lock:
-            listed, self.unseen = try_each(list(self.members), self._list)
-            own = {node: self._own(self.members[node], listed[node]) for node in listed}
+            listed, self.unseen = try_each([*self._members], self._list)
+            own = {node: self._own(node, listed[node]) for node in listed}
             recent = {n for n in listed if now() - self._seen.get(n, -LEASE) < LEASE}
             if recent and not any(own.values()):
                 raise RunKilled(f"run {self.plan.run_id} was killed while it waited in line")
@@ -141,40 +133,35 @@ class Line:
                 # one that has just vanished may be the first that `kill` removes
                 due = [n for n in listed if own[n] or n not in recent]
                 old = [n for n in due if all(ticket.age > RENEW for ticket in own[n])]
-                try_each(old, lambda node: self._replace(self.members[node], own[node]))
+                try_each(old, lambda node: self._replace(node, own[node]))
             return listed
 
     def _list(self, node: Node) -> list[NodeStatus]:
         return [s for e in engines_on(node, self.plan.engine.name) for s in e.claims()]
 
-    def _own(self, member: RunningNode, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
-        mine = (self.plan.run_id, member.place.node_rank)
+    def _own(self, node: Node, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
+        mine = (self.plan.run_id, self._plans[node].node_rank)
         return [s for s in listed if s.state == "waiting" and (s.run_id, s.node_rank) == mine]
 
-    def _put(self, member: RunningNode) -> None:
+    def _put(self, node: Node) -> None:
+        member = self._members[node]
         name = f"{member.place.container}-{secrets.token_hex(3)}"
-        labels = self.plan.nodes[member.place.node_rank].container.labels
-        member.engine.wait_in_line(name, labels)
-        self._seen[member.node] = now()
+        member.engine.wait_in_line(name, self._plans[node].container.labels)
+        self._seen[node] = now()
 
-    def _replace(self, member: RunningNode, own: Sequence[NodeStatus]) -> None:
-        self._put(member)
+    def _replace(self, node: Node, own: Sequence[NodeStatus]) -> None:
+        if self._closed.is_set():  # abandoned meanwhile
+            return
+        self._put(node)
         for ticket in own:
-            member.engine.withdraw(ticket)
+            self._members[node].engine.withdraw(ticket)
 
-    def _remove_all(self, member: RunningNode) -> None:
-        for ticket in self._own(member, member.engine.claims()):
-            member.engine.withdraw(ticket)
+    def _remove_all(self, node: Node) -> None:
+        engine = self._members[node].engine
+        for ticket in self._own(node, engine.claims()):
+            engine.withdraw(ticket)
 
 
 def now() -> float:
     """Seconds; the time that this machine was suspended counts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _signal_within(seconds: float, interrupts: Interrupts) -> int | None:
-    for _ in range(round(seconds / TICK)):
-        time.sleep(TICK)
-        if (number := interrupts.take()) is not None:
-            return number
-    return None

@@ -16,7 +16,7 @@ from ..errors import DdpctlError
 from ..plan.options import LaunchOptions
 from ..runs.record import RunFolder
 from ..terminal.console import Console
-from . import event_hook, exit_hook
+from . import hooks
 from .attach import attach
 from .detach import READY, recording
 from .restart import restart_until_done
@@ -38,13 +38,13 @@ def main() -> int:
 
 
 def record(folder: RunFolder, console: Console) -> int:
-    with exit_hook.at_the_end(folder, console, exit_hook.HANDED_OVER) as ending:
-        on_event = event_hook.kept(folder)
+    with hooks.at_the_end(folder, console, hooks.HANDED_OVER) as ending:
+        on_event = hooks.kept_for_events(folder)
+        options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
         if folder.load().state == "WAITING":
-            ending.code = continue_waiting(folder, console)
+            ending.code = continue_waiting(folder, options, console)
         else:
             ending.code = attach(folder, console, on_event)
-        options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
         ending.code = restart_until_done(folder, options, ending.code, console)
     return ending.code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..diagnosis.failure_kinds import FailureKind
@@ -13,7 +13,7 @@ from ..engines.choose import engine_of
 from ..errors import UsageError
 from ..hosts import Cluster, Host
 from ..plan.options import LaunchOptions
-from ..plan.plan import place_in
+from ..runs.attempt import newest_attempt
 from ..runs.kept_cluster import kept_cluster
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
@@ -41,22 +41,21 @@ def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
     failure = attempts[-1].first_failure
     name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
-    restarts = restarts_in_a_row(attempts)
+    # automatic ones since the user last launched or resumed the run
+    restarts = _in_a_row(attempts, lambda attempt: attempt.by == "restart")
     if kind is None or not kind.restartable:
         return Decision(False, f"a failure of kind `{name}` would happen again")
     if restarts >= max_restarts:
         return Decision(False, f"{restarts} of {max_restarts} restarts are used up")
-    idle = sum(1 for _ in itertools.takewhile(lambda a: not a.progress, reversed(attempts)))
+    idle = _in_a_row(attempts, lambda attempt: not attempt.progress)
     if idle >= NO_PROGRESS_LIMIT:
         return Decision(False, f"{idle} attempts in a row saved no new checkpoint")
     wait = BACKOFF[min(restarts, len(BACKOFF) - 1)]
     return Decision(True, f"restart {restarts + 1} of {max_restarts}", wait)
 
 
-def restarts_in_a_row(attempts: Sequence[AttemptRecord]) -> int:
-    """Automatic restarts since the user last launched or resumed the run."""
-    automatic = itertools.takewhile(lambda a: a.by == "restart", reversed(attempts))
-    return sum(1 for _ in automatic)
+def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord], bool]) -> int:
+    return sum(1 for _ in itertools.takewhile(which, reversed(attempts)))
 
 
 def restart_until_done(
@@ -76,7 +75,7 @@ def restart_until_done(
         except (UsageError, OSError) as error:
             console.error(f"no restart: {error}")
             break
-        record.attempt.progress = has_saved(cluster, record, console)
+        record.attempt.progress = has_saved(folder, record, console)
         folder.try_save(record, console)
         decision = decide(record.attempts, cluster.job.max_restarts)
         if not decision.restart:
@@ -98,19 +97,18 @@ def restart_until_done(
     return code
 
 
-def has_saved(cluster: Cluster, record: RunRecord, console: Console) -> bool:
+def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
     """Whether a host that can be seen holds something that the last attempt saved."""
-    with connected(cluster.hosts) as nodes, console.step("looking for new checkpoints"):
-        ranks = {node: rank for rank, node in enumerate(nodes)}
+    with (
+        newest_attempt(folder, console, record) as attempt,
+        console.step("looking for new checkpoints"),
+    ):
 
         def look(node: Node) -> bool:
-            entry = record.attempt.nodes[ranks[node]]
-            attempt = record.attempt.attempt
-            place = place_in(entry.run_dir, record.run_id, entry.node_rank, attempt)
-            done = node.script(PROGRESS, place.run_dir, place.control_dir)
-            return bool(done.stdout.strip())
+            place = attempt.by_node[node].place
+            return bool(node.script(PROGRESS, place.run_dir, place.control_dir).stdout.strip())
 
-        found, _ = try_each(nodes, look)
+        found, _ = try_each(attempt.nodes, look)
         return any(found.values())
 
 
@@ -155,18 +153,13 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
     unwanted = dict(lost)
     if cut_off:
         unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost it")
-    hosts: list[Host] = []
-    spares = list(cluster.spares)
-    for host in cluster.hosts:
+    hosts, spares = list(cluster.hosts), list(cluster.spares)
+    for rank, host in enumerate(cluster.hosts):
         if host.name in unwanted and spares:
-            spare = spares.pop(0)
-            console.say(f"{spare.name} replaces {host.name}: {unwanted[host.name]}")
-            hosts.append(spare)
-        else:
-            hosts.append(host)
-    replaced = [host for host in cluster.hosts if host not in hosts]
+            hosts[rank] = spares.pop(0)
+            console.say(f"{hosts[rank].name} replaces {host.name}: {unwanted[host.name]}")
     return Available(
         dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)),
-        tuple(host for host in replaced if host.name in answering),
+        tuple(h for h in cluster.hosts if h not in hosts and h.name in answering),
         tuple(lost[host.name] for host in hosts if host.name in lost),
     )

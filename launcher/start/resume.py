@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 
 from ..errors import UsageError
-from ..hosts import Cluster, Host, Job, load
+from ..hosts import Cluster, Host, Job, load, user_environment
 from ..plan.options import LaunchOptions
-from ..runs.find import find, list_nodes, names_hosts
+from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.kept_cluster import kept_cluster
-from ..runs.record import RunFolder, find_run
+from ..runs.record import RunFolder
 from ..ssh.node import connected
 from ..terminal.console import Console
 from .attempt import NextAttempt
-from .environment import check_environment
 from .launch import run_with_restarts
 
 
@@ -42,7 +42,11 @@ def resume(
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
-    check_environment(record, cluster.job)
+    if unknown := set(record.env_names) - set(user_environment(cluster.job)):
+        raise UsageError(
+            f"{record.run_id}: this machine does not know the values of "
+            f"{', '.join(sorted(unknown))}; set them as job.env in a file for --hosts"
+        )
     refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id, console)
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
     if hosts is not None:
@@ -53,12 +57,10 @@ def resume(
 
 def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """The run to resume: one of this machine, or one that only the hosts know."""
-    if names_hosts(target) or hosts is None:
-        return find(target, None, console)
-    try:
-        return find_run(target)
-    except UsageError:
-        return find(target, hosts, console)
+    if hosts is not None and not names_hosts(target):
+        with contextlib.suppress(UsageError):
+            return find_run(target)
+    return find(target, hosts, console)
 
 
 def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:

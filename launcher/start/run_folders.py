@@ -62,7 +62,7 @@ def claim(node: Node, place: Place) -> None:
             "from another machine; `ddpctl ps HOSTS` shows it"
         )
     if done.code != 0:
-        raise _failed(node, place.control_dir, done.stderr, done.code)
+        raise _failed(node, place.control_dir, done.reason)
 
 
 def prepare(
@@ -88,13 +88,12 @@ def prepare(
         timeout=120.0,
     )
     if done.code != 0:
-        raise _failed(node, place.run_dir, done.stderr, done.code)
+        raise _failed(node, place.run_dir, done.reason)
 
 
-def _failed(node: Node, folder: str, stderr: bytes, code: int) -> CommandFailed:
-    said = stderr.decode(errors="replace").strip().splitlines() or [f"exit {code}"]
+def _failed(node: Node, folder: str, reason: str) -> CommandFailed:
     return CommandFailed(
-        f"{node.name}: could not create {folder}: {said[-1]}; "
+        f"{node.name}: could not create {folder}: {reason}; "
         f"look at `df -h` and the permissions of {shlex.quote(folder)} there"
     )
 

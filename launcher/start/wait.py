@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import signal
 import time
 from collections.abc import Iterator, Sequence
 
-from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled
+from ..errors import PreflightError, RunKilled
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..follow.session import EXIT_INTERRUPTED
 from ..follow.signals import Interrupts
-from ..hosts import Host
 from ..hosts.fold import names
 from ..plan.build import Found
 from ..plan.options import LaunchOptions
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..runs.kept_cluster import kept_cluster
 from ..runs.record import RunFolder, timestamp
-from ..ssh.many import try_each
+from ..ssh.many import by_name, nodes_failed, try_each
 from ..ssh.node import Node, connected
-from ..state import require_writable
+from ..state import locked, make_folder, require_writable
 from ..terminal.console import Console
-from . import event_hook
 from .all_or_none import GpusTaken, attempt_of
 from .attempt import NextAttempt, remember, start_and_follow
 from .detach import start_recorder
+from .hooks import EventHook
 from .line import POLL, Line
+
+WAITING = "waiting.lock"  # held by the process that waits in line for the run
 
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
@@ -42,7 +42,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
     ):
         require_writable(wanted.folder.path.parent)
         line: Line | None = None
-        with failing_wait_recorded(wanted.folder, console):
+        with failing_start_recorded(wanted.folder, wanted.options.on_event, console):
             while True:
                 chosen = wanted
                 try:
@@ -58,7 +58,8 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                     if line:
                         line.abandon()
                     else:
-                        place.enter_context(waiter_lock(wanted.folder))
+                        path = make_folder(wanted.folder.path) / WAITING
+                        place.enter_context(locked(path))
                     wanted = waiting(wanted, taken, console)
                     line = Line(
                         taken.attempt,
@@ -67,9 +68,9 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
                     )
                     line.join()
                     place.callback(line.close)
-                    said = taken.lines
-                if (code := wait(line, wanted, said, interrupts, console)) is not None:
-                    return code
+                    code = wait(line, wanted, taken.lines, interrupts, console)
+                    if code is not None:
+                        return code
 
 
 def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAttempt:
@@ -112,11 +113,9 @@ def wait(
     return code
 
 
-def continue_waiting(folder: RunFolder, console: Console) -> int:
+def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> int:
     """Goes on where the process that waited before stopped."""
     record = folder.load()
-    kept = dataclasses.asdict(record.options)
-    options = LaunchOptions(**kept, on_event=event_hook.kept(folder))
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
         NextAttempt(
@@ -132,25 +131,10 @@ def continue_waiting(folder: RunFolder, console: Console) -> int:
 
 
 @contextlib.contextmanager
-def waiter_lock(folder: RunFolder) -> Iterator[None]:
-    """Held by the process that waits in line for this run."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with (folder.path / "waiting.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def has_waiter(folder: RunFolder) -> bool:
-    with (folder.path / "waiting.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-@contextlib.contextmanager
-def failing_wait_recorded(folder: RunFolder, console: Console) -> Iterator[None]:
+def failing_start_recorded(
+    folder: RunFolder, on_event: str | None, console: Console
+) -> Iterator[None]:
+    """Records, and tells --on-event, that an attempt has ended before it ran."""
     try:
         yield
     except BaseException as error:
@@ -160,6 +144,8 @@ def failing_wait_recorded(folder: RunFolder, console: Console) -> Iterator[None]
             record.attempt.state = "CANCELLED" if cancelled else "FAILED"
             record.attempt.ended = timestamp()
             folder.try_save(record, console)
+            with contextlib.closing(EventHook(folder, on_event, console)) as hook:
+                hook("attempt-ended", record, message=record.attempt.state)
         raise
 
 
@@ -176,7 +162,12 @@ def choose_hosts(
         console.say(f"left out: {error}")
     able = with_their_gpus(facts)
     if len(able) < count:
-        raise too_few(count, able, {node.name: error for node, error in failures.items()})
+        if failures:
+            raise nodes_failed(by_name(nodes, failures))
+        raise PreflightError(
+            f"--nodes {count}: only {len(able)} hosts have the GPUs that the hosts file names; "
+            "`ddpctl check` shows what is wrong"
+        )
     usable = with_hosts(wanted, able)
     since = wanted.since or time.time() + facts[able[0]].clock_skew
     plan = usable.plan(Found(tuple(facts[node] for node in able), (), since=since))
@@ -193,8 +184,8 @@ def choose_hosts(
 
 
 def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
-    hosts: tuple[Host, ...] = tuple(node.host for node in nodes)
-    return dataclasses.replace(wanted, cluster=dataclasses.replace(wanted.cluster, hosts=hosts))
+    cluster = dataclasses.replace(wanted.cluster, hosts=tuple(node.host for node in nodes))
+    return dataclasses.replace(wanted, cluster=cluster)
 
 
 def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
@@ -207,12 +198,3 @@ def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
         if {*gpu_ids(node.host, each)} <= {gpu.index for gpu in each.gpus}
         and (each.gpus or node.host.gpus == 0)
     ]
-
-
-def too_few(count: int, able: Sequence[Node], failures: dict[str, DdpctlError]) -> DdpctlError:
-    if failures:
-        return NodesFailed(failures)
-    return PreflightError(
-        f"--nodes {count}: only {len(able)} hosts have the GPUs that the hosts file names; "
-        "`ddpctl check` shows what is wrong"
-    )

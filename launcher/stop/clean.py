@@ -8,7 +8,7 @@ Hosts that share one ~/.ddpctl clean it once, and only if no other host may have
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,16 +85,15 @@ class Traces:
         named = {part.split("/", 1)[1] for part, _ in self.parts if part.startswith("runs/")}
         return frozenset(named | {status.run_id for status in self.nodes})
 
+    @property
+    def containers(self) -> list[NodeStatus]:
+        return [status for status in self.nodes if not status.handle.startswith("/")]
+
     def lines(self) -> list[str]:
-        containers = [
-            f"{self.host}  container  {s.handle}  {s.state}"
-            for s in self.nodes
-            if not s.handle.startswith("/")
+        return [
+            *(f"{self.host}  container  {s.handle}  {s.state}" for s in self.containers),
+            *(f"{self.host}  {self.folder}/{p}  {format_bytes(n)}" for p, n in self.parts),
         ]
-        folders = [
-            f"{self.host}  {self.folder}/{p}  {format_bytes(size)}" for p, size in self.parts
-        ]
-        return containers + folders
 
 
 def clean(
@@ -108,30 +107,36 @@ def clean(
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
         with console.step(f"looking for traces on {len(machines)} hosts"):
-            leaders = find_shared_homes(machines).leaders
-            found, failures = look(machines, leaders, cluster)
-        kept = {} if kill else alive(found)
-        to_go = [traces for traces in found if not traces.none and not traces.runs & kept.keys()]
+            leaders = [group[0] for group in find_shared_homes(machines)]
+            found, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
+        kept = {} if kill else alive(found.values())
+        to_go = [t for t in found.values() if not t.none and not t.runs & kept.keys()]
         if not as_json:
-            listed(found, to_go, kept, console)
-        answer = sure() if to_go else None
+            listed(found.values(), to_go, kept, console)
+        removed = bool(to_go and sure())
         left = found
-        if answer:
+        if removed:
             with console.step(f"removing them from {len(to_go)} hosts"):
                 end(machines, leaders, cluster, to_go, console)
-                left, failures = look(machines, leaders, cluster)
-    return report(found, left, failures, console, removed=bool(answer), as_json=as_json)
+                left, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
+    report_unseen(failures, console)
+    unclean = not all(traces.none for traces in left.values())
+    if as_json:
+        console.json(document(found, left, failures, removed=removed))
+    elif removed:
+        for traces in left.values():
+            after = "clean" if traces.none else f"{len(traces.lines())} things still there"
+            console.say(f"{traces.host}: {after}")
+    elif not unclean and not failures:
+        console.say("no trace of ddpctl on these hosts")
+    if removed:
+        return 6 if failures or unclean else 0
+    return 4 if failures else 0
 
 
-def look(
-    machines: Sequence[Node], leaders: Sequence[Node], cluster: Cluster
-) -> tuple[list[Traces], dict[str, DdpctlError]]:
+def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
     """leaders: the hosts that look into ~/.ddpctl; what the others see is the same."""
-    found, failures = ask_each(machines, lambda node: _look(node, node in leaders, cluster))
-    return list(found.values()), failures
-
-
-def _look(node: Node, leads: bool, cluster: Cluster) -> Traces:
+    leads = node in leaders
     output = node.script(LOOK, "parts" if leads else "", timeout=TIMEOUT).stdout
     folder, hostname, *rows = [*output.decode(errors="replace").splitlines(), "", ""]
     if not folder.startswith("/"):
@@ -160,7 +165,7 @@ def _look(node: Node, leads: bool, cluster: Cluster) -> Traces:
     )
 
 
-def alive(found: Sequence[Traces]) -> dict[str, str]:
+def alive(found: Collection[Traces]) -> dict[str, str]:
     """The live runs, each with "" or the name of the unseen host on which it may run."""
     seen = {traces.hostname for traces in found}
     elsewhere = {run: host for traces in found for run, host in traces.open if host not in seen}
@@ -180,9 +185,8 @@ def end(
     by_host = {traces.host: traces for traces in to_go}
 
     def act(node: Node) -> None:
-        containers = [s for s in by_host[node.name].nodes if not s.handle.startswith("/")]
-        for engine in every_engine(node) if containers else ():
-            for status in containers if engine.traits.in_container else ():
+        for engine in every_engine(node):
+            for status in by_host[node.name].containers if engine.traits.in_container else ():
                 engine.remove(status)
         if node in leaders:
             _remove(node, EMPTY)
@@ -198,14 +202,13 @@ def end(
 def _remove(node: Node, script: str) -> None:
     done = node.script(script, timeout=TIMEOUT)
     if done.code != 0:
-        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
         raise CommandFailed(
-            f"{node.name}: {reason[-1]}; files of another user need that user (or root) to be removed"
+            f"{node.name}: {done.reason}; files of another user need that user (or root) to be removed"
         )
 
 
 def listed(
-    found: Sequence[Traces], to_go: Sequence[Traces], kept: Mapping[str, str], console: Console
+    found: Iterable[Traces], to_go: Sequence[Traces], kept: Mapping[str, str], console: Console
 ) -> None:
     for traces in to_go:
         for line in traces.lines():
@@ -218,48 +221,23 @@ def listed(
             console.say(f"{traces.host}: not cleaned: {run_id} {why}")
 
 
-def report(
-    found: Sequence[Traces],
-    left: Sequence[Traces],
-    failures: Mapping[str, DdpctlError],
-    console: Console,
-    *,
-    removed: bool,
-    as_json: bool,
-) -> int:
-    report_unseen(failures, console)
-    unclean = [traces for traces in left if not traces.none]
-    if as_json:
-        console.json(document(found, left, failures, removed=removed))
-    elif removed:
-        for traces in left:
-            after = "clean" if traces.none else f"{len(traces.lines())} things still there"
-            console.say(f"{traces.host}: {after}")
-    elif not unclean and not failures:
-        console.say("no trace of ddpctl on these hosts")
-    if failures:
-        return 6 if removed else 4
-    return 6 if removed and unclean else 0
-
-
 def document(
-    found: Sequence[Traces],
-    left: Sequence[Traces],
+    found: Mapping[str, Traces],
+    left: Mapping[str, Traces],
     failures: Mapping[str, DdpctlError],
     *,
     removed: bool,
 ) -> dict[str, Any]:
     """clean --json, version 1."""
-    after = {traces.host: traces for traces in left}
     rows = [
         {
             "host": traces.host,
-            "containers": [s.handle for s in traces.nodes if not s.handle.startswith("/")],
+            "containers": [status.handle for status in traces.containers],
             "folder": traces.folder,
             "parts": [{"name": name, "bytes": size} for name, size in traces.parts],
             "alive": sorted(traces.living),
-            "clean": traces.host in after and after[traces.host].none,
+            "clean": host in left and left[host].none,
         }
-        for traces in found
+        for host, traces in found.items()
     ]
     return {"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(failures)}

@@ -10,11 +10,11 @@ from ..engines.choose import engines_on
 from ..errors import DdpctlError, UsageError
 from ..hosts import Cluster, fold, load
 from ..hosts.fold import names
-from ..runs.find import find_id, list_nodes, names_hosts
-from ..runs.record import FINAL, find_run, run_folder, timestamp
+from ..runs.find import find_id, find_run, list_nodes, names_hosts
+from ..runs.record import FINAL, run_folder, timestamp
 from ..runs.unseen import unseen
 from ..ssh.account import account_name
-from ..ssh.many import ask_each, one_per_account
+from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .stop import Stopped, not_confirmed, stop_run
@@ -29,10 +29,6 @@ class Killed:
     run_id: str
     stopped: Mapping[str, Stopped]  # by host
     failures: Mapping[str, DdpctlError]  # by host: the stop was not confirmed
-
-    @property
-    def confirmed(self) -> bool:
-        return not self.unconfirmed
 
     @property
     def unconfirmed(self) -> list[str]:
@@ -54,7 +50,7 @@ class Killed:
     def document(self) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
-            "confirmed": self.confirmed,
+            "confirmed": not self.unconfirmed,
             "hosts": [
                 {
                     "host": host,
@@ -89,7 +85,7 @@ def kill(
         console.json({"version": 1, "runs": [run.document() for run in killed]})
     elif not killed:
         console.say(f"no live run of yours on {names(host.name for host in cluster.hosts)}")
-    return 0 if all(run.confirmed for run in killed) else 6
+    return 6 if any(run.unconfirmed for run in killed) else 0
 
 
 def hosts_for(target: str | None, hosts: str | None) -> str:
@@ -105,12 +101,12 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     Raises UsageError when one is wanted and there are several.
     """
     statuses, failures = list_nodes(nodes, cluster)
-    mine = [s for s in statuses if s.owner.split("@")[0] == account_name()]
+    mine = [s for s in statuses if s.user == account_name()]
     # the launcher of one that was created and not started may be gone
     alive = [s for s in mine if s.alive or s.state in ("created", "waiting")]
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
-        raise next(iter(failures.values()))
+        raise nodes_failed(failures)
     if len(run_ids) > 1 and not everything:
         raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or give --all")
     return run_ids
@@ -123,8 +119,8 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
         removed = set()
         for engine in engines_on(node, cluster.job.engine):
             for status in engine.list():
-                mine = status.owner.split("@")[0] == account_name()
-                if mine and engine.traits.in_container and status.state in ("exited", "dead"):
+                mine = status.user == account_name() and engine.traits.in_container
+                if mine and status.state in ("exited", "dead"):
                     engine.remove(status)
                     removed.add(status.run_id)
         return removed
@@ -132,7 +128,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
     with console.step("removing the containers of finished runs"):
         removed, failures = ask_each(one_per_account(nodes), remove)
     if run_ids := set().union(*removed.values()):
-        count = f"{len(run_ids)} finished run{'s' if len(run_ids) > 1 else ''}"
+        count = fold.counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
     left = "containers of finished runs may be left"
     for line in fold.errors({host: f"{host}: {left}: {e}" for host, e in failures.items()}):
@@ -145,9 +141,8 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
     record = folder.load_if_readable(console)
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     machines = one_per_account(nodes)
-    by_node = {node: engines_on(node, cluster.job.engine) for node in machines}
     with console.step(f"stopping {run_id} on {len(machines)} hosts"):
-        killed = Killed(run_id, *stop_run(machines, by_node, run_id, timeout))
+        killed = Killed(run_id, *stop_run(machines, cluster.job.engine, run_id, timeout))
     for host, result in killed.stopped.items():
         if result.found or not result.clean:
             console.detail(f"{host}: {describe(result)}")

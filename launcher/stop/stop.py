@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..engines.base import Engine
+from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..facts.shared_homes import OWN
-from ..hosts import fold
+from ..hosts import Cluster, fold
+from ..runs.record import UnreadableRecord, run_folders, timestamp
 from ..ssh.many import ask_each
 from ..ssh.node import Node
+from ..terminal.console import Console
 
 # Tells this host's supervisors of run $1 that the user wants it to end, so that SIGTERM is no failure.
 # Each host marks its own: what another one writes, an NFS client may see too late.
@@ -38,7 +41,6 @@ POLL = 0.3  # seconds
 class Stopped:
     """What a stop found on one host, and what was left at the end."""
 
-    host: str
     found: tuple[NodeStatus, ...]
     left: tuple[NodeStatus, ...]
     processes: tuple[int, ...]  # pids on the host that still carry the run id
@@ -50,7 +52,7 @@ class Stopped:
 
 def stop_run(
     nodes: Sequence[Node],
-    engines: Mapping[Node, Sequence[Engine]],
+    engine: str,
     run_id: str,
     timeout: float,
     *,
@@ -59,43 +61,55 @@ def stop_run(
 ) -> tuple[dict[str, Stopped], dict[str, DdpctlError]]:
     """Stops the run on every host. Returns what each host showed, and an error for each silent one.
 
-    timeout: seconds between SIGTERM and SIGKILL. remove: remove the containers too.
+    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: the containers too.
     cancel: record the end as a cancellation instead of a failure.
     """
 
     def stop(node: Node) -> Stopped:
-        if cancel:
-            _mark_cancelled(node, run_id)
-        return _stop_on(node, engines[node], run_id, timeout, remove=remove)
+        if cancel and (done := node.script(MARK_CANCELLED, run_id)).code != 0:
+            raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {done.reason}")
+        found: list[NodeStatus] = []
+        left: list[NodeStatus] = []
+        for each in engines_on(node, engine):
+            statuses = each.list(run_id)
+            found += statuses
+            _stop_all(each, statuses, timeout)
+            for status in statuses if remove else ():
+                each.remove(status)
+            left += [status for status in each.list(run_id) if status.alive or remove]
+        return Stopped(tuple(found), tuple(left), _remaining_processes(node, run_id))
 
     return ask_each(nodes, stop)
 
 
+def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+    """Finishes on these hosts the stops that run.json keeps as not confirmed.
+
+    A host that is still silent stays pending.
+    """
+    by_name = {node.name: node for node in nodes}
+    for folder in run_folders():
+        try:
+            record = folder.load()
+        except UnreadableRecord:
+            continue  # the command that needs this record says so
+        here = [by_name[host] for host in record.pending_stop if host in by_name]
+        if not here:
+            continue
+        where = fold.names(node.name for node in here)
+        with console.step(f"finishing the stop of {record.run_id} on {where}"):
+            stopped, _ = stop_run(here, cluster.job.engine, record.run_id, record.stop_timeout)
+        done = {host for host, result in stopped.items() if result.clean}
+        for host in sorted(done):
+            console.say(f"{host}: finished the pending stop of {record.run_id}")
+        record.pending_stop = [host for host in record.pending_stop if host not in done]
+        if record.state == "UNKNOWN" and not record.pending_stop:
+            record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
+        folder.try_save(record, console)
+
+
 def not_confirmed(failures: Mapping[str, DdpctlError]) -> list[str]:
     return fold.errors({host: f"{host}: stop not confirmed: {e}" for host, e in failures.items()})
-
-
-def _mark_cancelled(node: Node, run_id: str) -> None:
-    done = node.script(MARK_CANCELLED, run_id)
-    if done.code != 0:
-        reason = done.stderr.decode(errors="replace").strip()
-        raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {reason}")
-
-
-def _stop_on(
-    node: Node, engines: Sequence[Engine], run_id: str, timeout: float, *, remove: bool
-) -> Stopped:
-    found: list[NodeStatus] = []
-    left: list[NodeStatus] = []
-    for engine in engines:
-        statuses = engine.list(run_id)
-        found += statuses
-        _stop_all(engine, statuses, timeout)
-        if remove:
-            for status in statuses:
-                engine.remove(status)
-        left += [status for status in engine.list(run_id) if status.alive or remove]
-    return Stopped(node.name, tuple(found), tuple(left), _remaining_processes(node, run_id))
 
 
 def _stop_all(engine: Engine, statuses: Sequence[NodeStatus], timeout: float) -> None:

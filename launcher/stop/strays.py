@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
+from ..facts import gpu_use
 from ..hosts import Cluster, load
 from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
@@ -38,18 +38,14 @@ done
 """
 CARRIER = re.compile(r"([1-9][0-9]{0,8}) (\S+) (.*)")
 
-# GPU memory in MiB by pid, where there are GPUs
-GPU_MEMORY = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
-
 # SIGTERM, then SIGKILL, to process $1 while it still carries run id $2
 END = r"""
 mine() { grep -qzxF "DDPCTL_RUN_ID=$2" "/proc/$1/environ" 2>/dev/null; }
-mine "$@" || exit 0
-kill -TERM "$1"
-n=0; while mine "$@" && [ $n -lt 20 ]; do sleep 0.25; n=$((n+1)); done
-mine "$@" || exit 0
-kill -KILL "$1"
-n=0; while mine "$@" && [ $n -lt 20 ]; do sleep 0.25; n=$((n+1)); done
+for signal in TERM KILL; do
+  mine "$@" || exit 0
+  kill -$signal "$1"
+  n=0; while mine "$@" && [ $n -lt 20 ]; do sleep 0.25; n=$((n+1)); done
+done
 ! mine "$@"
 """
 
@@ -87,7 +83,26 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
             with console.step(f"ending {len(found)} leftovers"):
                 end(machines, cluster, found)
                 left, failures = find(machines, cluster)
-    report(console, found, left, failures, ended=yes, as_json=as_json)
+    report_unseen(failures, console)
+    if as_json:
+        console.json(
+            {
+                "version": 1,
+                "found": [vars(stray) for stray in found],
+                "ended": yes,
+                "left": [vars(stray) for stray in left],
+                "unseen": unseen(failures),
+            }
+        )
+    else:
+        for stray in left:
+            console.print(stray.line())
+        if not found:
+            console.say("no leftovers of dead runs")
+        elif not yes:
+            console.say(f"{len(found)} leftovers; `ddpctl kill HOSTS --strays -y` ends them")
+        else:
+            console.say(f"{len(found) - len(left)} ended, {len(left)} still there")
     return 6 if failures or (yes and left) else 0
 
 
@@ -102,9 +117,8 @@ def look(node: Node, cluster: Cluster) -> Seen:
     statuses = [status for engine in engines for status in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
-        for row in node.script(GPU_MEMORY).stdout.decode(errors="replace").splitlines():
-            if match := re.fullmatch(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*", row):
-                memory[int(match[1])] = int(match[2])
+        use = node.script(gpu_use.SCRIPT, timeout=60.0).stdout.decode(errors="replace")
+        memory = {p.pid: p.mib for gpu in gpu_use.parse(use) for p in gpu.processes if p.mib}
     return Seen(tuple(statuses), carriers(node), memory)
 
 
@@ -122,13 +136,13 @@ def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[St
         for status in host.statuses:
             runs.setdefault(status.run_id, []).append(status)
     dead = {run_id for run_id, nodes in runs.items() if _is_dead(nodes, complete)}
-    others = {s.run_id for nodes in runs.values() for s in nodes if not _is_of(user, s)}
+    others = {s.run_id for nodes in runs.values() for s in nodes if s.user != user}
     found = []
     for name, host in seen.items():
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
             left = status.alive or status.state == "created"
-            if left and status.run_id in dead and _is_of(user, status):
+            if left and status.run_id in dead and status.user == user:
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
                 found.append(Stray(name, status.run_id, "container", status.handle, what))
         for pid, run_id, command in host.carriers:
@@ -136,10 +150,6 @@ def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[St
                 holds = f", holds {host.gpu_mib[pid]} MiB of a GPU" if pid in host.gpu_mib else ""
                 found.append(Stray(name, run_id, "process", str(pid), f"{command}{holds}"))
     return found
-
-
-def _is_of(user: str, status: NodeStatus) -> bool:
-    return status.owner.split("@")[0] == user
 
 
 def _is_dead(nodes: Sequence[NodeStatus], complete: bool) -> bool:
@@ -162,45 +172,3 @@ def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> 
                 node.script(END, stray.handle, stray.run_id)
 
     try_each(machines, act)  # the caller lists the strays again and sees what is left
-
-
-def report(
-    console: Console,
-    found: Sequence[Stray],
-    left: Sequence[Stray],
-    failures: Mapping[str, DdpctlError],
-    *,
-    ended: bool,
-    as_json: bool,
-) -> None:
-    report_unseen(failures, console)
-    if as_json:
-        console.json(document(found, left, failures, ended=ended))
-        return
-    for stray in left if ended else found:
-        console.print(stray.line())
-    if not found:
-        console.say("no leftovers of dead runs")
-    elif not ended:
-        console.say(f"{len(found)} leftovers; `ddpctl kill HOSTS --strays -y` ends them")
-    else:
-        console.say(f"{len(found) - len(left)} ended, {len(left)} still there")
-
-
-def document(
-    found: Sequence[Stray],
-    left: Sequence[Stray],
-    failures: Mapping[str, DdpctlError],
-    *,
-    ended: bool,
-) -> dict[str, Any]:
-    def rows(strays: Sequence[Stray]) -> list[dict[str, str]]:
-        return [vars(stray) for stray in strays]
-
-    return {
-        "version": 1,
-        "found": rows(found),
-        "ended": ended,
-        "left": rows(left if ended else found),
-        "unseen": unseen(failures),
-    }

@@ -4,6 +4,6 @@
 library (Python 3.8 or newer, Linux) and imports nothing of the launcher.
 
 On a shared home, another host may write these files: the cancel file and requests for stacks (found by
-listing their folder, which makes NFS ask its server), and the trainer's progress files (liveness.py).
+listing their folder, which makes NFS ask its server), and the trainer's progress files (ranks.py).
 Nothing relies on inotify.
 """

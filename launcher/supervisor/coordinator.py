@@ -23,9 +23,7 @@ class Coordinator:
         self.began = now
         self.statuses: dict[int, Status] = {}  # by node rank
         self.heard: dict[int, float] = {}  # when a connected node was last heard
-        self.disconnected: dict[
-            int, float
-        ] = {}  # since when a node that had joined is not connected
+        self.disconnected: dict[int, float] = {}  # since when a node that had joined has gone
         self.port_error: OSError | None = None  # why nobody can connect to this node
         self.verdict: Reason | None = None  # why all nodes must stop
         self.over = False  # all nodes are done, have stopped or are lost

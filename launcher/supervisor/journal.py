@@ -6,6 +6,7 @@ A record is TIME<TAB>WHO<TAB>TEXT: unix seconds; a global rank, `-` for torchrun
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -29,11 +30,8 @@ class Journal:
         self._host = host.encode()
         self._stdout = b""  # not written yet
         self.dropped = 0  # bytes of output that did not fit on a full disk
-        try:
-            with open(self._ballast, "wb") as file:
-                file.write(b"\0" * BALLAST)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
+            file.write(b"\0" * BALLAST)
         os.set_blocking(1, False)  # an engine that stops reading must not stop the run
 
     def lines(self, who: bytes, data: bytes) -> None:
@@ -78,17 +76,13 @@ class Journal:
         if len(self._stdout) > STDOUT_BACKLOG:
             return  # the journal has it
         self._stdout += data
-        try:
+        with contextlib.suppress(OSError):
             while self._stdout:
                 self._stdout = self._stdout[os.write(1, self._stdout[:65536]) :]
-        except OSError:
-            pass
 
     def _drop_ballast(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(self._ballast)
-        except OSError:
-            pass
 
 
 class Lines:

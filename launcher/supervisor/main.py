@@ -5,34 +5,34 @@ Everything happens in one loop of one thread, `Supervisor.run`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-import traceback
 from dataclasses import replace
 
 from .channel import Status
 from .coordinator import JOIN_GRACE, SETTLE
 from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping, signal_name
 from .journal import Journal
-from .liveness import Liveness
 from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers
 from .proc import adopt_orphans, descendants, kill_descendants, send, syscall
 from .rank_logs import RankLogs
-from .ranks import Rank, Ranks
-from .resources import Resources
+from .ranks import Liveness, Rank, Ranks
 from .server import Server
 from .spec import Spec, read_spec
 from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
-from .usage import Sampler, environment
+from .usage import Resources, Sampler, environment
 
-BUSY_POLL = 0.02  # seconds between two looks while logs grow or ranks start
-POLL = 0.05  # seconds between two looks at other times
+# Seconds between two looks: each takes half a millisecond. Exits, signals and peers end the wait.
+LOGS_GROW = 0.02
+RANKS_START = 0.05
+POLL = 0.1
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks once they are gone
 NO_OUTPUT = 0.3  # the same when it has nothing to report, as we stopped it
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -74,6 +74,8 @@ class Supervisor:
                 self.turn()
             return self.conclude()
         except Exception as error:  # a bug of ours must not leave ranks that are not supervised
+            import traceback  # slow to import
+
             self.journal.say("the supervisor failed: " + traceback.format_exc())
             kill_descendants(0)
             reason = self.why("supervisor", "the supervisor failed: %r" % error)
@@ -97,7 +99,8 @@ class Supervisor:
         growing = self.logs.poll() > 0
         if growing:
             self.liveness.output()
-        for key, _ in self.selector.select(BUSY_POLL if growing or starting else POLL):
+        wait = LOGS_GROW if growing else RANKS_START if starting else POLL
+        for key, _ in self.selector.select(wait):
             key.data(key.fileobj)
         self.find_ranks()
         self.check_ranks()
@@ -111,11 +114,9 @@ class Supervisor:
     # --- what happens ---
 
     def on_output(self, pipe: int) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             if not self.torchrun.read(pipe):
                 self.selector.unregister(pipe)
-        except BlockingIOError:
-            pass
 
     def on_signal(self, source: socket.socket) -> None:
         for number in source.recv(64):
@@ -157,7 +158,8 @@ class Supervisor:
             rank.was_stopping = self.reason is not None
             if rank.fd is not None:
                 self.selector.unregister(rank.fd)
-                self.ranks.close(rank)
+                os.close(rank.fd)
+                rank.fd = None
             self.logs.drain(rank.local_rank)
         return exited
 
@@ -259,18 +261,13 @@ class Supervisor:
     def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
         """A reason that began on this node."""
         when = (rank.exited if rank else None) or time.time()
-        reason = Reason(
-            kind, message, self.spec.node_rank, self.spec.host, when + self.peers.clock_offset
-        )
+        when += self.peers.clock_offset
+        reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
         if rank is None:
             return reason
-        return replace(
-            reason,
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            exit_code=rank.exit_code,
-            signal=signal_name(rank.exit_code),
-        )
+        code = rank.exit_code
+        of_rank = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
+        return replace(of_rank, exit_code=code, signal=signal_name(code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
         """SIGTERM now, SIGKILL after the time that this kind of reason leaves."""
@@ -318,13 +315,10 @@ class Supervisor:
     def finished(self) -> bool:
         if self.phase == "running":
             return False
-        waited = time.monotonic() - self.ended_at
-        return self.peers.over or (self.phase == "stopped" and waited > self.settle_time())
-
-    def settle_time(self) -> float:
-        """Node 0 stays longer, so that a node that starts late learns why it is over."""
-        late = 0.0 if self.spec.node_rank else self.peers.began + JOIN_GRACE - self.ended_at
-        return max(SETTLE, late)
+        until = self.ended_at + SETTLE
+        if self.spec.node_rank == 0:  # so that a node that starts late learns why it is over
+            until = max(until, self.peers.began + JOIN_GRACE)
+        return self.peers.over or (self.phase == "stopped" and time.monotonic() > until)
 
     def conclude(self) -> int:
         # like torchrun when its ranks have failed or it was told to stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -13,8 +14,9 @@ from .spec import Spec
 
 STALE = 600.0  # seconds after which a file is a killed supervisor's: living ones write every 10 s
 TAIL = 65536  # bytes of metrics.jsonl that are looked at
-TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr"}
-TRAIN["img_s"] = "images_per_second"
+TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr", "img_s": "images_per_second"}
+# of a line of metrics.jsonl that is torn, or another script's
+MALFORMED = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 class MetricsFile:
@@ -27,11 +29,9 @@ class MetricsFile:
         self._path = os.path.join(spec.metrics_dir, name) if spec.metrics_dir else None
         if spec.metrics_dir:
             for path in glob.glob(os.path.join(glob.escape(spec.metrics_dir), "ddpctl-*.prom")):
-                try:
+                with contextlib.suppress(OSError):  # another user's, or gone
                     if time.time() - os.stat(path).st_mtime > STALE:
                         os.unlink(path)
-                except OSError:
-                    pass  # another user's, or gone
 
     def write(self, usage: Usage, ranks: int, log_age: float) -> None:
         if self._path is None:
@@ -59,11 +59,9 @@ class MetricsFile:
             self._path = None
 
     def remove(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             if self._path:
                 os.unlink(self._path)
-        except OSError:
-            pass
 
     def _line(self, name: str, value: float, gpu: int | None = None) -> str:
         spec = self._spec
@@ -82,10 +80,8 @@ class MetricsFile:
         except OSError:
             return {}
         for line in reversed(lines):
-            try:
+            with contextlib.suppress(*MALFORMED):
                 entry = json.loads(line)
                 if entry["kind"] == "train":
                     return {TRAIN[key]: float(entry[key]) for key in TRAIN if key in entry}
-            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-                pass  # torn, or another script's
         return {}

@@ -6,9 +6,10 @@ as the next one says the same.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import selectors
 import socket
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -51,20 +52,12 @@ class Peers:
             self.send(status)
         self.decide(status, now)
 
-    def send(self, status: Status) -> None:
-        raise NotImplementedError
-
-    def decide(self, status: Status, now: float) -> None:
-        raise NotImplementedError
-
-    def forgive(self, now: float) -> None:
-        raise NotImplementedError
-
-    def receive(self, channel: Channel) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+    # NodePeer and Server each do these in their own way:
+    def send(self, status: Status) -> None: ...
+    def decide(self, status: Status, now: float) -> None: ...
+    def forgive(self, now: float) -> None: ...
+    def receive(self, channel: Channel) -> None: ...
+    def close(self) -> None: ...
 
     def refuse(self, message: str) -> None:
         """Strangers must not fill the journal: they get one event a minute, with their number."""
@@ -77,10 +70,8 @@ class Peers:
         self.selector.register(channel.sock, selectors.EVENT_READ, lambda _: self.receive(channel))
 
     def drop(self, sock: socket.socket) -> None:
-        try:
+        with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(sock)
-        except (KeyError, ValueError):
-            pass
         sock.close()
 
 
@@ -92,7 +83,8 @@ class NodePeer(Peers):
         self.channel: Channel | None = None
         self.joined = False  # node 0 has answered once
         self.lost_at: float | None = None
-        self._connecting: socket.socket | None = None
+        self._connecting = False
+        self._connected: socket.socket | None = None  # a new connection, not used yet
         self._tried_at = 0.0
         self._shortest_round_trip = float("inf")
 
@@ -142,11 +134,9 @@ class NodePeer(Peers):
         try:
             was_ready = channel.ready
             messages = [decision_of(message) for message in channel.receive()]
-        except MALFORMED as error:
-            self.refuse("node 0, which %s" % error)
-            self._disconnect()
-            return
-        except OSError:
+        except (OSError, *MALFORMED) as error:
+            if not isinstance(error, OSError):
+                self.refuse("node 0, which %s" % error)
             self._disconnect()
             return
         if channel.ready and not was_ready:
@@ -172,38 +162,24 @@ class NodePeer(Peers):
             self.journal.event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """One attempt at a time, without blocking."""
-        if now - self._tried_at < (SETTLE if self._connecting else RETRY):
-            return
-        self._give_up()
-        self._tried_at = now
-        try:
-            where = (self.spec.master_addr, self.spec.control_port)
-            family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
-            self._connecting = socket.socket(family, kind)
-            self._connecting.setblocking(False)
-            self._connecting.connect_ex(address)
-            self.selector.register(self._connecting, selectors.EVENT_WRITE, self._connected)
-        except OSError:
-            self._give_up()
+        """One attempt at a time, in a thread: a name server or a firewall may keep it waiting."""
+        if self._connected is not None:
+            sock, self._connected = self._connected, None
+            with contextlib.suppress(OSError):
+                self.channel = Channel(sock, self.spec.token, listening=False)
+                self.listen_to(self.channel)
+        elif not self._connecting and now - self._tried_at >= RETRY:
+            self._connecting, self._tried_at = True, now
+            try:
+                threading.Thread(target=self._dial, daemon=True, name="connect").start()
+            except RuntimeError:  # the job has used up its processes
+                self._dial()
 
-    def _connected(self, sock: socket.socket) -> None:
-        failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self.selector.unregister(sock)
-        self._connecting = None
-        try:
-            if failed:
-                raise OSError(failed, os.strerror(failed))
-            self.channel = Channel(sock, self.spec.token, listening=False)
-            self.listen_to(self.channel)
-        except OSError:
-            sock.close()
-            self.channel = None
-
-    def _give_up(self) -> None:
-        if self._connecting:
-            self.drop(self._connecting)
-        self._connecting = None
+    def _dial(self) -> None:
+        where = (self.spec.master_addr, self.spec.control_port)
+        with contextlib.suppress(OSError):
+            self._connected = socket.create_connection(where, timeout=SETTLE)
+        self._connecting = False
 
     def _disconnect(self) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import os
@@ -45,11 +46,8 @@ def children(pid: int) -> list[int]:
     if not paths:  # a kernel without CONFIG_PROC_CHILDREN
         return [p for p, parent in parents().items() if parent == pid]
     for path in paths:
-        try:
-            with open(path) as file:
-                found += [int(word) for word in file.read().split()]
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), open(path) as file:
+            found += map(int, file.read().split())
     return found
 
 
@@ -95,10 +93,8 @@ def die_with_parent() -> None:
 
 
 def send(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(OSError):  # gone
         os.kill(pid, number)
-    except OSError:
-        pass  # gone
 
 
 def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
@@ -108,10 +104,8 @@ def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
         left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]
         for pid in left:
             send(pid, signal.SIGKILL)
-            try:
+            with contextlib.suppress(ChildProcessError):  # another process's child, or reaped
                 os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass  # another process's child, or reaped
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.01)
@@ -120,11 +114,9 @@ def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
 def usage(pid: int) -> tuple[int, float]:
     """(bytes read and written, CPU seconds) of a process so far; zeros where we may not see it."""
     moved, ticks = 0, 0
-    try:
+    with contextlib.suppress(OSError):
         stat = proc_stat(pid)
         ticks = int(stat[11]) + int(stat[12]) if stat else 0
         with open("/proc/%d/io" % pid) as file:
             moved = sum(int(line.split()[1]) for line in list(file)[:2])  # rchar, wchar
-    except OSError:
-        pass
     return moved, ticks / os.sysconf("SC_CLK_TCK")

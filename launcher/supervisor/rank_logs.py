@@ -24,7 +24,10 @@ class Tail:
     """One growing file, copied in whole lines."""
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
-        self._file = open_to_free(path)
+        try:
+            self._file = os.open(path, os.O_RDWR)  # to free disk blocks, it must be writable
+        except OSError:
+            self._file = os.open(path, os.O_RDONLY)
         self._taken = self._freed = 0  # bytes from the beginning
         self.lines = Lines(who, journal)
 
@@ -33,25 +36,17 @@ class Tail:
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
         if self._taken - self._freed >= FREE_SIZE:
-            free(self._file, self._freed, self._taken - self._freed)
-            self._freed = self._taken
+            self._free()
         self.lines.feed(data)
         return len(data)
 
-
-def open_to_free(path: str) -> int:
-    """For reading, and for writing where we may: freeing disk blocks needs that."""
-    try:
-        return os.open(path, os.O_RDWR)
-    except OSError:
-        return os.open(path, os.O_RDONLY)
-
-
-def free(file: int, start: int, size: int) -> None:
-    """Frees the blocks that were copied to the journal, where the file system can."""
-    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
-    if fallocate:
-        fallocate(file, PUNCH_HOLE, ctypes.c_longlong(start), ctypes.c_longlong(size))
+    def _free(self) -> None:
+        """Frees the blocks that were copied to the journal, where the file system can."""
+        fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+        if fallocate:
+            span = (self._freed, self._taken - self._freed)
+            fallocate(self._file, PUNCH_HOLE, *map(ctypes.c_longlong, span))
+        self._freed = self._taken
 
 
 class RankLogs:

@@ -6,6 +6,7 @@ Nothing here blocks: the supervisor's loop calls `StackTaker.turn` again and aga
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import linecache
@@ -201,27 +202,23 @@ class StackTaker:
     def _new_requests(self) -> list[tuple[str, str]]:
         """Listing the folder makes NFS ask its server for what other hosts have made in it."""
         found = []
-        try:
+        with contextlib.suppress(OSError):  # the request was withdrawn, or the folder is gone
             for name in os.listdir(self._spec.dir):
                 if name.startswith("ask-") and name.count("-") == 2:
                     os.unlink(os.path.join(self._spec.dir, name))
                     _, kind, request = name.split("-")
                     found.append((kind, request))
-        except OSError:
-            pass  # the request was withdrawn, or the folder is gone
         return found
 
     def _answer(self, request: str, phase: str, stacks: list[Stack]) -> None:
         spec = self._spec
         answer = StackAnswer(spec.attempt, spec.node_rank, phase, tuple(stacks))
         scratch = os.path.join(spec.dir, ".stacks-" + request)
-        try:
+        with contextlib.suppress(OSError):  # a full disk: the request times out
             with open(scratch, "w") as file:
                 json.dump(asdict(answer), file)
             os.chmod(scratch, 0o644)
             os.rename(scratch, os.path.join(spec.dir, "stacks-%s.json" % request))
-        except OSError:
-            pass  # a full disk: the request times out
 
 
 def python_of(pid: int, folder: str) -> int:
@@ -243,11 +240,9 @@ def has_open(pid: int, path: str) -> bool:
     """A script may close all descriptors: then the stack would go to what it opened since."""
     folder = "/proc/%d/fd" % pid
     for name in os.listdir(folder):
-        try:
+        with contextlib.suppress(OSError):
             if os.readlink(os.path.join(folder, name)) == path:
                 return True
-        except OSError:
-            continue
     return False
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from typing import NamedTuple
@@ -72,11 +72,9 @@ class Torchrun:
     def finish(self) -> None:
         """Once torchrun and all that it started have ended."""
         for pipe in self.pipes():
-            try:
+            with contextlib.suppress(BlockingIOError):  # a process that survived SIGKILL holds it
                 while self.read(pipe):
                     pass
-            except BlockingIOError:
-                pass  # a process that survived SIGKILL holds it
             self._output[pipe].finish()
 
     def last_lines(self) -> list[str]:
@@ -95,10 +93,11 @@ def executable(argv: list[str]) -> list[str]:
     """`torchrun` beside this Python, on PATH, or as a module of this Python."""
     if argv[0] != "torchrun":
         return argv
-    beside = os.path.join(os.path.dirname(sys.executable), "torchrun")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("torchrun")
-    program = [found] if found else [sys.executable, "-m", "torch.distributed.run"]
-    return [*program, *argv[1:]]
+    folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
+    found = [
+        path for path in (os.path.join(f, "torchrun") for f in folders) if os.access(path, os.X_OK)
+    ]
+    return [*(found[:1] or [sys.executable, "-m", "torch.distributed.run"]), *argv[1:]]
 
 
 def stop_grace(stop_timeout: float) -> float:

@@ -1,22 +1,23 @@
-"""What this node runs on, and how busy its CPUs and GPUs are."""
+"""What this node runs on, how busy its CPUs and GPUs are, and how much memory and disk is left."""
 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import site
 import subprocess
 import sys
 import time
-from importlib import metadata
 
-from .events import Environment, Gpu, Usage
+from .events import Environment, Gpu, ResourceUsage, Usage
 from .proc import descendants, usage
+from .spec import Spec
 
 INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core
 PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
+# the folder or file that pip leaves; importlib.metadata reads it too, and takes long to import
+INSTALLED = re.compile(r"([^-]+)-([^-]+)(?:-py[^-]*)?\.(?:dist|egg)-info")
 NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total"]
 NVIDIA_SMI += ["--format=csv,noheader,nounits"]
 _NUMBER = re.compile("[0-9]{1,9}")
@@ -24,14 +25,15 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 def environment() -> Environment:
     """Of the packages, those beside the Python that runs this, which is torchrun's as a rule."""
-    versions = {"python": platform.python_version(), "kernel": platform.release()}
-    paths = site.getsitepackages([os.path.dirname(os.path.dirname(sys.executable)), sys.prefix])
-    try:
-        for name in PACKAGES:
-            for found in metadata.Distribution.discover(name=name, path=paths):
-                versions.setdefault(name, str(found.version))
-    except Exception:
-        pass  # a damaged installation is the job's problem, if it is one
+    versions = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
+    installed: dict[str, str] = {}
+    for path in site.getsitepackages(
+        [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix]
+    ):
+        for found in map(INSTALLED.fullmatch, os.listdir(path) if os.path.isdir(path) else ()):
+            if found:
+                installed.setdefault(found[1].lower().replace("_", "-"), found[2])
+    versions.update((name, installed[name]) for name in PACKAGES if name in installed)
     try:
         with open("/proc/driver/nvidia/version") as file:
             driver = re.search(r"Kernel Module\D+([0-9.]+)", file.readline())
@@ -102,3 +104,66 @@ def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
         if len(cells) == 3 and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in cells[1:]):
             found.append(Gpu(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
     return tuple(found)
+
+
+class Resources:
+    """What a process can run out of: memory, and room on disks."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._disks = {
+            "shm": "/dev/shm",
+            "checkpoints": spec.checkpoint_dir,
+            "output": spec.output_dir,
+            "logs": spec.dir,
+        }
+        self._groups = memory_groups()
+        self._kills_before = self._kills()
+
+    def oom_kills(self) -> int:
+        """Since the start, in this container or session."""
+        return self._kills() - self._kills_before
+
+    def usage(self) -> ResourceUsage:
+        limit = self._number(("memory.max", "memory.limit_in_bytes"), "")
+        return ResourceUsage(
+            oom_kills=self.oom_kills(),
+            memory_limit=limit if 0 < limit < 1 << 60 else None,
+            free={name: free_bytes(path) for name, path in self._disks.items() if path},
+        )
+
+    def _kills(self) -> int:
+        return self._number(("memory.events", "memory.oom_control"), "oom_kill ")
+
+    def _number(self, names: tuple[str, ...], label: str) -> int:
+        """The number after `label` in the first of these files that exists; 0 without one."""
+        for path in (os.path.join(group, name) for group in self._groups for name in names):
+            try:
+                with open(path) as file:
+                    lines = file.read().splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                if line.startswith(label) and line[len(label) :].isdigit():
+                    return int(line[len(label) :])
+        return 0
+
+
+def memory_groups() -> list[str]:
+    """Where this process's memory cgroup may be, version 2 and version 1."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            rows = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return []
+    roots = [
+        (os.path.join("/sys/fs/cgroup", c), path) for _, c, path in rows if c in ("", "memory")
+    ]
+    return [group for root, path in roots for group in (root + path, root)]  # root: in a container
+
+
+def free_bytes(path: str) -> int | None:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .live import Live
 
 QUIET_BEFORE = 2.0  # seconds; a step that takes longer is announced
+LOGGER = logging.getLogger("ddpctl")
+LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints errors that no handler takes
 _NO_COLOURS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -166,6 +169,23 @@ class Console:
                 sys.stderr.flush()
             except OSError:
                 _abandon(sys.stderr)
+
+
+class LoggingConsole(Console):
+    """For programs: prints nothing. What the command line says on stderr is logged as INFO or DEBUG."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True, plain=True)
+        self.stdout_closed = True
+
+    def say(self, text: str) -> None:
+        LOGGER.info("%s", text)
+
+    def detail(self, text: str) -> None:
+        LOGGER.debug("%s", text)
+
+    def error(self, text: str) -> None:
+        LOGGER.error("%s", text)
 
 
 def _abandon(stream: TextIO) -> None:

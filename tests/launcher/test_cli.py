@@ -18,23 +18,9 @@ from launcher.errors import UsageError
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
-ORDER = [
-    "check",
-    "push",
-    "launch",
-    "resume",
-    "kill",
-    "ps",
-    "logs",
-    "attach",
-    "fetch",
-    "sanity",
-    "stacks",
-    "exec",
-    "report",
-    "init",
-    "clean",
-]
+ORDER = (
+    "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
+).split()
 
 
 @pytest.fixture

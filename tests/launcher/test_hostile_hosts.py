@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import launcher
 from launcher.api.results import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
-from launcher.engines.labels import inspected, read_status
+from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
 from launcher.facts import gpu_use
 from launcher.facts.hardware import details
@@ -32,13 +32,14 @@ from launcher.logs.events import parsed_event
 from launcher.logs.journal import Reader
 from launcher.plan.plan import place_in
 from launcher.push.files import manifest
-from launcher.push.files.listing import is_inside, parse_trees, parse_unused
+from launcher.push.files.manifest import is_inside
+from launcher.push.files.prune import parse_unused
+from launcher.push.files.tree import parse_trees
 from launcher.report.numbers import charts
 from launcher.run_id import is_run_id
-from launcher.runs.adopt import parse_report
-from launcher.runs.ended import parse_ended
 from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
+from launcher.runs.reported import parse_reports
 from launcher.stop import clean, strays
 from launcher.stop.stop import pids_in
 from launcher.supervisor.usage import parse_gpus
@@ -154,18 +155,18 @@ def test_records(document: Any, cut: int | None) -> None:
 
 
 @given(
-    st.lists(WORD | st.sampled_from(["0/attempt-1", "1/attempt-2", "r1 0 1 1 5"]), max_size=6),
+    st.lists(WORD | st.sampled_from(["r1 0 1 1 5", "r1 1 2 0 5"]), max_size=6),
     changed(RECORD) | JSON,
     TEXT | st.sampled_from(['1.5\t!\t{"kind": "end", "state": "failed", "exit_code": 1}']),
 )
 @some("reports of runs")
 def test_reports_of_runs(words: list[str], document: Any, record: str) -> None:
     text = json.dumps(document)
-    report = parse_report("\n".join([*words, "", text]).encode(errors="replace"))
-    assert all(0 <= rank < 10_000 for rank in report.attempts)
-    for status in parse_ended("\n".join([*words, text, record]), "gpu1"):
-        assert is_run_id(status.run_id) and not status.alive
-        assert ".." not in PurePosixPath(status.handle).parts
+    for report in parse_reports("\n".join([*words, text, record]).encode(errors="replace")):
+        assert is_run_id(report.run_id)
+        assert 0 <= report.node_rank < 10_000 and 0 <= report.attempt < 10_000
+        if status := report.status("gpu1"):
+            assert not status.alive and ".." not in PurePosixPath(status.handle).parts
 
 
 @given(

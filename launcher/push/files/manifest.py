@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from .listing import is_inside
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -98,6 +96,11 @@ def parse(text: bytes, digest: str) -> Manifest | None:
         return None
     found = Manifest(tuple(entries))
     return found if found.text == text else None
+
+
+def is_inside(path: bytes) -> bool:
+    """Whether a path stays in its tree: relative, without empty, `.` or `..` parts."""
+    return b"\0" not in path and not {b"", b".", b".."} & set(path.split(b"/"))
 
 
 def _topmost(paths: set[bytes]) -> Iterable[bytes]:

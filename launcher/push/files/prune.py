@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...engines.choose import engine_traits
-from ...engines.mounts import mounted_by_runs
-from ...errors import DdpctlError, PushFailed
+from ...engines.docker import mounted_by_runs
+from ...errors import PushFailed
 from ...facts.shared_homes import OWN, find_shared_homes
 from ...hosts import Cluster
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
 from ...terminal.console import Console
 from ..report import HostsNotReady, PushReport, format_bytes
-from ..transfer.direct import failed
-from .listing import Unused, parse_unused
-from .scan import scan
+from ..transfer.payload import script_output
+from .scan import scan_job
 
 TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
 MIN_AGE = 5  # seconds; after a push it takes a while until a container mounts the tree
@@ -66,6 +65,21 @@ done
 """
 
 
+# Its lines, as a host is not trusted: a tree or draft of ours, and its size in KB
+FOUND = re.compile(
+    r"^((?:datasets|workdirs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)) ([0-9]{1,18})$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A tree that no run uses."""
+
+    folder: str  # below ~/.ddpctl
+    size: int  # bytes; files that other trees share count too
+
+
 @dataclass(frozen=True)
 class PruneResult:
     """The trees that no run uses, by host name, and whether they were removed."""
@@ -95,10 +109,8 @@ def prune(
     HostsNotReady names each host where a tree is left, or where it is not known what is in use:
     nothing is removed from such a host, nor from one that shares its ~/.ddpctl.
     """
-    job = cluster.job
     try:
-        trees = [scan(job.dataset, ignore=False)] if job.dataset else []
-        trees += [scan(job.workdir, ignore=True)] if job.workdir else []
+        trees = scan_job(cluster.job, {"dataset", "workdir"})
     except OSError as error:
         raise PushFailed(
             f"this machine: cannot read the job's folders: {error}; nothing was deleted"
@@ -107,9 +119,11 @@ def prune(
     with console.step(f"looking for unused data on {len(machines)} hosts"):
         homes = find_shared_homes(machines)
         used, failures = try_each(machines, lambda node: _in_use(node, cluster))
-        keep = {tree.manifest.digest for tree in trees}.union(*used.values())
-        known = [group[0] for group in homes.groups if not failures.keys() & set(group)]
-        found, unasked = try_each(known, lambda node: _find(node, keep))
+        keep = {tree.manifest.digest for tree in trees.values()}.union(*used.values())
+        known = [group[0] for group in homes if not failures.keys() & set(group)]
+        found, unasked = try_each(
+            known, lambda node: parse_unused(_script(node, FIND, str(MIN_AGE), *keep))
+        )
     failures |= unasked
     rows = [(node.name, tree) for node, unused in found.items() for tree in unused]
     listed = "\n".join(
@@ -118,15 +132,19 @@ def prune(
     removed = bool(rows) and confirm(listed)
     if removed:
         with console.step("removing it"):
-            failures |= _remove(found)
+            _, left = try_each(
+                [node for node, unused in found.items() if unused],
+                lambda node: _script(node, REMOVE, *(tree.folder for tree in found[node])),
+            )
+            failures |= left
     if failures:
-        errors = {node.name: error for node, error in failures.items()}
-        raise HostsNotReady(errors, PushReport([]))
+        raise HostsNotReady(failures, PushReport([]))
     return PruneResult(rows, removed)
 
 
-def _find(node: Node, keep: set[str]) -> list[Unused]:
-    return parse_unused(_script(node, FIND, str(MIN_AGE), *keep))
+def parse_unused(text: str) -> list[Unused]:
+    """Lines that are not as expected are ignored."""
+    return [Unused(folder, int(size) * 1024) for folder, size in FOUND.findall(text)]
 
 
 def _in_use(node: Node, cluster: Cluster) -> set[str]:
@@ -136,18 +154,5 @@ def _in_use(node: Node, cluster: Cluster) -> set[str]:
     return set(re.findall(r"\b[0-9a-f]{64}\b", used))
 
 
-def _remove(trees: Mapping[Node, Sequence[Unused]]) -> dict[Node, DdpctlError]:
-    """Returns the hosts where a tree is left, with the reason."""
-
-    def remove(node: Node) -> None:
-        _script(node, REMOVE, *(tree.folder for tree in trees[node]))
-
-    return try_each([node for node, found in trees.items() if found], remove)[1]
-
-
 def _script(node: Node, script: str, *arguments: str) -> str:
-    done = node.script(script, *arguments, timeout=TIMEOUT)
-    if done.code != 0:
-        stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
-        raise failed(node.name, "prune", stderr)
-    return done.stdout.decode(errors="replace")
+    return script_output(node, "prune", script, *arguments, timeout=TIMEOUT)

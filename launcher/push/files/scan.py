@@ -1,5 +1,9 @@
 """From a folder on this machine to its manifest. A file that has not changed is not read again.
 
+Of a workdir, .git and what .gitignore and .ddpctlignore exclude are left out. As in git, a file's
+patterns apply to its folder and below, the deeper file wins, and a path below an ignored folder
+cannot be re-included. .ddpctlignore is read after .gitignore.
+
 A file counts as unchanged if size, inode, mtime and ctime (both in ns) are those of the last scan,
 and it was older than two seconds then: a write within the same clock tick would not show.
 """
@@ -7,36 +11,40 @@ and it was older than two seconds then: a write within the same clock tick would
 from __future__ import annotations
 
 # Paths are bytes here, as a name need not be UTF-8, and pathlib has no bytes.
-# ruff: noqa: PTH112, PTH115, PTH118, PTH120
+# ruff: noqa: PTH112, PTH115, PTH118, PTH120, PTH123
 import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pathspec import GitIgnoreSpec
+
 from ...errors import PushFailed
-from ...state import cache_home, home_folder, state_home, write_cache
+from ...hosts import Job
+from ...state import cache_home, home_folder, read_cache, state_home, write_cache
 from . import manifest
-from .ignore import Ignore, read_rules
 from .manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns
 BLOCK = 1 << 20  # bytes read at once
 SHOWN = 5  # problems listed before "and N more"
+IGNORE_FILES = (b".gitignore", b".ddpctlignore")
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does."""
+    """What changes when a file does; to change its mode changes its ctime."""
 
     size: int
     inode: int
     mtime_ns: int
     ctime_ns: int
+    executable: bool
 
 
 @dataclass
@@ -68,9 +76,19 @@ def scan(folder: str, *, ignore: bool) -> Tree:
         tail = [f"and {more} more like these"] if more > 0 else []
         raise PushFailed("\n".join(walk.problems[:SHOWN] + tail))
     for path, stamp in walk.stamps.items():
-        kind = "x" if path in walk.executable else "f"
+        kind = "x" if stamp.executable else "f"
         walk.entries.append(Entry(path, kind, stamp.size, contents[path].encode()))
     return Tree(walk.root, manifest.make(walk.entries), walk.stamps, walk.skipped)
+
+
+def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
+    """The folders that a job names for those parts: dataset and workdir."""
+    folders = {"dataset": job.dataset, "workdir": job.workdir}
+    return {
+        part: scan(folder, ignore=part == "workdir")
+        for part, folder in folders.items()
+        if folder and part in parts
+    }
 
 
 def shown(path: bytes) -> str:
@@ -79,12 +97,43 @@ def shown(path: bytes) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+@dataclass(frozen=True)
+class Ignore:
+    """The rules that apply in one folder of the tree."""
+
+    rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
+
+    def inside(self, root: bytes, folder: bytes) -> Ignore:
+        """The rules in a subfolder of the tree, with those of its own ignore files."""
+        rules = self.rules
+        for name in IGNORE_FILES:
+            try:
+                with open(
+                    os.path.join(root, folder, name), encoding="utf-8", errors="replace"
+                ) as f:
+                    spec = GitIgnoreSpec.from_lines(f.read().splitlines())
+            except OSError:
+                continue  # there is none
+            rules += ((os.fsdecode(folder) + "/" if folder else "", spec),)
+        return Ignore(rules)
+
+    def skips(self, path: str, *, is_folder: bool) -> bool:
+        """Whether `path`, relative to the tree, is ignored."""
+        if path.rpartition("/")[2] == ".git":
+            return True
+        for base, spec in reversed(self.rules):
+            name = path[len(base) :] + ("/" if is_folder else "")
+            verdict = spec.check_file(name).include
+            if verdict is not None:
+                return bool(verdict)
+        return False
+
+
 class _Walk:
     def __init__(self, root: bytes) -> None:
         self.root = root
         self.entries: list[Entry] = []  # folders and links
         self.stamps: dict[bytes, Stamp] = {}  # files
-        self.executable: set[bytes] = set()
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
         # A home folder may hold these. They change during a push and belong to this machine.
@@ -95,9 +144,14 @@ class _Walk:
         pending: list[tuple[bytes, Ignore | None]] = [(b"", ignore)]
         while pending:
             folder, rules = pending.pop()
-            if rules and (texts := read_rules(os.path.join(self.root, folder))):
-                rules = rules.inside(os.fsdecode(folder), texts)
-            for child in self._children(folder):
+            rules = rules and rules.inside(self.root, folder)
+            try:
+                with os.scandir(os.path.join(self.root, folder)) as found:
+                    children = list(found)
+            except OSError as error:
+                self.problem(folder, error)
+                continue
+            for child in children:
                 path = folder + b"/" + child.name if folder else child.name
                 is_folder = child.is_dir(follow_symlinks=False)
                 if rules and rules.skips(os.fsdecode(path), is_folder=is_folder):
@@ -108,22 +162,13 @@ class _Walk:
                     self.entries.append(Entry(path, "d"))
                     pending.append((path, rules))
 
-    def _children(self, folder: bytes) -> Iterator[os.DirEntry[bytes]]:
-        try:
-            with os.scandir(os.path.join(self.root, folder)) as found:
-                yield from found
-        except OSError as error:
-            self.problem(folder, error)
-
     def _leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
         try:
             status = child.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                self.stamps[path] = Stamp(
-                    status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-                )
-                if status.st_mode & 0o111:
-                    self.executable.add(path)
+                executable = bool(status.st_mode & 0o111)
+                times = status.st_mtime_ns, status.st_ctime_ns
+                self.stamps[path] = Stamp(status.st_size, status.st_ino, *times, executable)
             elif stat.S_ISLNK(status.st_mode):
                 self._link(path, os.readlink(child.path))
             else:
@@ -151,13 +196,13 @@ class _Walk:
 def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
     """The sha256 of every file: from the cache of the last scan, or read now and cached."""
     cache = caches / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
-    known = _read_cache(cache)
+    known = read_cache(cache)
     found: dict[bytes, str] = {}
     unknown = []
     for path, stamp in walk.stamps.items():
         row = known.get(os.fsdecode(path))
-        if isinstance(row, list) and len(row) == 5 and row[:4] == list(stamp):
-            found[path] = str(row[4])
+        if isinstance(row, list) and len(row) == 6 and row[:5] == list(stamp):
+            found[path] = str(row[5])
         else:
             unknown.append(path)
 
@@ -178,14 +223,6 @@ def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
     if rows != known:
         write_cache(cache, json.dumps(rows))
     return found
-
-
-def _read_cache(file: Path) -> dict[str, list[int | str]]:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _sha256(path: bytes, size: int) -> str:

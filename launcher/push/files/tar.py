@@ -19,16 +19,14 @@ END = bytes(2 * tarfile.BLOCKSIZE)
 _TYPES = {"d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "f": tarfile.REGTYPE, "x": tarfile.REGTYPE}
 
 
-def stream(
-    tree: Tree, entries: Sequence[Entry], *, folder: str, extra: Mapping[str, bytes]
-) -> Iterator[bytes]:
-    """The archive in chunks: `entries` below `folder`, then the files of `extra` by name.
+def stream(tree: Tree, entries: Sequence[Entry], extra: Mapping[str, bytes]) -> Iterator[bytes]:
+    """The archive in chunks: `entries` below the folder `tree`, then the files of `extra` by name.
 
     PushFailed if a file no longer matches the manifest.
     """
     pending = bytearray()
     for entry in entries:
-        pending += _header(tree, entry, folder)
+        pending += _header(tree, entry)
         if entry.size:
             for block in _read(tree, entry):
                 pending += block
@@ -61,12 +59,12 @@ def size_of(sizes: Sequence[int]) -> int:
     return blocks * tarfile.BLOCKSIZE + len(END)
 
 
-def _header(tree: Tree, entry: Entry, folder: str) -> bytes:
-    info = tarfile.TarInfo(f"{folder}/{os.fsdecode(entry.path)}")
+def _header(tree: Tree, entry: Entry) -> bytes:
+    info = tarfile.TarInfo(f"tree/{os.fsdecode(entry.path)}")
     info.type, info.size = _TYPES[entry.kind], entry.size
     info.mode = 0o755 if entry.kind in "dx" else 0o644
     stamp = tree.stamps.get(entry.path)
-    info.mtime = max(stamp[2] // 10**9, 0) if stamp else 0
+    info.mtime = max(stamp.mtime_ns // 10**9, 0) if stamp else 0
     if entry.kind == "l":
         info.linkname = os.fsdecode(entry.content)
     return _encoded(info)

@@ -9,6 +9,7 @@ writes to a draft, its pid is in the draft's file `holder`, so two pushes keep a
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 import zlib
@@ -21,12 +22,11 @@ from ...facts.shared_homes import find_shared_homes
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...state import cache_home, write_cache
+from ..progress import Tracker
 from ..report import format_bytes
-from ..tracker import Tracker
-from ..transfer.direct import Payload, failed
 from ..transfer.fanout import Fanout
+from ..transfer.payload import Payload, script_output
 from . import manifest, tar
-from .listing import Draft, parse_trees
 from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
@@ -104,6 +104,18 @@ ABANDON = 'rm -rf "$HOME/.ddpctl/$1/.$2.$3"'
 
 
 @dataclass(frozen=True)
+class HostTrees:
+    """The trees of one host, as far as they matter for one push."""
+
+    present: bool  # the tree itself
+    earlier: tuple[str, ...]  # digests, the newest first
+    draft: (
+        tuple[str, int] | None
+    )  # what an interrupted push left: digest of its base, or none; files
+    free: int | None  # bytes
+
+
+@dataclass(frozen=True)
 class Start:
     """Where one host begins: from a copy of which earlier tree, and what is to be written to it."""
 
@@ -125,14 +137,14 @@ class TreePush:
         token = secrets.token_hex(6)
         self.tokens = {node: f"{token}-{number}" for number, node in enumerate(nodes)}
         failures: dict[Node, DdpctlError] = {}
-        groups = list(find_shared_homes(nodes).groups)
+        groups = find_shared_homes(nodes)
         while groups:
             errors = self._push([group[0] for group in groups])
             failures |= errors
             shared = [(group[0], node) for group in groups for node in group[1:]]
             ready, _ = try_each([n for leader, n in shared if leader not in errors], self._await)
             # A host that did not get the tree with the one that shares its home gets its own.
-            groups = [(node,) for _, node in shared if node not in ready]
+            groups = [[node] for _, node in shared if node not in ready]
         return failures
 
     def _await(self, node: Node) -> None:
@@ -143,13 +155,11 @@ class TreePush:
 
     def _push(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         starts, failures = try_each(nodes, self._start)
-        groups: dict[tuple[str, int], list[Node]] = {}
+        groups: dict[tuple[str, int], tuple[Start, list[Node]]] = {}
         for node, start in starts.items():
             if start is not None:
-                groups.setdefault((start.base, len(start.write)), []).append(node)
-        for members in groups.values():
-            start = starts[members[0]]
-            assert start is not None
+                groups.setdefault((start.base, len(start.write)), (start, []))[1].append(node)
+        for start, members in groups.values():
             failures |= self._send(start, members)
         return failures
 
@@ -158,18 +168,14 @@ class TreePush:
 
     def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
         arguments = *self._names(node), *more
-        done = node.script(script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
-        if done.code != 0:
-            stderr = done.stderr.decode(errors="replace") or f"exit {done.code}"
-            raise failed(node.name, self.part, stderr)
-        return done.stdout.decode(errors="replace")
+        return script_output(node, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
 
     def _start(self, node: Node) -> Start | None:
         """None if another push has published the tree meanwhile."""
         trees = parse_trees(self._script(node, BEGIN))
         if trees.present:
             return None
-        if trees.draft and (start := self._resume(node, trees.draft)):
+        if trees.draft and (start := self._resume(node, *trees.draft)):
             return start
         base, delta = self._best_base(node, trees.earlier)
         if trees.free is not None and delta.size > trees.free:
@@ -180,16 +186,16 @@ class TreePush:
         self._script(node, PREPARE, base, stdin=b"\0".join((*delta.remove, b"")))
         return Start(base, delta.write)
 
-    def _resume(self, node: Node, draft: Draft) -> Start | None:
+    def _resume(self, node: Node, base: str, files_there: int) -> Start | None:
         """The last file in the draft may be incomplete and is sent again."""
-        delta = self._delta(node, draft.base)
+        delta = self._delta(node, base)
         if delta is None:
             self._script(node, ABANDON)
             return None
         files = [entry for entry in delta.write if entry.is_file]
         kept = self.tree.manifest.files - len(files)
-        there = set(files[: max(draft.files - kept - 1, 0)])
-        return Start(draft.base, tuple(entry for entry in delta.write if entry not in there))
+        there = set(files[: max(files_there - kept - 1, 0)])
+        return Start(base, tuple(entry for entry in delta.write if entry not in there))
 
     def _best_base(self, node: Node, earlier: Sequence[str]) -> tuple[str, Delta]:
         """The tree on that host that has the most of this one, and what to change in its copy."""
@@ -219,7 +225,7 @@ class TreePush:
             part=self.part,
             command=lambda node: ("sh", "-c", RECEIVE, "sh", *self._names(node), start.base),
             size=tar.size_of(sizes),
-            chunks=lambda: tar.stream(self.tree, start.write, folder="tree", extra=extra),
+            chunks=lambda: tar.stream(self.tree, start.write, extra),
             finish=partial(self._publish, start),
         )
         failures = self.fanout.send([payload], nodes, payload.size)
@@ -242,6 +248,22 @@ class TreePush:
         report.files_sent += sent
         report.files_skipped += self.tree.manifest.files - sent
         self.tracker.ready(node)
+
+
+def parse_trees(text: str) -> HostTrees:
+    """The output of BEGIN. A host is not trusted: lines that are not as expected are ignored."""
+
+    def lines(pattern: str) -> list[tuple[str, ...]]:
+        return [match.groups() for match in re.finditer(f"^{pattern}$", text, re.MULTILINE)]
+
+    draft = lines("resume (none|[0-9a-f]{64}) ([0-9]{1,18})")
+    free = lines("free ([0-9]{1,18})")
+    return HostTrees(
+        present=bool(lines("present")),
+        earlier=tuple(digest for (digest,) in lines("earlier ([0-9a-f]{64})")),
+        draft=(draft[0][0], int(draft[0][1])) if draft else None,
+        free=int(free[0][0]) * 1024 if free else None,
+    )
 
 
 def save(tree: Manifest) -> None:

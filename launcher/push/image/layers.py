@@ -9,16 +9,16 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 from ...engines import images
 from ...engines.engine_info import ImageInfo
 from ...errors import DdpctlError, PushFailed
 from ...ssh.node import Node
-from .archive import Archive, Blob, partial_archive, whole_archive
+from .archive import Archive, partial_archive, whole_archive
 from .registry import Registry
 
 TAG = "push"  # of the image in the registry on loopback
-PUSH_TIMEOUT = 3600.0  # seconds
 
 
 class NoLayers(PushFailed):
@@ -37,57 +37,50 @@ class Layers:
         self._local, self._name, self._image, self._first = local, name, image, first
         self._by_diff_id = by_diff_id
         self._registry = Registry(image, frozenset(image.layers[first:]))
-        self._error: DdpctlError | None = None
-        self._done = threading.Event()
+        self._documents: Future[tuple[bytes, bytes]] = Future()  # manifest and configuration
         threading.Thread(target=self._push, daemon=True).start()
 
     def close(self) -> None:
-        if not self._done.is_set():
+        if not self._documents.done():
             self._untag()  # this process may end before the thread does; twice does no harm
         self._registry.close()
 
     def size(self, timeout: float) -> int | None:
         """Bytes of all of them; None if the engine is not done after `timeout` seconds."""
-        if not self._done.wait(timeout):
+        try:
+            self._documents.exception(timeout)
+        except TimeoutError:
             return None
         return sum(blob.size for blob in self._registry.blobs.values())
 
     def archives(self) -> Iterator[Archive]:
         """One per layer, as soon as the engine gives it; the last is the image itself. NoLayers."""
-        layers = self._image.layers
+        layers, arriving = self._image.layers, self._registry.layers
         for number in range(self._first, len(layers) - 1):
-            yield partial_archive(self._image, number + 1, self._blob(layers[number]))
-        last = self._blob(layers[-1]) if self._first < len(layers) else None
-        self._done.wait(PUSH_TIMEOUT)
-        found = self._registry.finish()
-        if found is None:
-            raise self._no_layers("the local engine did not push a manifest")
-        yield whole_archive(self._name, *found, last, by_diff_id=self._by_diff_id)
-
-    def _blob(self, diff_id: str) -> Blob:
-        registry = self._registry
-        with registry.changed:
-            while diff_id not in registry.by_diff_id:
-                if self._done.is_set():
-                    registry.finish()
-                    if diff_id not in registry.by_diff_id:
-                        raise self._no_layers(f"the local engine did not push {diff_id[:19]}")
-                registry.changed.wait(1.0)
-            return registry.by_diff_id[diff_id]
-
-    def _no_layers(self, why: str) -> NoLayers:
-        return NoLayers(str(self._error or why))
+            layer = arriving[layers[number]].result()
+            yield partial_archive(self._image, number + 1, layer)
+        last = arriving[layers[-1]].result() if self._first < len(layers) else None
+        documents = self._documents.result()
+        yield whole_archive(self._name, *documents, last, by_diff_id=self._by_diff_id)
 
     def _push(self) -> None:
+        found, why = None, ""
         try:
             images.push_to(self._local, self._name, self._registry.repository, TAG)
+            found = self._registry.finish()
         except DdpctlError as error:
-            self._error = error
+            why = str(error)
         finally:
             self._untag()
-            with self._registry.changed:
-                self._done.set()
-                self._registry.changed.notify_all()
+            for diff_id, layer in self._registry.layers.items():
+                if not layer.done():
+                    lacking = f"the local engine did not push {diff_id[:19]}"
+                    layer.set_exception(NoLayers(why or lacking))
+            if found:
+                self._documents.set_result(found)
+            else:
+                lacking = "the local engine did not push a manifest"
+                self._documents.set_exception(NoLayers(why or lacking))
 
     def _untag(self) -> None:
         images.untag(self._local, f"{self._registry.repository}:{TAG}")

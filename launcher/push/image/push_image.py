@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
@@ -11,13 +12,14 @@ from ...engines.engine_info import ImageInfo
 from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..tracker import Tracker
-from ..transfer.direct import Payload
+from ...state import cache_home, read_cache, write_cache
+from ..progress import Tracker
 from ..transfer.fanout import Fanout
-from .aliases import remember, same
+from ..transfer.payload import Payload
 from .archive import partial_ids, with_tag
 from .layers import Layers, NoLayers, remove_stale_tags
 
+ALIASES = "images.json"  # in the cache: id on a host -> id here
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
 Outcome = tuple[
@@ -25,66 +27,58 @@ Outcome = tuple[
 ]  # the image of each host; failed hosts
 
 
-class ImagePush:
-    """From the engine of this machine, `local`, to the hosts. here: the image; None if not there."""
+def push_image(
+    name: str,
+    here: ImageInfo | None,
+    there: Mapping[Node, ImageInfo | None],
+    local: Node,
+    fanout: Fanout,
+    tracker: Tracker,
+) -> Outcome:
+    """here, there: the image on this machine, `local`, and what each host has under its name."""
+    found: dict[Node, ImageInfo] = {}
+    for node, image in there.items():
+        if image is not None and (here is None or same(image, here)):
+            found[node] = image
+            tracker.hosts[node].image = "present"
+            tracker.hosts[node].layers_skipped += len(image.layers)
+        elif image is not None:
+            tracker.say(
+                f"{node.name}: {name} is another image there ({image.id[:19]}); updating it"
+            )
+    without = [node for node in there if node not in found]
+    if here is None:
+        done, failures = try_each(without, lambda node: _pull(node, name))
+    else:
+        done, failures = _Sending(name, here, local, fanout, tracker).run(without)
+    for node in done:
+        word = "pulled" if here is None else "updated" if there[node] else "sent"
+        tracker.hosts[node].image = word
+    together = {**found, **done}
+    remedy = "remove it on one of them, or name the image by its digest"
+    return together, {**failures, **different_images(name, together, remedy)}
 
-    def __init__(
-        self, name: str, here: ImageInfo | None, local: Node, fanout: Fanout, tracker: Tracker
-    ) -> None:
-        self.name, self.here, self.local = name, here, local
-        self.fanout, self.tracker = fanout, tracker
 
-    def run(self, there: Mapping[Node, ImageInfo | None]) -> Outcome:
-        """there: the image that each host has under the name."""
-        found: dict[Node, ImageInfo] = {}
-        without: list[Node] = []
-        for node, image in there.items():
-            if image is not None and (self.here is None or same(image, self.here)):
-                found[node] = image
-                self.tracker.hosts[node].image = "present"
-                self.tracker.hosts[node].layers_skipped += len(image.layers)
-                continue
-            without.append(node)
-            if image is not None:
-                self.tracker.say(
-                    f"{node.name}: {self.name} is another image there ({image.id[:19]}); updating it"
-                )
-        if self.here is None:
-            done, failures = self._pull(without)
-        elif without:
-            done, failures = _Sending(self, self.here).run(without)
-        else:
-            done, failures = {}, {}
-        for node in done:
-            word = "pulled" if self.here is None else "updated" if there[node] else "sent"
-            self.tracker.hosts[node].image = word
-        together = {**found, **done}
-        remedy = "remove it on one of them, or name the image by its digest"
-        return together, {**failures, **different_images(self.name, together, remedy)}
-
-    def _pull(self, nodes: Sequence[Node]) -> Outcome:
-        """This machine does not have the image: the hosts pull it themselves."""
-
-        def pull(node: Node) -> ImageInfo:
-            try:
-                return images.pull(node, self.name)
-            except CommandFailed as error:
-                raise PushFailed(
-                    f"{node.name}: the image {self.name} is neither on this machine nor on the host, "
-                    f"and the host cannot pull it ({error}); build it here (`docker build -t "
-                    f"{self.name} .`) or fix job.image"
-                ) from None
-
-        return try_each(nodes, pull)
+def _pull(node: Node, name: str) -> ImageInfo:
+    """This machine does not have the image: the host pulls it itself."""
+    try:
+        return images.pull(node, name)
+    except CommandFailed as error:
+        raise PushFailed(
+            f"{node.name}: the image {name} is neither on this machine nor on the host, and the host "
+            f"cannot pull it ({error}); build it here (`docker build -t {name} .`) or fix job.image"
+        ) from None
 
 
 class _Sending:
     """From this machine to hosts that have another image or none."""
 
-    def __init__(self, push: ImagePush, here: ImageInfo) -> None:
-        self.name, self.here, self.local = push.name, here, push.local
-        self.fanout, self.tracker = push.fanout, push.tracker
-        self.refs = [push.name] if with_tag(push.name) else [here.id]
+    def __init__(
+        self, name: str, here: ImageInfo, local: Node, fanout: Fanout, tracker: Tracker
+    ) -> None:
+        self.name, self.here, self.local = name, here, local
+        self.fanout, self.tracker = fanout, tracker
+        self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
     def run(self, nodes: Sequence[Node]) -> Outcome:
@@ -172,6 +166,23 @@ def different_images(
         for node, image in there.items()
         if not same(image, first[1])
     }
+
+
+def same(one: ImageInfo, other: ImageInfo) -> bool:
+    """Also if they are known to be the same under different ids."""
+    known = read_cache(cache_home() / ALIASES)
+    return one.same_as(other) or known.get(one.id, one.id) == known.get(other.id, other.id) != ""
+
+
+def remember(there: ImageInfo, here: ImageInfo) -> None:
+    """What a host's engine calls an image that was pushed and seen to start there.
+
+    An engine with containerd's store may show an image without its layers if it had some of them
+    with another compression; then only its id identifies it. Losing the file costs one push of it.
+    """
+    known = read_cache(cache_home() / ALIASES)
+    if there.id != here.id and known.get(there.id) != here.id:
+        write_cache(cache_home() / ALIASES, json.dumps({**known, there.id: here.id}))
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:

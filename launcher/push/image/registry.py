@@ -11,23 +11,24 @@ image is accepted.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import re
 import secrets
 import shutil
-import socket
 import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, InvalidStateError
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ...engines.engine_info import ImageInfo
-from ...state import cache_home, make_folder, write_cache
+from ...state import cache_home, make_folder, read_cache, write_cache
 from .archive import Blob, digest_of
 
 BLOCK = 1 << 20  # bytes
@@ -39,17 +40,17 @@ class Registry:
     are here."""
 
     def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
-        self.image, self.wanted = image, wanted
+        self.image = image
         cache = cache_home()
         self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
         self.blobs: dict[str, Blob] = {}
-        self.by_diff_id: dict[str, Blob] = {}
+        self.layers: dict[str, Future[Blob]] = {diff_id: Future() for diff_id in wanted}
         self.manifests: list[bytes] = []
-        self.changed = threading.Condition()
         self.name = f"ddpctl/{secrets.token_hex(16)}"
         self._index_file = cache / "layers.json"
-        self._index = _read_index(self._index_file)
-        self._server = _server(self, cache / "registry-port")
+        self._index = read_cache(self._index_file)
+        self._server = _listen(cache / "registry-port")
+        self._server.registry = self
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -66,7 +67,7 @@ class Registry:
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
-        if known is None or known["diff_id"] in self.wanted:
+        if known is None or known["diff_id"] in self.layers:
             return None
         return int(known["size"])
 
@@ -74,17 +75,16 @@ class Registry:
         """False if the file does not match its digest, or is not part of the image. zstd is accepted
         unread: only what the manifest lists is used."""
         with file.open("rb") as stream:
-            if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
+            is_zstd = stream.read(4) == b"\x28\xb5\x2f\xfd"
+            stream.seek(0)
+            if _sha256(stream) != digest:
                 return False
         diff_id = _diff_id(file)
         blob = Blob(digest, file, file.stat().st_size)
-        if diff_id not in self.image.layers and not _is_zstd(file) and self._config(blob) is None:
+        if diff_id not in self.image.layers and not is_zstd and self._config(blob) is None:
             return False
-        with self.changed:
-            self.blobs[digest] = blob
-            if diff_id is not None:
-                self.by_diff_id[diff_id] = blob
-            self.changed.notify_all()
+        self.blobs[digest] = blob
+        self._arrived(diff_id, blob)
         return True
 
     def finish(self) -> tuple[bytes, bytes] | None:
@@ -109,31 +109,31 @@ class Registry:
         return None
 
     def _learn(self, rows: list[dict[str, Any]]) -> None:
-        with self.changed:
-            for diff_id, row in zip(self.image.layers, rows, strict=True):
-                self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
-                if row["digest"] in self.blobs:
-                    self.by_diff_id[diff_id] = self.blobs[row["digest"]]
-            self.changed.notify_all()
+        for diff_id, row in zip(self.image.layers, rows, strict=True):
+            self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
+            if row["digest"] in self.blobs:
+                self._arrived(diff_id, self.blobs[row["digest"]])
         write_cache(self._index_file, json.dumps(self._index))
+
+    def _arrived(self, diff_id: str | None, blob: Blob) -> None:
+        if diff_id in self.layers:
+            with contextlib.suppress(InvalidStateError):  # it has arrived before
+                self.layers[diff_id].set_result(blob)
 
 
 class _Server(ThreadingHTTPServer):
+    registry: Registry
+
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # a client that speaks nonsense or hangs up; the engine reports its own failures
 
 
-def _server(registry: Registry, port_file: Path) -> ThreadingHTTPServer:
+def _listen(port_file: Path) -> _Server:
     """On the port of the last push if it is free: the engine reuses layers within one registry."""
-
-    class Handler(_Handler):
-        pass
-
-    Handler.registry = registry
     try:
-        return _Server(("127.0.0.1", int(port_file.read_text())), Handler)
+        return _Server(("127.0.0.1", int(port_file.read_text())), _Handler)
     except (OSError, ValueError, OverflowError):
-        server = _Server(("127.0.0.1", 0), Handler)
+        server = _Server(("127.0.0.1", 0), _Handler)
     write_cache(port_file, str(server.server_address[1]))
     return server
 
@@ -141,15 +141,16 @@ def _server(registry: Registry, port_file: Path) -> ThreadingHTTPServer:
 class _Handler(BaseHTTPRequestHandler):
     """As much of the distribution API as a push needs."""
 
-    registry: Registry
+    server: _Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def setup(self) -> None:
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    @property
+    def registry(self) -> Registry:
+        return self.server.registry
 
     def parse_request(self) -> bool:
         """Refuses requests for anything but this push's repository."""
@@ -258,29 +259,12 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
 
 def _diff_id(file: Path) -> str | None:
     """The digest of a layer without compression; None if it is not gzip."""
-    digest, gzip = hashlib.sha256(), zlib.decompressobj(31)
-    with file.open("rb") as stream:
-        try:
-            for block in _blocks(stream):
-                digest.update(gzip.decompress(block))
-        except zlib.error:
-            return None
-    return f"sha256:{digest.hexdigest()}" if gzip.eof else None
-
-
-def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    while block := stream.read(BLOCK):
-        yield block
-
-
-def _is_zstd(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(4) == b"\x28\xb5\x2f\xfd"
-
-
-def _read_index(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        with gzip.open(file) as stream:
+            return _sha256(stream)
+    except (OSError, EOFError, zlib.error):
+        return None
+
+
+def _sha256(stream: Any) -> str:
+    return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"

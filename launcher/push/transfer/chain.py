@@ -7,7 +7,9 @@ can feed is fed from here, with a notice, because that uses this machine's uplin
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,20 +18,17 @@ from dataclasses import dataclass, field
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..tracker import Tracker
-from .direct import END_TIMEOUT, Payload, failed
-from .relay_client import Event, Relay, TransferDamaged, feed
-from .tls import one_time_pair
+from ..progress import Tracker
+from .payload import END_TIMEOUT, Payload, failed
+from .relay_client import Event, Relay, TransferDamaged, one_time_pair
 
-WINDOW = 3.0  # seconds over which a rate is measured
-MIN_WINDOW = 2.0  # seconds; a shorter measurement does not count
+WINDOW = 2.0  # seconds over which a rate is measured
+TRIAL = 5.0  # seconds: enough for a whole window of the new order
 BEHIND = 2.0  # seconds, at the best rate, that a slow host lags behind its source
 SLOW = 0.5  # of the best rate
 SLOW_HEAD = 4e6  # bytes per second below which the first host, not the uplink, may be slow
 WORTH_A_TRIAL = 15.0  # seconds that are left
 TICK = 0.5  # seconds
-
-Upstreams = list[tuple[str, int]]  # address and port
 
 
 @dataclass
@@ -37,24 +36,22 @@ class HostTransfer:
     """How far one payload is on one host."""
 
     have: int = 0  # bytes
-    recent: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes)
+    rate: float = 0.0  # bytes per second in the last whole window
+    window: tuple[float, int] = (math.inf, 0)  # when the current one began, and bytes then
     done: bool = False
     error: DdpctlError | None = None
-    upstreams: Upstreams = field(default_factory=list)  # the host's current ones
+    sources: list[Relay] = field(default_factory=list)  # the hosts that it is to take from
     fed: bool = False  # from here
 
     def update(self, have: int, now: float) -> None:
-        self.have = have
-        self.recent = [(at, count) for at, count in self.recent if now - at <= WINDOW]
-        self.recent.append((now, have))
+        (began, had), self.have = self.window, have
+        if now - began >= WINDOW:
+            self.rate = (have - had) / (now - began)
+        if not 0 <= now - began < WINDOW:
+            self.window = now, have
 
-    @property
-    def rate(self) -> float:
-        """Recent bytes per second; 0 if not measured for long enough."""
-        if not self.recent or self.recent[-1][0] - self.recent[0][0] < MIN_WINDOW:
-            return 0.0
-        (began, had), (now, have) = self.recent[0], self.recent[-1]
-        return (have - had) / (now - began)
+    def measure_anew(self) -> None:
+        self.rate, self.window = 0.0, (math.inf, 0)
 
 
 class Transfer:
@@ -63,7 +60,7 @@ class Transfer:
     def __init__(self, name: str, payload: Payload, row: Sequence[Relay]) -> None:
         self.name, self.payload = name, payload
         self.hosts = {relay: HostTransfer() for relay in row}
-        self.result: tuple[int, str] | None = None  # size and sha256, known at the end
+        self.size: int | None = None  # known at the end
         self.source_error: DdpctlError | None = None
         self.trial: float | None = None  # when feeding the second host from here began
         self.trial_over = False
@@ -79,27 +76,29 @@ class Transfer:
 
 class Chain:
     def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
-        """addresses: where the other hosts reach each host, in the chain's order."""
+        """Start the agents. A host whose agent does not start is not part of the chain.
+
+        addresses: where the other hosts reach each host, in the chain's order.
+        """
         self._tracker = tracker
-        self._relays = {node: Relay(node, address) for node, address in addresses.items()}
+        pair = one_time_pair()
+
+        def start(node: Node) -> Relay:
+            return Relay(node, addresses[node], *pair)
+
+        self._relays, _ = try_each(list(addresses), start)
         self._leaves: set[Relay] = set()
         self._blamed: dict[Relay, int] = {}
         self._transfers: dict[str, Transfer] = {}
         self._numbers = itertools.count()
         self._changed = threading.Condition()
+        for relay in self._relays.values():
+            threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
 
     @property
     def nodes(self) -> frozenset[Node]:
         """The hosts that relay."""
         return frozenset(self._relays)
-
-    def start(self) -> None:
-        """Start the agents. A host whose agent does not start is not part of the chain."""
-        pair = one_time_pair()
-        started, _ = try_each(list(self._relays), lambda node: self._relays[node].start(*pair))
-        self._relays = {node: self._relays[node] for node in started}
-        for relay in self._relays.values():
-            threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
 
     def close(self) -> None:
         for relay in self._relays.values():
@@ -113,12 +112,12 @@ class Chain:
             self._transfers[transfer.name] = transfer
         for relay, host in transfer.hosts.items():
             self._tracker.progress.begin(relay.node.name, payload.part, payload.size)
-            host.upstreams = self._upstreams(transfer, relay)
+            host.sources = self._sources(transfer, relay)
             if relay.lost is not None:
                 self._end(transfer, relay, relay.lost)
                 continue
             argv = payload.command(relay.node)
-            relay.order("open", id=transfer.name, argv=argv, upstreams=host.upstreams)
+            relay.order("open", id=transfer.name, argv=argv, upstreams=_upstreams(host.sources))
         return transfer
 
     def finish(self, transfer: Transfer) -> dict[Node, DdpctlError]:
@@ -176,15 +175,11 @@ class Chain:
             why = event.text or f"exit {event.count}"
             self._end(transfer, relay, failed(host, part, why))
         elif event.kind == "done":
-            self._end(transfer, relay, self._complete(transfer, relay))
-
-    def _complete(self, transfer: Transfer, relay: Relay) -> DdpctlError | None:
-        try:
-            if transfer.payload.finish is not None:
+            try:
                 transfer.payload.finish(relay.node)
-        except DdpctlError as error:
-            return error
-        return None
+                self._end(transfer, relay, None)
+            except DdpctlError as error:
+                self._end(transfer, relay, error)
 
     def _count(self, transfer: Transfer, relay: Relay, have: int) -> None:
         host = transfer.hosts[relay]
@@ -200,8 +195,8 @@ class Chain:
             if host.done:
                 return
             host.done, host.error = True, transfer.source_error or error
-            if host.error is None and transfer.result is not None:
-                self._count(transfer, relay, transfer.result[0])
+            if host.error is None and transfer.size is not None:
+                self._count(transfer, relay, transfer.size)
             all_done = not transfer.unfinished
             self._changed.notify_all()
         if all_done:
@@ -225,27 +220,27 @@ class Chain:
         ).start()
 
     def _feed(self, transfer: Transfer, relay: Relay, at: int) -> None:
+        """Send the payload from offset `at` on to one host, for as long as it is fed from here."""
+        digest, done = hashlib.sha256(), 0
         try:
             with relay.feeding:  # payloads go to a host in their order
-                result = feed(
-                    relay,
-                    transfer.payload,
-                    transfer.name,
-                    at,
-                    sent=lambda count: self._tracker.sent(relay.node, count),
-                    wanted=lambda: transfer.hosts[relay].fed,
-                )
+                for chunk in transfer.payload.chunks():
+                    if not transfer.hosts[relay].fed:
+                        return
+                    digest.update(chunk)
+                    fresh = chunk[max(at - done, 0) :]
+                    done += len(chunk)
+                    if fresh:
+                        relay.feed(transfer.name, done - len(fresh), fresh)
+                        self._tracker.sent(relay.node, len(fresh))
         except (OSError, HostUnreachable):
             return  # the host is gone: `_follow` notices, and the next host will be starved
         except DdpctlError as error:
             transfer.source_error = error
             transfer.order_all("drop")
             return
-        with self._changed:
-            first = transfer.result is None
-            transfer.result = transfer.result or result
-        if first and result:
-            transfer.order_all("end", size=result[0], sha256=result[1])
+        transfer.size = done
+        transfer.order_all("end", size=done, sha256=digest.hexdigest())
 
     # who takes from whom
 
@@ -255,15 +250,12 @@ class Chain:
         before = reversed(row[: row.index(relay)])
         return [r for r in before if r.lost is None and r not in self._leaves]
 
-    def _upstreams(self, transfer: Transfer, relay: Relay) -> Upstreams:
-        return [(source.address, source.port) for source in self._sources(transfer, relay)]
-
-    def _rewire(self, transfer: Transfer, relay: Relay, upstreams: Upstreams) -> None:
+    def _rewire(self, transfer: Transfer, relay: Relay, sources: list[Relay]) -> None:
         """Tell a host where to continue from, if its first source has changed."""
         host = transfer.hosts[relay]
-        if upstreams[:1] != host.upstreams[:1]:
-            host.upstreams = upstreams
-            relay.order("from", id=transfer.name, upstreams=upstreams)
+        if sources[:1] != host.sources[:1]:
+            host.sources = sources
+            relay.order("take", id=transfer.name, upstreams=_upstreams(sources))
 
     def _bypass_slow_hosts(self, transfer: Transfer) -> None:
         """Find a host far behind its source, at less than half of the best rate."""
@@ -298,19 +290,23 @@ class Chain:
             if 0 < head.rate < SLOW_HEAD and left > WORTH_A_TRIAL * head.rate and not second.done:
                 transfer.trial = now
                 self._rewire(transfer, row[1], [])
-        elif second.done or now - transfer.trial > WINDOW + 1:
+        elif second.done or now - transfer.trial > TRIAL:
             transfer.trial_over = True
             if second.done or second.rate > head.rate / SLOW:
                 self._make_leaf(transfer, row[0])
             else:
                 second.fed = False
-                self._rewire(transfer, row[1], self._upstreams(transfer, row[1]))
+                self._rewire(transfer, row[1], self._sources(transfer, row[1]))
 
     def _make_leaf(self, transfer: Transfer, slow: Relay) -> None:
         self._leaves.add(slow)
         self._tracker.say(f"{slow.node.name}: slow; no other host waits for it any more")
         for relay, host in transfer.hosts.items():
             with self._changed:
-                host.recent.clear()  # measured in the old order
+                host.measure_anew()  # so far in the old order
             if relay is not slow and not host.fed and not host.done:
-                self._rewire(transfer, relay, self._upstreams(transfer, relay))
+                self._rewire(transfer, relay, self._sources(transfer, relay))
+
+
+def _upstreams(sources: Sequence[Relay]) -> list[tuple[str, int]]:
+    return [(source.address, source.port) for source in sources]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from ...errors import DdpctlError
+from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..host import HostState
-from ..tracker import Tracker
+from ...ssh.stream import Stream
+from ..progress import Tracker
 from .chain import Chain, Transfer
-from .direct import Payload, send_directly
+from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import TransferDamaged
 
 MIN_SAVING = 16 << 20  # bytes; to save the uplink less is not worth a second to start agents
@@ -18,15 +21,9 @@ MIN_SAVING = 16 << 20  # bytes; to save the uplink less is not worth a second to
 class Fanout:
     """One per push. `close` ends the agents that it started on the hosts."""
 
-    def __init__(self, states: Mapping[Node, HostState], tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._addresses = {
-            node: address
-            for node, state in states.items()
-            if not node.is_local
-            and "python3" in state.has
-            and (address := node.host.internal_ip or state.address)
-        }
+    def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
+        """addresses: where the other hosts reach each host that can relay."""
+        self._addresses, self._tracker = addresses, tracker
         self._chain: Chain | None = None
 
     def send(
@@ -55,7 +52,6 @@ class Fanout:
             return []
         if self._chain is None:
             self._chain = Chain(self._addresses, self._tracker)
-            self._chain.start()
         row = [node for node in row if node in self._chain.nodes]
         return row if len(row) > 1 else []
 
@@ -65,8 +61,29 @@ class Fanout:
         failures: dict[Node, DdpctlError] = {}
         for payload in payloads:
             left = [node for node in nodes if node not in failures]
-            failures |= send_directly(payload, left, self._tracker)
+            failures |= try_each(left, partial(self._send_to, payload))[1]
         return failures
+
+    def _send_to(self, payload: Payload, node: Node) -> None:
+        self._tracker.progress.begin(node.name, payload.part, payload.size)
+        stream = node.open(payload.command(node))
+        try:
+            for chunk in payload.chunks():
+                stream.write(chunk)
+                self._tracker.received(node, payload.part, len(chunk))
+                self._tracker.sent(node, len(chunk))
+            stream.close_stdin()
+            while stream.read():
+                pass
+            code = stream.wait(END_TIMEOUT)
+            if code != 0:
+                raise failed(node.name, payload.part, stream.stderr_tail() or f"exit {code}")
+            payload.finish(node)
+        except OSError as error:  # the command stopped reading, or stopped answering
+            raise failed(node.name, payload.part, _stderr(stream) or str(error)) from None
+        finally:
+            stream.close()
+            self._tracker.progress.end(node.name, payload.part)
 
     def _send_through_chain(
         self, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
@@ -94,3 +111,10 @@ class Fanout:
             else:
                 failures[node] = error
         return failures
+
+
+def _stderr(stream: Stream) -> str:
+    """What a command that stopped reading printed about it."""
+    with contextlib.suppress(TimeoutError, DdpctlError):
+        stream.wait(5.0)
+    return stream.stderr.read(1.0).decode(errors="replace").strip()

@@ -1,15 +1,15 @@
 """Runs on a host during a push: takes payloads from the host before it and passes them on.
 
 Standard library only, Python 3.8 or later. Its source comes over SSH and nothing is installed. It ends
-when its standard input does. Orders arrive there, one JSON object per line:
+when its standard input does. Orders arrive there, one JSON object per line. `op` names a method:
 
-    hello  cert, key: the certificate of this push; address: where the other hosts reach this one
-    open   id, argv, upstreams [[address, port], ...]: a payload and the command that reads it
-    feed   id, at, n: n bytes of the payload from offset `at` follow the line
-    from   id, upstreams: continue from these
-    end    id, size, sha256: what the payload has to be
-    drop   id: give up
-    close  id: all hosts have it
+    hello    certificate, key: of this push; address: where the other hosts reach this one
+    open     id, argv, upstreams [[address, port], ...]: a payload and the command that reads it
+    receive  id, at, n: n bytes of the payload from offset `at` follow the line
+    take     id, upstreams: continue from these
+    end      id, size, sha256: what the payload has to be
+    drop     id: give up
+    close    id: all hosts have it
 
 Events go to standard output, one JSON object per line: `ready` (count: port), `have` (have: bytes by
 payload), `starved` (no host to take the payload from; count: bytes so far, text: why), `done` (count: exit
@@ -47,12 +47,14 @@ SILENCE_TIMEOUT = 5.0  # seconds after which a silent host counts as lost
 CONNECT_TIMEOUT = 4.0
 END = 0xFFFFFFFF
 
+Upstreams = List[Tuple[str, int]]  # addresses and ports
+
 
 class Spool:
     """A stream on disk that is read while it grows, in unnamed files, so none can be left behind."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.size, self.first = folder, 0, 0
+        self.folder, self.size = folder, 0
         self.segments: Dict[int, Any] = {}
 
     def write(self, data: bytes) -> None:
@@ -74,52 +76,39 @@ class Spool:
         return os.pread(segment.fileno(), min(count, SEGMENT - offset, self.size - at), offset)
 
     def forget(self, before: int) -> None:
-        while (self.first + 1) * SEGMENT <= before:
-            segment = self.segments.pop(self.first, None)
-            if segment is not None:
-                segment.close()
-            self.first += 1
-
-    def close(self) -> None:
-        for segment in self.segments.values():
-            segment.close()
-        self.segments = {}
+        for number in [n for n in self.segments if (n + 1) * SEGMENT <= before]:
+            self.segments.pop(number).close()
 
 
 class Payload:
     """One payload on this host: received, spooled, passed on, and read by a command."""
 
-    def __init__(self, agent: Agent, order: Dict[str, Any]) -> None:
-        self.agent, self.id, self.argv = agent, str(order["id"]), order["argv"]
+    def __init__(self, agent: Agent, id: str, argv: List[str], upstreams: Upstreams) -> None:
+        self.agent, self.id, self.argv, self.upstreams = agent, id, argv, upstreams
         self.spool = Spool(agent.folder)
         self.changed = threading.Condition()
-        self.upstreams: List[Tuple[str, int]] = order["upstreams"]
         self.version = 0  # of the upstreams
         self.size: Optional[int] = None
         self.sha256 = ""
         self.hash = hashlib.sha256()
         self.consumed = 0  # bytes that the command has had
         self.readers: Dict[int, int] = {}  # bytes that each host which reads from here has had
-        self.complete = self.given_up = False
+        self.complete = self.failed = False
 
     @property
     def have(self) -> int:
         return self.spool.size
 
     @property
-    def failed(self) -> bool:
-        return self.given_up and not self.complete
-
-    @property
     def over(self) -> bool:
-        return self.given_up or self.complete
+        return self.failed or self.complete
 
     def receive(self, at: int, data: bytes) -> None:
         """Bytes already here and bytes beyond a gap are ignored."""
         with self.changed:
-            while self.have - self.consumed > MAX_AHEAD and not self.given_up:
+            while self.have - self.consumed > MAX_AHEAD and not self.failed:
                 self.changed.wait(KEEPALIVE)
-            if self.given_up or at != self.have:
+            if self.failed or at != self.have:
                 return
             try:
                 self.spool.write(data)
@@ -147,12 +136,18 @@ class Payload:
 
     def fail(self, why: str) -> None:
         with self.changed:
-            if not self.given_up:
-                self.given_up = True
-                self.agent.emit("failed", id=self.id, text=why)
+            self.failed = not self.complete
+            self.agent.emit("failed", id=self.id, text=why)
             self.changed.notify_all()
 
-    def continue_from(self, upstreams: List[Tuple[str, int]]) -> None:
+    def drop(self) -> None:
+        self.fail("dropped")
+
+    def close(self) -> None:
+        with self.changed:
+            self.spool.forget(self.have + SEGMENT)
+
+    def take(self, upstreams: Upstreams) -> None:
         with self.changed:
             self.upstreams, self.version = upstreams, self.version + 1
             self.changed.notify_all()
@@ -271,26 +266,13 @@ class Agent:
     def run(self, orders: BinaryIO) -> None:
         for line in iter(orders.readline, b""):
             order = json.loads(line)
-            op = order["op"]
-            if op == "hello":
-                self.serve(order["cert"], order["key"], order["address"])
-            elif op == "open":
-                self.open(Payload(self, order))
-            else:
-                payload = self.payloads[order["id"]]
-                if op == "feed":
-                    payload.receive(order["at"], orders.read(order["n"]))
-                elif op == "from":
-                    payload.continue_from(order["upstreams"])
-                elif op == "end":
-                    payload.end(order["size"], order["sha256"])
-                elif op == "drop":
-                    payload.fail("dropped")
-                elif op == "close":
-                    with payload.changed:
-                        payload.spool.close()
+            op = order.pop("op")
+            if op == "receive":
+                order["data"] = orders.read(order.pop("n"))
+            one_payload = op not in ("hello", "open")
+            getattr(self.payloads[order.pop("id")] if one_payload else self, op)(**order)
 
-    def serve(self, certificate: str, key: str, address: str) -> None:
+    def hello(self, certificate: str, key: str, address: str) -> None:
         self.client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.client_side.check_hostname = False
         self.server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -304,9 +286,10 @@ class Agent:
         start(self.report)
         self.emit("ready", count=listener.getsockname()[1])
 
-    def open(self, payload: Payload) -> None:
+    def open(self, id: str, argv: List[str], upstreams: Upstreams) -> None:
+        payload = Payload(self, id, argv, upstreams)
         with self.changed:
-            self.payloads[payload.id] = payload
+            self.payloads[id] = payload
             self.queue.append(payload)
             self.changed.notify_all()
         start(payload.pull)
@@ -343,23 +326,16 @@ class Agent:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self.server_side.wrap_socket(raw, server_side=True) as link:
                 request = json.loads(link.makefile("rb").readline(4096))
-                payload = self.wait_for(link, request["id"])
-                if payload is not None:
-                    link.settimeout(None)
-                    payload.serve(link, request["at"])
+                name = request["id"]
+                with self.changed:  # the launcher's order to open it may be on its way
+                    self.changed.wait_for(
+                        lambda: name in self.payloads, SILENCE_TIMEOUT - KEEPALIVE
+                    )
+                    payload = self.payloads[name]
+                link.settimeout(None)
+                payload.serve(link, request["at"])
         except (OSError, ValueError, KeyError):
             raw.close()  # the host is gone, or not part of this push
-
-    def wait_for(self, link: ssl.SSLSocket, name: str) -> Optional[Payload]:
-        """A host may ask before the launcher's order to open the payload arrives here."""
-        for _ in range(int(SILENCE_TIMEOUT / KEEPALIVE)):
-            with self.changed:
-                if name not in self.payloads:
-                    self.changed.wait(KEEPALIVE)
-                if name in self.payloads:
-                    return self.payloads[name]
-            link.sendall(struct.pack(">I", 0))
-        return None
 
 
 def exactly(stream: Any, size: int) -> bytes:
@@ -371,13 +347,10 @@ def exactly(stream: Any, size: int) -> bytes:
 
 def load_pair(side: ssl.SSLContext, text: str, folder: str) -> None:
     """OpenSSL needs a file: one that only this user can read, for as long as it takes."""
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    try:
-        os.write(descriptor, text.encode())
-        side.load_cert_chain(path)
-    finally:
-        os.close(descriptor)
-        os.unlink(path)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.write(text.encode())
+        file.flush()
+        side.load_cert_chain(file.name)
 
 
 def listen(address: str) -> socket.socket:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
+import datetime
 import json
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
 from ...errors import DdpctlError, PushFailed
 from ...ssh.node import Node
 from ...ssh.stream import Stream
-from .direct import Payload, failed
+from .payload import failed
 
 SOURCE = Path(__file__).with_name("relay_agent.py").read_bytes()
 BOOT = (
@@ -24,6 +28,7 @@ BOOT = (
 )
 READY_TIMEOUT = 20.0  # seconds
 MAX_EVENT = 1 << 20  # bytes
+VALID = datetime.timedelta(days=2)  # and a day back, for hosts whose clock is wrong
 
 
 class TransferDamaged(PushFailed):
@@ -59,30 +64,27 @@ def parse_event(line: bytes) -> Event:
 class Relay:
     """One host with an agent. `lost` is set once the host or its agent is gone."""
 
-    def __init__(self, node: Node, address: str) -> None:
-        """address: where the other hosts reach it."""
+    def __init__(self, node: Node, address: str, certificate: str, key: str) -> None:
+        """Start the agent. PushFailed if the host has no suitable python3, or does not answer.
+
+        address: where the other hosts reach it.
+        """
         self.node, self.address = node, address
-        self.port = 0
         self.lost: DdpctlError | None = None
         self.feeding = threading.Lock()  # held while a payload is sent to it from here
         self._stream: Stream | None = None
         self._writing = threading.Lock()
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._unread = b""
-
-    def start(self, certificate: str, key: str) -> None:
-        """PushFailed if the host has no suitable python3, or does not answer."""
         try:
             self._stream = self.node.open(["python3", "-I", "-u", "-c", BOOT])
             self._stream.write(b"%d\n%s" % (len(SOURCE), SOURCE))
             threading.Thread(target=self._write_orders, daemon=True).start()
-            self.order("hello", cert=certificate, key=key, address=self.address)
-            end = time.monotonic() + READY_TIMEOUT
-            while self.port == 0:
-                event = self._read(max(end - time.monotonic(), 0.1))
-                if event is None:
-                    raise ValueError("it ended at once")
-                self.port = event.count if event.kind == "ready" else 0
+            self.order("hello", certificate=certificate, key=key, address=self.address)
+            event = self._read(READY_TIMEOUT)
+            if event is None or event.kind != "ready":
+                raise ValueError("it ended at once")
+            self.port = event.count
         except (OSError, ValueError) as error:
             lines = self._stream.stderr_tail().splitlines() if self._stream else []
             self.close()
@@ -94,7 +96,7 @@ class Relay:
 
     def feed(self, name: str, at: int, data: bytes) -> None:
         """Send bytes of a payload from offset `at`."""
-        head = json.dumps({"op": "feed", "id": name, "at": at, "n": len(data)}).encode()
+        head = json.dumps({"op": "receive", "id": name, "at": at, "n": len(data)}).encode()
         self._write(head + b"\n" + data)
 
     def events(self) -> Iterator[Event]:
@@ -132,26 +134,28 @@ class Relay:
         return parse_event(line)
 
 
-def feed(
-    relay: Relay,
-    payload: Payload,
-    name: str,
-    at: int,
-    sent: Callable[[int], None],
-    wanted: Callable[[], bool],
-) -> tuple[int, str] | None:
-    """Send a payload from offset `at` to one host for as long as it is `wanted`; `sent` counts.
-
-    Returns size and sha256 of the whole payload, or None if it was not sent to its end.
-    """
-    digest, done = hashlib.sha256(), 0
-    for chunk in payload.chunks():
-        if not wanted():
-            return None
-        digest.update(chunk)
-        fresh = chunk[max(at - done, 0) :]
-        done += len(chunk)
-        if fresh:
-            relay.feed(name, done - len(fresh), fresh)
-            sent(len(fresh))
-    return done, digest.hexdigest()
+def one_time_pair() -> tuple[str, str]:
+    """A self-signed P-256 certificate and its key as PEM, of one push: a machine that holds the key
+    takes part in it. Neither is written to a disk here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl push")])
+    now = datetime.datetime.now(datetime.UTC)
+    public = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - VALID / 2)
+        .not_valid_after(now + VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(public, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    text = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), text.decode()

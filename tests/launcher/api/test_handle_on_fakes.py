@@ -23,7 +23,7 @@ from launcher.hosts.schema import JOB
 from launcher.runs.record import RunFolder
 from launcher.start import recorder
 from launcher.start.detach import has_recorder, recording
-from launcher.terminal.logging_console import LoggingConsole
+from launcher.terminal.console import LoggingConsole
 
 Make = Callable[..., FakeCluster]
 

@@ -43,6 +43,7 @@ def called(function: Any, *args: object, to: Path, workdir: Path | None = None, 
     env["DDPCTL_OUTPUT_DIR"] = str(to.parent)
     argv = [sys.executable, "on_rank.py"]
     done = subprocess.run(argv, cwd=to, env=env, capture_output=True, text=True)
+    (to.parent / "printed").write_text(done.stdout)
     document = json.loads((to.parent / "results/attempt-1/rank-0").read_text())
     assert (done.returncode == 0) == ("result" in document), done.stderr
     return document.get("result", document.get("error"))
@@ -53,6 +54,17 @@ def test_the_package_of_a_function_is_sent_without_the_rest(project: Path, tmp_p
     assert called(inner.f, {"a": [1]}, to=tmp_path / "sent") == ["parcelled", {"a": [1]}]
     sent = {path.name for path in (tmp_path / "sent").iterdir()}
     assert sent == {"parcelled", "on_rank.py", "ddpctl_call.json"}
+
+
+def test_what_the_function_leaves_for_the_end_is_done_and_nothing_printed_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late.py").write_text(
+        "import atexit\ndef f(): atexit.register(print, 'printed at the end')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert called(importlib.import_module("late").f, to=tmp_path / "sent") is None
+    assert (tmp_path / "printed").read_text() == "printed at the end\n"
 
 
 def test_a_workdir_is_sent_too_but_not_what_it_ignores(project: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from launcher.api.call import results
 from launcher.api.results import Outcome, Raised, parsed_outcome, read_outcomes, split
+from launcher.engines.attempt import RunningAttempt, RunningNode
+from launcher.engines.choose import engine_of
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
 from launcher.hosts import Host
 from launcher.plan.plan import place_in
@@ -91,11 +93,16 @@ def place_with(folder: Path, rank: int, text: str) -> Any:
     return place
 
 
-def attempt(*places: Any) -> Any:
+def attempt(*places: Any) -> RunningAttempt:
     nodes = [Node(Host("local")) for _ in places]
     for number, node in enumerate(nodes):
         node.name = f"gpu{number}"
-    return SimpleNamespace(nodes=nodes, places=places)
+    return RunningAttempt(
+        tuple(
+            RunningNode(node, engine_of(node, "process"), place)
+            for node, place in zip(nodes, places, strict=True)
+        )
+    )
 
 
 def test_results_are_read_from_every_host(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.engines.claims import goes_first, rivals, taken, undecided
-from launcher.engines.labels import read_status
-from launcher.engines.status import LEASE, NodeStatus
+from launcher.engines.status import LEASE, NodeStatus, read_status
 
 LABELS = {
     "io.ddpctl.run-id": "b",
@@ -39,14 +38,6 @@ def test_a_label_names_the_gpus_and_the_place_in_line() -> None:
     assert read.resources == {"GPU-1", "GPU-2", "port 29500"}
     assert status(node_rank="1", nnodes="2").resources == {"GPU-1", "GPU-2"}
     assert status(gpus="", master_port="").resources == frozenset()
-
-
-@pytest.mark.parametrize(
-    "odd", [{"gpus": "a b"}, {"gpus": ",,"}, {"since": "-1"}, {"since": "1e9"}]
-)
-def test_a_node_with_an_odd_claim_is_skipped(odd: dict[str, str]) -> None:
-    labels = {**LABELS, **{f"io.ddpctl.{key}": value for key, value in odd.items()}}
-    assert read_status("gpu1", "c", labels, {"state": "running", "exit_code": None}) is None
 
 
 def test_only_other_runs_that_share_something_are_rivals() -> None:

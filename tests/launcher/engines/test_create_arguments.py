@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.engines.capabilities import Capabilities, parse_capabilities
 from launcher.engines.docker import create_arguments
+from launcher.engines.engine_info import Capabilities, parse_capabilities
 from launcher.plan.plan import Container
 
 DOCKER = Capabilities()

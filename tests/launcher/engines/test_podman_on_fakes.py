@@ -71,3 +71,14 @@ def test_a_running_container_that_podman_does_not_remove_keeps_its_gpus(
     words = "cannot remove container as it is running: container state improper"
     cluster.hosts["gpu1"].refuses["remove"] = words
     assert engine.withdraw(status) is False
+
+
+def test_a_container_that_has_gone_meanwhile_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = podman_hosts(tmp_path, monkeypatch)
+    assert cluster.launch()[0] == 0
+    engine = Docker(Node(Host("gpu1")))
+    [status] = engine.list()
+    engine.remove(status)
+    engine.stop(status, timeout=1.0)

@@ -16,12 +16,12 @@ import pytest
 from launcher.engines.engine_info import EngineInfo
 from launcher.facts.hardware import Details, Disk, Holder
 from launcher.facts.network import Interface, Route
-from launcher.facts.nvidia import GpuProcess, GpuState, Nvidia, parse_nvidia
+from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
 from launcher.facts.script import SCRIPT
 from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
-from launcher.preflight import collect
-from launcher.preflight.machine import Machine
+from launcher.preflight import run
+from launcher.preflight.inventory import Machine
 from launcher.ssh.node import Node
 
 SAMPLE = """
@@ -186,8 +186,8 @@ def test_nvidia_smi() -> None:
     owners = [f"4711\teve\t{'c' * 64}\t\t1\tpython3", "12\troot\t"]
     found = parse_nvidia(NVIDIA, owners)
     assert (found.driver, found.cuda) == ("550.54.15", (12, 4))
-    assert found.gpus == (GpuState(0, "Enabled", "Disabled", 30004, pci="0000:18:00"),)
-    assert found.processes == (GpuProcess(0, 4711, "python3", 30000, "eve", "c" * 64),)
+    eve = Process(4711, 30000, "python3", "eve", "c" * 64, started=1.0)
+    assert found.gpus == (GpuState(0, "Enabled", "Disabled", pci="0000:18:00", processes=(eve,)),)
     assert parse_nvidia("No devices were found").gpus == ()
     assert parse_nvidia(NVIDIA[:300]).gpus == ()
 
@@ -298,12 +298,12 @@ def test_an_unusual_docker_root_is_asked_for_too(
     root = tmp_path / "docker root"
     root.mkdir()
     engine = EngineInfo(version="", storage="", cgroup_driver="", root=str(root))
-    monkeypatch.setattr(collect, "_engine", lambda *_: (engine, None))
+    monkeypatch.setattr(run, "_engine", lambda *_: (engine, None))
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
     node = Node(cluster.hosts[0])
-    machine = collect.examine("here", [0], [node], cluster.job, lambda _: None)
+    machine = run.examine("here", [0], [node], cluster.job, lambda _: None)
     assert isinstance(machine, Machine)
     found = machine.details
     assert found.disk(str(root)) is not None

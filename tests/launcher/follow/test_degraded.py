@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from local_attempt import local_attempt
 from local_machine import Machine
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.process import LocalProcesses
 from launcher.follow.monitor import Lines, Monitor
-from launcher.hosts import Host
 from launcher.logs.store import LogStore
-from launcher.plan.plan import Place
-from launcher.ssh.node import Node
 
 
 @pytest.fixture
@@ -59,19 +55,11 @@ def test_a_lost_state_folder_ends_neither_the_run_nor_its_exit_code(machine: Mac
 
 
 def test_lines_are_shown_when_they_cannot_be_recorded(tmp_path: Path) -> None:
-    control = tmp_path / "node-0"
-    control.mkdir()
     end = b'{"kind": "end", "state": "succeeded", "exit_code": 0}'
-    (control / "journal").write_bytes(b"1.6\t0\thello\n1.7\t!\t" + end + b"\n")
-    node = Node(Host("local"))
-    place = Place(0, 1, "none", str(tmp_path), str(control))
-    attempt = RunningAttempt((RunningNode(node, LocalProcesses(node), place),))
+    attempt = local_attempt(tmp_path, b"1.6\t0\thello\n1.7\t!\t" + end + b"\n")
     store = LogStore.acquire(tmp_path / "logs", print)
     (tmp_path / "logs" / "node-0.log").mkdir()  # in the way
-    try:
-        events = list(Monitor(attempt, {}, store).events())
-    finally:
-        node.close()
+    events = list(Monitor(attempt, {}, store).events())
     assert [event.text for event in events if isinstance(event, Lines)] == [b"[local:0] hello\n"]
     [notice] = [event for event in events if isinstance(event, str)]
     assert notice.startswith("not recorded: ") and notice.endswith(": Is a directory")

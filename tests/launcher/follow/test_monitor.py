@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.process import LocalProcesses
-from launcher.engines.status import NodeStatus
+from local_attempt import local_attempt
+
 from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.store import Mark
-from launcher.plan.plan import Place
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
 
@@ -43,23 +41,14 @@ class Busy(Node):
 
 def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
     """What the monitor yields for an ended node, `known` bytes of whose journal were shown before."""
-    control = folder / "node-0"
-    control.mkdir()
-    (control / "journal").write_bytes(journal)
-    place = Place(0, 1, "none", str(folder), str(control))
-    node = Busy()
-    engine = LocalProcesses(node)  # no process of it is left
-    try:
-        attempt = RunningAttempt((RunningNode(node, engine, place),))
-        monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {}, None)
-        return [event for event in monitor.events() if event is not None]
-    finally:
-        node.close()
+    attempt = local_attempt(folder, journal, Busy())
+    monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {}, None)
+    return [event for event in monitor.events() if event is not None]
 
 
 def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
     [outcome] = followed(tmp_path, JOURNAL, len(JOURNAL))
-    assert isinstance(outcome, NodeOutcome) and isinstance(outcome.status, NodeStatus)
+    assert isinstance(outcome, NodeOutcome) and outcome.exited
     assert outcome.end is not None and outcome.end.state == "cancelled"
     assert [event.kind for _, event in outcome.events] == ["stopping", "end"]
 

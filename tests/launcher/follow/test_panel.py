@@ -58,7 +58,7 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
 )
 def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
     outcome = NodeOutcome(0, "a")
-    outcome.tail.extend(Line("a", 0, text, 100.0 + n) for n, text in enumerate(texts))
+    outcome.tail.extend(Line(100.0 + n, 0, text) for n, text in enumerate(texts))
     last = 99.0 + len(texts)
     assert view("r", 1, {0: outcome}, None, 0, now=last + 9).below == words
     silent = view("r", 1, {0: outcome}, None, 0, now=last + 75).below
@@ -79,8 +79,8 @@ def test_gpus_of_a_host_are_told_together() -> None:
 
 def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cursor() -> None:
     outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
-    outcomes[0].tail.append(Line("h0", 0, b"older", 1.0))
-    outcomes[1].tail.append(Line("h1", 3, b"10%\r20% \x1b[2Jdone", 2.0))
+    outcomes[0].tail.append(Line(1.0, 0, b"older"))
+    outcomes[1].tail.append(Line(2.0, 3, b"10%\r20% \x1b[2Jdone"))
     outcomes[0].lost_since = 5.0
     shown = view("r", 1, outcomes, None, 3600)
     assert (shown.head, shown.below) == ("r  up 1:00:00", "[h1:3] 20%  [2Jdone")
@@ -107,7 +107,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
 ) -> None:
     outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for outcome in outcomes.values():
-        outcome.tail.append(Line(outcome.host, 0, b"x", 1.0))
+        outcome.tail.append(Line(1.0, 0, b"x"))
         outcome.usage = Usage(1.0, (Gpu(97, 61000, 81920),) * 8)
     outcomes[7].lost_since = 1.0
     outcomes[20].usage = Usage(1.0, (Gpu(1, 61000, 81920),) * 8)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster, FakeNode, signal_once_started
 
+from launcher.follow import node_watcher
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -135,3 +136,37 @@ def test_attempts_are_told_apart_on_stderr(fake_cluster: Make, command: str) -> 
     _, out, err = cluster.ddpctl(command)
     assert out == "[gpu0:0] this is attempt 1\n[gpu0:0] this is attempt 2\n"
     assert "ddpctl: attempt 1:\nddpctl: attempt 2:\n" in err
+
+
+def test_hosts_that_are_lost_or_back_at_once_are_one_line(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(*(f"gpu{number}" for number in range(5)))
+    cluster.launch("--detach")
+    monkeypatch.setattr(node_watcher, "BACKOFF", (0.3,))
+    say, said = Console.say, []
+
+    def note(console: Console, text: str) -> None:
+        said.append(text)
+        for host in cluster:
+            host.reachable = host.reachable or text.startswith("lost contact")
+        if "contact restored" in text:
+            for node in cluster.nodes:
+                node.end(0)
+        say(console, text)
+
+    monkeypatch.setattr(Console, "say", note)
+    for host in cluster:
+        host.reachable = False
+    folder = cluster.folder
+    code, _, err = cluster.ddpctl(
+        "attach", "--on-event", f"echo $DDPCTL_MESSAGE >> {folder}/events"
+    )
+    assert code == 0, err
+    assert [text for text in said if "lost contact" in text] == [
+        "lost contact with gpu[0-4]: no answer within 10 s; is it up?; the run goes on, "
+        "still trying to reach it"
+    ]
+    events = (folder / "events").read_text().splitlines()
+    restored = sorted(event for event in events if "restored" in event)
+    assert restored == [f"gpu{number}: contact restored" for number in range(5)]

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from local_attempt import local_attempt
 
 from launcher.diagnosis.failure_kinds import FailureKind
-from launcher.engines.attempt import RunningAttempt, RunningNode
-from launcher.engines.process import LocalProcesses
 from launcher.follow.session import Session
 from launcher.follow.signals import Interrupts
-from launcher.hosts import Host
-from launcher.plan.plan import Place
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
-from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
 JOURNAL = b"""\
@@ -30,9 +26,6 @@ JOURNAL = b"""\
 def test_the_time_limit_is_a_cancellation_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    control = tmp_path / "node-0"
-    control.mkdir()
-    (control / "journal").write_bytes(JOURNAL)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     nodes = [NodeRecord(0, "local", str(tmp_path))]
@@ -40,23 +33,10 @@ def test_the_time_limit_is_a_cancellation_with_its_reason(
     record = RunRecord(
         *("run", "run", "me", "process", ["local"]), "", None, None, None, [], 60, [entry]
     )
-    node = Node(Host("local"))
-    running = RunningNode(
-        node, LocalProcesses(node), Place(0, 1, "run", str(tmp_path), str(control))
-    )
+    attempt = local_attempt(tmp_path, JOURNAL)
     with Interrupts() as interrupts:
-        attempt = RunningAttempt((running,))
-        session = Session(
-            attempt,
-            folder,
-            record,
-            Console(),
-            interrupts,
-            print,
-            lambda *_, **__: None,
-            clock_skews=[0.0],
-        )
-        code = session.follow()
+        callbacks = (interrupts, print, lambda *_, **__: None)
+        code = Session(attempt, folder, record, Console(), *callbacks, clock_skews=[0.0]).follow()
     assert code == 7
     [saved] = folder.load().attempts
     assert saved.state == "CANCELLED" and saved.first_failure

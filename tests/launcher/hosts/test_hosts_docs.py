@@ -11,7 +11,7 @@ import yaml
 
 from launcher.hosts import Host, Job, parse
 from launcher.hosts.doc import document
-from launcher.hosts.schema import DEFAULTS, HOST, JOB, SECTIONS
+from launcher.hosts.schema import DEFAULTS, HOST, JOB, SCHEMA, SECTIONS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = (ROOT / "hosts.example.yaml").read_text()
@@ -25,22 +25,18 @@ def test_the_hosts_file_of_each_kind_of_cluster_is_one(text: str) -> None:
     assert made.nnodes > 1 and made.job.command
 
 
-def names(keys: dict) -> set[str]:
-    return set(keys)
-
-
 def test_the_schema_has_the_keys_of_the_types() -> None:
-    assert names(HOST) == {field.name for field in dataclasses.fields(Host)}
-    assert names(JOB) == {field.name for field in dataclasses.fields(Job)}
+    assert set(HOST) == {field.name for field in dataclasses.fields(Host)}
+    assert set(JOB) == {field.name for field in dataclasses.fields(Job)}
 
 
 def test_the_example_shows_every_key_and_no_other() -> None:
     shown = yaml.safe_load(EXAMPLE)
     assert set(shown) == set(SECTIONS)
-    assert set(shown["defaults"]) == names(DEFAULTS)
-    assert set(shown["job"]) == names(JOB)
+    assert set(shown["defaults"]) == set(DEFAULTS)
+    assert set(shown["job"]) == set(JOB)
     hosts = [host for host in shown["hosts"] if isinstance(host, dict)]
-    assert set().union(*hosts) | set(shown["defaults"]) == names(HOST)
+    assert set().union(*hosts) | set(shown["defaults"]) == set(HOST)
 
 
 def test_the_example_is_a_hosts_file() -> None:
@@ -48,8 +44,10 @@ def test_the_example_is_a_hosts_file() -> None:
     assert (made.nnodes, len(made.spares)) == (6, 1)
 
 
-def test_the_page_is_printed_from_the_schema() -> None:
-    assert document(EXAMPLE) == PAGE, "run: python -m launcher.hosts.doc > docs/hosts-file.md"
+def test_the_page_says_what_the_schema_says() -> None:
+    assert document(PAGE, EXAMPLE) == PAGE, "run: python -m launcher.hosts.doc"
+    assert all(section["description"] in PAGE for section in SCHEMA["properties"].values())
+    assert f"Keys: {', '.join(f'`{name}`' for name in DEFAULTS)}, as under `hosts`." in PAGE
 
 
 def test_the_page_has_a_row_for_every_key_and_no_other() -> None:

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from launcher.errors import HostsFileError
 from launcher.hosts import Cluster, Host, HostList, Job, dump, load, parse
 from launcher.hosts.job_values import SET_BY_DDPCTL
-from launcher.hosts.json_schema import json_schema
-from launcher.hosts.schema import HOST, JOB, SECTIONS
+from launcher.hosts.schema import HOST, JOB, SCHEMA, SECTIONS
 
 pytestmark = pytest.mark.slow
 
-SCHEMA = jsonschema.Draft7Validator(json_schema())
+EDITOR = jsonschema.Draft7Validator(SCHEMA)
 KEYS = [*HOST, *JOB, *SECTIONS]
 scalars = (
     st.none()
@@ -150,4 +149,4 @@ def test_a_cluster_reads_back_equal(made: list[Host], job: Job, spare: bool) -> 
     split = 1 if spare else len(made)
     cluster = Cluster(hosts=tuple(made[:split]), spares=tuple(made[split:]), job=job, source="x")
     assert parse(dump(cluster), "x") == cluster
-    SCHEMA.validate(yaml.safe_load(dump(cluster)))  # an editor accepts what ddpctl accepts
+    EDITOR.validate(yaml.safe_load(dump(cluster)))  # an editor accepts what ddpctl accepts

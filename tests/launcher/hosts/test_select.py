@@ -68,6 +68,12 @@ def test_exclude_removes_what_it_names(exclude: str, changed: dict[int, Any]) ->
     assert left(exclude=exclude) == expected
 
 
+def test_a_cpu_node_on_a_machine_with_gpus_stays_when_gpus_are_named() -> None:
+    both = parse("hosts: [{host: a, gpus: 2}, {host: a, gpus: 0}]", "hosts.yaml")
+    assert [host.gpus for host in select(both, None, "a:0").hosts] == [(1,), 0]
+    assert [host.gpus for host in select(both, "a:0", None).hosts] == [(0,)]
+
+
 def test_spares_are_selected_like_hosts() -> None:
     assert select(CLUSTER, None, "spare:0").spares == (Host("spare", gpus=(1, 2, 3)),)
     assert select(CLUSTER, "a", None).spares == ()

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from launcher.cli import application
 from launcher.commands.complete import hosts_files
-from launcher.commands.init import init
 from launcher.facts.script import parse as parse_facts
 from launcher.hosts import load, parse
 from launcher.hosts.starter import Answers, Entry, compose, scalar, ssh_aliases
@@ -43,7 +44,7 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
     path = tmp_path / "hosts.yaml"
-    assert init(path, host=["a"]) == 0
+    assert CliRunner().invoke(application(), ["init", str(path), "--host", "a"]).exit_code == 0
     assert [host.name for host in load(path).hosts] == ["a"]
     (tmp_path / "config").write_text("Include ~nobody-here/x /\nHost b\n")
     assert ssh_aliases(tmp_path / "config") == ["b"]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.query import Wanted, merged, parse_numbers, parse_since, rank_of
+from launcher.logs.query import Wanted, merged, parse_numbers, parse_since
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
-from launcher.plan.plan import place_of
+from launcher.plan.plan import place_in
 
 
 def write(
@@ -60,9 +60,9 @@ def test_what_a_killed_writer_left_unfinished_is_written_again(tmp_path: Path) -
 
 def test_another_attempt_begins_its_own_journal() -> None:
     known = {0: Mark(10.0, 1, 500, 20)}
-    assert offset_in(known, place_of("r", 0, 1, "/h")) == 500
-    assert offset_in(known, place_of("r", 0, 2, "/h")) == 0
-    assert offset_in(known, place_of("r", 1, 1, "/h")) == 0
+    assert offset_in(known, place_in("/h", "r", 0, 1)) == 500
+    assert offset_in(known, place_in("/h", "r", 0, 2)) == 0
+    assert offset_in(known, place_in("/h", "r", 1, 1)) == 0
 
 
 def two_nodes(folder: Path) -> Path:
@@ -110,9 +110,9 @@ def test_lines_are_shown_up_to_the_known_marks(tmp_path: Path) -> None:
 
 
 def test_ranks_in_prefixes() -> None:
-    assert rank_of(b"[gpu1.lab:12] text") == 12
-    assert rank_of(b"[gpu1.lab] text [x:3] y") is None
-    assert rank_of(b"text") is None
+    lines = b"[gpu1.lab:12] text\n[gpu1.lab] text [x:12] y\n12\n"
+    assert Wanted(ranks={12}).choose(0, lines) == b"[gpu1.lab:12] text\n"
+    assert Wanted(hosts={"gpu1.lab"}).choose(0, lines) == lines[:-3]
 
 
 def test_times_ago_and_absolute() -> None:

@@ -9,8 +9,8 @@ import pytest
 from host_facts import facts, gpus
 
 from launcher.errors import UsageError
+from launcher.facts.gpus import Gpu
 from launcher.facts.rdma import Gid, RdmaPort
-from launcher.facts.script import Gpu
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import Found, make_plan
 from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.engines.engine_info import EngineInfo, ImageInfo
+from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Details, Disk
 from launcher.facts.network import Address, Interface
-from launcher.facts.nvidia import GpuState, Nvidia
-from launcher.facts.script import Facts, Gpu
+from launcher.facts.nvidia import GpuState, Nvidia, Process
+from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host, Job
-from launcher.preflight.machine import Machine
+from launcher.preflight.inventory import Machine
 
 GIB = 2**20  # KiB
 IMAGE = ImageInfo("sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", {"CUDA_VERSION": "12.4.1"})
@@ -63,7 +64,7 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 nvidia=Nvidia(
                     driver="550.54.15",
                     cuda=(12, 4),
-                    gpus=tuple(GpuState(i, "Enabled", "Disabled", 4) for i in range(4)),
+                    gpus=tuple(GpuState(i, "Enabled", "Disabled") for i in range(4)),
                 ),
             ),
         ),
@@ -94,6 +95,15 @@ def with_engine(made: Machine, **changes: Any) -> Machine:
 
 def with_nvidia(made: Machine, **changes: Any) -> Machine:
     return with_details(made, nvidia=replace(made.details.nvidia, **changes))
+
+
+def with_process(made: Machine, index: int, process: Process) -> Machine:
+    """With a process on the GPU of that index."""
+    gpus = [
+        replace(gpu, processes=(process,)) if gpu.index == index else gpu
+        for gpu in made.details.nvidia.gpus
+    ]
+    return with_nvidia(made, gpus=tuple(gpus))
 
 
 def cluster(*hosts: Host, **job: Any) -> Cluster:

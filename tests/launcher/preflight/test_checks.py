@@ -16,24 +16,22 @@ from healthy import (
     with_engine,
     with_facts,
     with_nvidia,
+    with_process,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.engines.capabilities import Capabilities, parse_capabilities
-from launcher.engines.engine_info import ImageInfo
+from launcher.engines.engine_info import Capabilities, ImageInfo, parse_capabilities
 from launcher.engines.status import NodeStatus
+from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
-from launcher.facts.nvidia import GpuProcess, GpuState
+from launcher.facts.nvidia import GpuState, Process
 from launcher.facts.rdma import Gid, RdmaPort
-from launcher.facts.script import Gpu
 from launcher.hosts import Cluster, Host
 from launcher.preflight import run
 from launcher.preflight.findings import Finding, failure, in_order, lines, split, table, warning
-from launcher.preflight.inventory import Inventory, Reach
-from launcher.preflight.machine import Machine
-from launcher.preflight.reach_routes import Route
+from launcher.preflight.inventory import Inventory, Machine, Reach, Route
 
 PROBED = {rank: Route(f"10.0.0.{rank + 1}", "eth0", "") for rank in range(3)}
 
@@ -171,12 +169,12 @@ FAULTS = {
         ("failure", "gpus", "4 NVSwitches but no fabric manager runs", "systemctl enable"),
     ),
     "MIG": (
-        lambda m: with_nvidia(m, gpus=(GpuState(0, "Enabled", "Enabled", 4),)),
+        lambda m: with_nvidia(m, gpus=(GpuState(0, "Enabled", "Enabled"),)),
         ("failure", "gpus", "MIG is enabled on GPU 0", "nvidia-smi -mig 0"),
     ),
     "busy GPU": (
         lambda m: with_engine(
-            with_nvidia(m, processes=(GpuProcess(2, 4711, "python", 30000, "eve", "c" * 64),)),
+            with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
             containers={"c" * 64: "night-1"},
         ),
         ("failure", "gpus", "GPU 2 is in use: python (pid 4711, user eve, run night-1) holds "
@@ -204,7 +202,7 @@ FAULTS = {
         ("warning", "gpus", "GPU 1-2 could not replace faulty memory", "RMA"),
     ),
     "an error in the kernel's log": (
-        lambda m: with_nvidia(m, gpus=(GpuState(2, "Enabled", "N/A", 4, pci="0000:3b:00"),),
+        lambda m: with_nvidia(m, gpus=(GpuState(2, "Enabled", "N/A", pci="0000:3b:00"),),
                               xids=(("0000:3b:00", 31), ("0000:3b:00", 95), ("0000:3b:00", 95))),
         ("warning", "gpus", "GPU 2 (0000:3b:00) has had Xid 95 since the host booted: memory error",
          "--gpu-reset"),
@@ -222,7 +220,7 @@ FAULTS = {
         ("warning", "gpus", "GPU 1-2 uses fewer PCIe lanes", "reseat"),
     ),
     "other ECC": (
-        lambda m: with_nvidia(m, gpus=tuple(GpuState(i, "Disabled", "", 0) for i in range(4))),
+        lambda m: with_nvidia(m, gpus=tuple(GpuState(i, "Disabled", "") for i in range(4))),
         ("warning", "gpus", "ECC Disabled, while other hosts have ECC Enabled", "nvidia-smi -e"),
     ),
     "CUDA too new": (
@@ -311,7 +309,7 @@ FAULTS = {
     ),
     "GPU of another run": (
         lambda m: with_engine(
-            with_nvidia(m, processes=(GpuProcess(2, 4711, "python", 30000, "eve", "c" * 64),)),
+            with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
             nodes=(with_gpu(m, status("night-1", 1, "running")),),
             containers={"c" * 64: "night-1"},
         ),
@@ -440,7 +438,7 @@ def test_another_driver_version_and_the_gpus_of_others_are_left_alone() -> None:
     other = with_details(with_nvidia(machine(2), driver="535.1"), kernel_driver="535.1")
     finding = one(judge(machine(0), machine(1), other))
     assert "driver 535.1, while other hosts have driver 550.54.15" in finding.what
-    busy = with_nvidia(machine(0), processes=(GpuProcess(3, 1, "x", 9000),))
+    busy = with_process(machine(0), 3, Process(1, 9000, "x"))
     mine = replace(busy, hosts=(Host("gpu1", gpus=(0, 1)),))
     assert judge(mine, of=cluster(Host("gpu1"))) == []
     assert one(judge(busy)).host == "gpu1"

@@ -20,8 +20,7 @@ from launcher.preflight.container_test import (
     parse_report,
 )
 from launcher.preflight.findings import Finding
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine
+from launcher.preflight.inventory import Inventory, Machine
 
 GOOD = ContainerReport("3.11.9", "2.4.0+cu124", "12.4", "2.20.5", gpus=4)
 

@@ -16,14 +16,11 @@ from launcher.facts.network import Route as Row
 from launcher.hosts import Host
 from launcher.preflight.check_network import check_probed, check_reached
 from launcher.preflight.findings import Finding, lines
-from launcher.preflight.inventory import Inventory
-from launcher.preflight.machine import Machine
-from launcher.preflight.reach_agent import parse_dialed, parse_listening
+from launcher.preflight.inventory import Answer, Inventory, Machine, Route
+from launcher.preflight.reach import parse_dialed, parse_listening
 from launcher.preflight.reach_routes import (
     NEIGHBOURS,
-    Answer,
     Dial,
-    Route,
     addressed,
     candidates,
     choose,

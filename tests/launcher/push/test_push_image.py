@@ -120,7 +120,7 @@ def test_only_the_layers_that_a_host_lacks_are_sent(
         assert engine.ask("create", name)
     assert any("is another image there" in text for text in done.report.notices)
     assert len(set(done.images)) == 1
-    assert done.image_digest == done.images[0]
+    assert done.report.image_digest == done.images[0]
 
 
 @needs_engine

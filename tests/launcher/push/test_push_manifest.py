@@ -141,22 +141,22 @@ def test_tarfile_reads_the_stream(tmp_path: Path) -> None:
     raw = os.fsencode(tmp_path) + b"/\xff\n"
     Path(os.fsdecode(raw)).write_text("odd")
     tree = scan(str(tmp_path), ignore=False)
-    data = b"".join(tar.stream(tree, tree.manifest.entries, folder="t", extra={"m": b"1"}))
+    data = b"".join(tar.stream(tree, tree.manifest.entries, {"m": b"1"}))
     with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as archive:
         members = {member.name: member for member in archive}
-        deep_name = "t/" + "d" * 90 + "/" + "e" * 90 + "/long"
+        deep_name = "tree/" + "d" * 90 + "/" + "e" * 90 + "/long"
         assert archive.extractfile(deep_name).read() == b"x" * 700
         assert archive.extractfile("m").read() == b"1"
-    assert members["t/run.sh"].mode == 0o755
-    assert members["t/link"].linkname == "d" * 90 + "/" + "e" * 90
-    assert members["t/\udcff\n"].mode == 0o644
+    assert members["tree/run.sh"].mode == 0o755
+    assert members["tree/link"].linkname == "d" * 90 + "/" + "e" * 90
+    assert members["tree/\udcff\n"].mode == 0o644
 
 
 def test_the_size_of_an_archive_is_known_before_it_is_made(tmp_path: Path) -> None:
     for size in (0, 1, 512, 513):
         (tmp_path / str(size)).write_bytes(bytes(size))
     tree = scan(str(tmp_path), ignore=False)
-    data = b"".join(tar.stream(tree, tree.manifest.entries, folder="t", extra={"m": b"1"}))
+    data = b"".join(tar.stream(tree, tree.manifest.entries, {"m": b"1"}))
     assert len(data) == tar.size_of([1, *(entry.size for entry in tree.manifest.entries)])
 
 
@@ -167,7 +167,7 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
     for text in ("two", "on", "onee"):
         file.write_text(text)
         with pytest.raises(PushFailed, match="changed during the push"):
-            list(tar.stream(tree, tree.manifest.entries, folder="t", extra={}))
+            list(tar.stream(tree, tree.manifest.entries, {}))
 
 
 def test_ddpctls_own_folders_are_never_pushed(

@@ -14,7 +14,8 @@ from launcher import push
 from launcher.errors import PushFailed
 from launcher.hosts import Cluster, Job
 from launcher.push.files import prune as pruning
-from launcher.push.files.listing import parse_trees, parse_unused
+from launcher.push.files.prune import parse_unused
+from launcher.push.files.tree import parse_trees
 from launcher.terminal.console import Console
 
 
@@ -29,7 +30,7 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
     digests = []
     for number in range(count):
         (data / "file").write_text(str(number))
-        digests.append(str(push_to([machine], dataset=str(data)).dataset_digest))
+        digests.append(str(push_to([machine], dataset=str(data)).report.dataset_digest))
     return digests
 
 
@@ -67,12 +68,12 @@ def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
 def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(folder: str, *, ignore: bool) -> None:
-        raise OSError(5, "Input/output error", folder)
+    def broken(job: Job, parts: set[str]) -> None:
+        raise OSError(5, "Input/output error", job.dataset)
 
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 2)
-    monkeypatch.setattr(pruning, "scan", broken)
+    monkeypatch.setattr(pruning, "scan_job", broken)
     with pytest.raises(PushFailed, match=r"Input/output error.*nothing was deleted"):
         prune(machine, tmp_path / "data", lambda text: True)
     assert len(machine.trees("datasets")) == 2

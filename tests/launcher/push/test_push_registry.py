@@ -51,7 +51,7 @@ def upload(registry: Registry, data: bytes, name: str = "") -> int:
 def test_the_layers_and_the_configuration_of_the_image_are_accepted(registry: Registry) -> None:
     assert upload(registry, gzip.compress(LAYER)) == 201
     assert upload(registry, CONFIG) == 201
-    assert list(registry.by_diff_id) == [DIFF_ID]
+    assert registry.layers[DIFF_ID].done()
 
 
 def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> None:
@@ -64,7 +64,7 @@ def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> N
         assert ask(registry, "HEAD", f"/v2/{name}/blobs/{digest}").status == 404
         assert ask(registry, "PUT", f"/v2/{name}/manifests/push", b"{}").status == 404
     assert not registry.manifests
-    other = Registry(registry.image, registry.wanted)
+    other = Registry(registry.image, frozenset(registry.layers))
     other.close()
     assert other.name != registry.name
 

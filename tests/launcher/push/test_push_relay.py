@@ -19,7 +19,6 @@ from push_machines import Machine, Machines
 from launcher import push
 from launcher.errors import HostUnreachable
 from launcher.push.transfer import relay_client
-from launcher.push.transfer.tls import one_time_pair
 
 SIZE = 24 << 20  # bytes
 
@@ -180,8 +179,7 @@ def test_an_agent_answers_only_with_the_certificate_of_the_push(
     machines: Machines, data: Path
 ) -> None:
     (machine,) = machines(1)
-    agent = relay_client.Relay(machine.node, "127.0.0.1")
-    agent.start(*one_time_pair())
+    agent = relay_client.Relay(machine.node, "127.0.0.1", *relay_client.one_time_pair())
     try:
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
@@ -194,14 +192,40 @@ def test_an_agent_answers_only_with_the_certificate_of_the_push(
         agent.close()
 
 
+def test_a_host_may_ask_for_a_payload_before_the_order_to_open_it_arrives(
+    machines: Machines, tmp_path: Path
+) -> None:
+    (machine,) = machines(1)
+    pair = relay_client.one_time_pair()
+    (tmp_path / "pair").write_text("".join(pair))
+    other = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+    other.load_cert_chain(tmp_path / "pair")
+    agent = relay_client.Relay(machine.node, "127.0.0.1", *pair)
+    try:
+        link = other.wrap_socket(socket.create_connection(("127.0.0.1", agent.port)))
+        link.sendall(b'{"id": "p0", "at": 0}\n')
+        link.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            link.recv(1)
+        agent.order("open", id="p0", argv=["cat"], upstreams=[])
+        assert any(event.kind == "starved" for event in agent.events())
+        agent.feed("p0", 0, b"bytes")
+        link.settimeout(10)
+        received = b""
+        while b"bytes" not in received:
+            received += link.recv(100) or pytest.fail("the agent hung up")
+    finally:
+        agent.close()
+
+
 @pytest.mark.parametrize(("address", "elsewhere"), [("127.0.0.7", False), ("192.0.2.1", True)])
 def test_an_agent_listens_where_the_other_hosts_reach_it_and_nowhere_else(
     machines: Machines, address: str, elsewhere: bool
 ) -> None:
     """On all addresses only if the host does not have that one, as behind NAT."""
     (machine,) = machines(1)
-    agent = relay_client.Relay(machine.node, address)
-    agent.start(*one_time_pair())
+    agent = relay_client.Relay(machine.node, address, *relay_client.one_time_pair())
     try:
         with socket.socket() as link:
             assert (link.connect_ex(("127.0.0.1", agent.port)) == 0) == elsewhere

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.engines.engine_info import parse_image
-from launcher.push.image.aliases import remember, same
+from launcher.push.image.push_image import remember, same
 
 
 def inspected(id: str, *layers: str, **config: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from push_machines import Machines
 
 from launcher import push
 from launcher.errors import DdpctlError, PushFailed
-from launcher.facts.shared_homes import SharedHomes
 from launcher.push.files import tar
 from launcher.push.files.scan import scan
 from launcher.push.files.tree import BEGIN, RECEIVE, TreePush
@@ -52,7 +51,7 @@ def test_a_tree_arrives_complete_and_is_not_sent_twice(
     first = pushes(hosts, dataset=str(data))
     for machine in hosts:
         (tree,) = machine.trees("datasets")
-        assert tree.name == first.dataset_digest
+        assert tree.name == first.report.dataset_digest
         assert same(tree, data)
         assert (tree / "run.sh").stat().st_mode & 0o777 == 0o755
         assert (tree / "class 1" / "0.bin").stat().st_mode & 0o777 == 0o644
@@ -61,7 +60,7 @@ def test_a_tree_arrives_complete_and_is_not_sent_twice(
     again = pushes(hosts, dataset=str(data))
     assert again.report.sent_bytes == 0
     assert again.report.hosts[1].dataset == "present"
-    assert again.dataset_digest == first.dataset_digest
+    assert again.report.dataset_digest == first.report.dataset_digest
 
 
 def test_only_what_changed_travels_and_the_old_version_stays_as_it_was(
@@ -69,14 +68,14 @@ def test_only_what_changed_travels_and_the_old_version_stays_as_it_was(
 ) -> None:
     (machine,) = machines(1)
     first = pushes([machine], dataset=str(data))
-    old = machine.home / ".ddpctl" / "datasets" / str(first.dataset_digest)
+    old = machine.home / ".ddpctl" / "datasets" / str(first.report.dataset_digest)
     subprocess.run(["cp", "-a", old, tmp_path / "copy"], check=True)
     (data / "class 1" / "0.bin").write_bytes(b"changed")
     (data / "class 1" / "1.bin").unlink()
     (data / "class 1" / "2.bin").chmod(0o755)
     (data / "-rf").unlink()
     second = pushes([machine], dataset=str(data))
-    new = machine.home / ".ddpctl" / "datasets" / str(second.dataset_digest)
+    new = machine.home / ".ddpctl" / "datasets" / str(second.report.dataset_digest)
     assert same(new, data)
     assert same(old, tmp_path / "copy")
     assert not (old / "class 1" / "2.bin").stat().st_mode & 0o111
@@ -103,7 +102,7 @@ def test_a_workdir_is_pushed_beside_the_dataset_without_ignored_files(
     (data / ".gitignore").write_text("*.bin\n")
     done = pushes([machine], dataset=str(data), workdir=str(data))
     (code,) = machine.trees("workdirs")
-    assert code.name == done.workdir_digest
+    assert code.name == done.report.workdir_digest
     assert not list(code.glob("**/*.bin"))
     assert (code / "run.sh").exists()
 
@@ -139,7 +138,8 @@ def test_a_full_disk_is_one_line_and_publishes_nothing(
         assert not machine.trees("datasets")
         subprocess.run(["mount", "-o", "remount,size=10m", small], check=True)
         assert same(
-            small / "datasets" / str(pushes([machine], dataset=str(data)).dataset_digest), data
+            small / "datasets" / str(pushes([machine], dataset=str(data)).report.dataset_digest),
+            data,
         )
     finally:
         subprocess.run(["umount", small], check=True)
@@ -172,7 +172,7 @@ def test_an_interrupted_push_is_continued(
     draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
     (draft / "tree").mkdir(parents=True)
     stream = machine.node.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
-    whole = b"".join(tar.stream(tree, tree.manifest.entries, folder="tree", extra={}))
+    whole = b"".join(tar.stream(tree, tree.manifest.entries, {}))
     stream.write(whole[: len(whole) // 2])
     stream.close_stdin()
     assert stream.wait(10) != 0
@@ -312,7 +312,7 @@ def test_hosts_that_share_a_home_without_being_known_to_do_not_collide(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = "launcher.push.files.tree.find_shared_homes"
-    monkeypatch.setattr(alone, lambda nodes: SharedHomes(tuple((node,) for node in nodes)))
+    monkeypatch.setattr(alone, lambda nodes: [[node] for node in nodes])
     hosts = machines(2, share=tmp_path / "nfs")
     pushes(hosts, dataset=str(data))
     (tree,) = hosts[0].trees("datasets")

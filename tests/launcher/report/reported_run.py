@@ -91,7 +91,8 @@ def node_journal(attempt: int, rank: int, evil: str = "plain") -> NodeJournal:
         *((BEGAN + 60 * n, Usage(1.5 + n, (Gpu(90 + n, 40960, 81920),))) for n in range(3)),
         (BEGAN + 200, RankStacks(stacks)),
     ]
-    return NodeJournal(attempt, rank, f"gpu{rank + 1}{evil if rank == 0 else ''}", events)
+    host = f"gpu{rank + 1}{evil if rank == 0 else ''}"
+    return NodeJournal(rank, host, events=events, attempt=attempt)
 
 
 def journals_of(evil: str = "plain") -> Journals:

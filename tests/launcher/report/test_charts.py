@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from reported_run import metrics_lines
 
+from launcher.logs.metrics import LARGEST, number
 from launcher.report.charts import MOST_POINTS, colour_of, figures, powers, thinned
-from launcher.report.numbers import LARGEST, Chart, Curve, charts, number, together
+from launcher.report.numbers import Chart, Curve, charts, together
 
 
 def test_charts_are_read_from_whole_lines_and_finite_numbers() -> None:

@@ -10,8 +10,7 @@ import pytest
 from browser import Page, browser
 from reported_run import EVIL, shown
 
-from launcher.report.compare import comparison
-from launcher.report.page import page
+from launcher.report.page import comparison, page
 
 pytestmark = pytest.mark.real
 

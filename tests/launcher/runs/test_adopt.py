@@ -11,7 +11,8 @@ from local_machine import Machine
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
-from launcher.runs.adopt import Report, ReportedRun, by_rank, parse_report, record_of
+from launcher.runs.adopt import by_rank, record_of
+from launcher.runs.reported import ReportedRun, parse_reports
 from launcher.ssh.node import Node
 
 EVIL = {
@@ -66,11 +67,16 @@ def test_a_host_cannot_choose_what_another_machine_does(machine: Machine) -> Non
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"\n\n[]", b"../../x/attempt-1\n\n{", b"0/attempt-99999999\n\n" + b"[" * 100_000],
+    "head", [b"", b"../../x 0 1 0 5", b"r 0 99999999 0 5", b"r 0 1 2 5", b"r 0 0 1 5"]
 )
-def test_what_is_no_report_is_left_out(text: bytes) -> None:
-    assert parse_report(text) == Report({}, ReportedRun())
+def test_what_is_no_report_is_left_out(head: bytes) -> None:
+    assert list(parse_reports(head + b"\n{}\n\n")) == []
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b"{", b"[" * 100_000])
+def test_a_record_that_is_none_says_nothing(document: bytes) -> None:
+    [report] = parse_reports(b"r 0 1 0 5\n" + document + b"\n\n")
+    assert (report.run, report.end) == (ReportedRun(), None)
 
 
 def test_reported_values_of_another_form_are_left_out() -> None:
@@ -81,8 +87,8 @@ def test_reported_values_of_another_form_are_left_out() -> None:
             "attempts": [{"attempt": 2, "state": "evil", "created": "evil", "started": None}],
         }
     )
-    report = parse_report(b"0/attempt-2\n1/attempt-1\n\n" + text.encode())
-    assert report.attempts == {0: 2, 1: 1}
+    [report] = parse_reports(b"r 1 2 0 5\n" + text.encode() + b"\n\n")
+    assert (report.node_rank, report.attempt) == (1, 2)
     record = record_of("r", parse("hosts: [a]", "h"), report.run, 2)
     assert (record.image_digest, record.dataset_digest) == (None, "ab12")
     assert [(a.attempt, a.state, a.created) for a in record.attempts] == [
@@ -94,10 +100,8 @@ def test_reported_values_of_another_form_are_left_out() -> None:
 def test_nodes_take_the_ranks_that_their_hosts_report_and_silent_hosts_the_others() -> None:
     nodes = [Node(host) for host in parse("hosts: [a, b, c]", "h").hosts]
     a, b, c = nodes
-    reports = {a: Report({2: 1}, ReportedRun()), c: Report({0: 1}, ReportedRun())}
-    silent = {b: UsageError("b: silent")}
-    assert by_rank(nodes, reports, 1, silent, "h") == [c, b, a]
+    assert by_rank(nodes, {a: [2], c: [0]}, [b], "h") == [c, b, a]
     with pytest.raises(UsageError, match="node 1 of the run is on none of these hosts"):
-        by_rank(nodes, reports, 1, {}, "h")
+        by_rank(nodes, {a: [2], c: [0]}, [], "h")
     with pytest.raises(UsageError, match="a and c both claim node 0"):
-        by_rank(nodes, {a: Report({0: 1}, ReportedRun()), c: reports[c]}, 1, silent, "h")
+        by_rank(nodes, {a: [0], c: [0]}, [b], "h")

@@ -11,7 +11,8 @@ import pytest
 from fakes import FakeCluster
 
 from launcher.engines.status import NodeStatus
-from launcher.facts.gpu_use import GpuUse, Process, parse
+from launcher.facts.gpu_use import GpuUse, parse
+from launcher.facts.nvidia import Process
 from launcher.runs.gpus import folded, joined, summary
 
 Make = Callable[..., FakeCluster]
@@ -27,7 +28,7 @@ def gpu(
 
 def node(host: str, *gpus: str, run_id: str = "r1", rank: int = 0) -> NodeStatus:
     return NodeStatus(
-        run_id, "", 1, rank, 2, "ann@x", host, f"ddpctl-{run_id}-{rank}", "running", None,
+        1, rank, host, f"ddpctl-{run_id}-{rank}", "running", None, run_id, nnodes=2, owner="ann@x",
         started=100.0, gpus=gpus, container=CONTAINER,
     )  # fmt: skip
 

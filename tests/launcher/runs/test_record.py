@@ -16,12 +16,11 @@ from launcher.hosts import parse
 from launcher.plan.build import Found, make_plan
 from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import EngineTraits
+from launcher.runs.find import find_run
 from launcher.runs.record import (
     RunFolder,
     UnreadableRecord,
-    find_run,
     for_hosts,
-    new_attempt,
     new_record,
     run_folders,
     timestamp,
@@ -49,7 +48,6 @@ def remember(run_id: str, *, age: float = 0.0) -> RunFolder:
     )
     folder = RunFolder(state_home() / "runs" / run_id)
     record = new_record(plan)
-    record.attempts.append(new_attempt(plan))
     folder.save(record)
     folder.hosts_file.write_text("hosts: [a]\n")
     os.utime(folder.hosts_file, (1e9 - age, 1e9 - age))

@@ -128,5 +128,5 @@ def test_clean_spares_a_run_that_an_unseen_host_may_still_write(cluster: FakeClu
 def test_a_host_that_saw_nothing_shares_with_none() -> None:
     tokens = {"a": "0", "b": "1", "c": "2"}
     seen = {"a": frozenset("01"), "b": frozenset("01"), "c": frozenset("2")}
-    assert group_hosts(tokens, seen).groups == (("a", "b"), ("c",))
-    assert group_hosts(tokens, {**seen, "b": frozenset()}).leaders == ("a", "b", "c")
+    assert group_hosts(tokens, seen) == [["a", "b"], ["c"]]
+    assert group_hosts(tokens, {**seen, "b": frozenset()}) == [["a"], ["b"], ["c"]]

@@ -101,7 +101,10 @@ def test_a_link_is_slow_only_each_time_and_beyond_the_spread_of_the_others(
 
 
 def test_a_node_behind_a_firewall_is_named_once() -> None:
-    failed = [[0, 2, "10.0.0.3", "timed out"], [1, 2, "10.0.0.3", "timed out"]]
+    failed = [
+        {"source": source, "target": 2, "address": "10.0.0.3", "error": "timed out"}
+        for source in (0, 1)
+    ]
     [line] = problems(report({"kind": "mesh", "failed": failed}), None, None)
     assert line.startswith(
         "h2 (node 2) cannot be reached at 10.0.0.3 from h0 (node 0), h1 (node 1)"

@@ -223,7 +223,7 @@ def test_the_version_is_learnt_from_the_ping_where_an_engine_says_it(
 
 
 def test_no_engine_waits_for_another_ones_info(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2)
 
@@ -233,7 +233,7 @@ def test_no_engine_waits_for_another_ones_info(
         return b"{}"
 
     with engine_saying(answer, tmp_path, monkeypatch, Api_Version="1.45"):
-        clients = [docker_client.local_client(name) for name in ("a", "b")]
+        clients = [docker_of(node(Host("local"))) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(lambda client: client.about, clients)) == [{}, {}]
 
@@ -369,13 +369,6 @@ def test_an_image_is_saved_and_loaded(machine: Node, image: str) -> None:
     half = len(saved) // 2
     loaded = client.images.load(iter([saved[:half], saved[half:]]))
     assert [found.id for found in loaded] == [before.id]
-
-
-@cluster
-def test_a_command_in_a_container(start: Start) -> None:
-    container = start("sleep 60")
-    done = container.exec_run(["/bin/sh", "-c", "echo out; echo err >&2; exit 4"], demux=True)
-    assert (done.exit_code, done.output) == (4, (b"out\n", b"err\n"))
 
 
 @cluster

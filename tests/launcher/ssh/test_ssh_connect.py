@@ -18,6 +18,7 @@ from sshd_server import USER, Sshd, add_to_agent, free_port, keygen, ssh_agent
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
+from launcher.ssh.connect import connect_early
 from launcher.ssh.node import Node
 
 NodeMaker = Callable[..., Node]
@@ -342,7 +343,7 @@ def test_a_command_on_this_machine_without_a_path(
 def test_a_server_that_stops_replying_is_noticed(
     sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.3)
+    monkeypatch.setattr("launcher.ssh.connect.ALIVE_INTERVAL", 0.3)
     server = sshd()
     with node(server.host()).open(["sh", "-c", "echo up; sleep 60"]) as stream:
         assert stream.read() == b"up\n"
@@ -357,12 +358,29 @@ def test_a_server_that_stops_replying_is_noticed(
 def test_an_idle_connection_stays_open(
     sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.1)
+    monkeypatch.setattr("launcher.ssh.connect.ALIVE_INTERVAL", 0.1)
     with node(sshd().host()).open(["sh", "-c", "sleep 2; echo done"]) as stream:
         assert stream.read(timeout=20) == b"done\n"
 
 
 # -- the server's limits
+
+
+def test_the_first_connection_takes_the_early_login_and_the_next_one_its_own(
+    sshd: Server, node: NodeMaker
+) -> None:
+    server = sshd()
+    connect_early([server.host(), server.host(), Host("local")])
+    server.until("Accepted publickey")
+    for logins in (1, 2):
+        assert node(server.host()).run(["true"]).code == 0
+        assert server.log.read_text().count("Accepted publickey") == logins
+
+
+def test_why_an_early_login_failed_is_told_when_the_connection_is_used(node: NodeMaker) -> None:
+    host = Host("127.0.0.1", port=free_port())
+    connect_early([host])
+    assert f"connection refused at 127.0.0.1:{host.port}" in why_not(node(host))
 
 
 def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:

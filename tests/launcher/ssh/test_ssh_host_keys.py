@@ -11,9 +11,9 @@ from sshd_server import keygen
 from test_ssh_connect import Config, NodeMaker, Server, why_not
 
 from launcher.hosts import Host
-from launcher.ssh import config as ssh_config
-from launcher.ssh import host_key
+from launcher.ssh import known_hosts
 from launcher.ssh.known_hosts import Key
+from launcher.ssh.route import route_to
 
 
 def known(home: Path) -> Path:
@@ -52,10 +52,10 @@ def test_accept_new_writes_the_key_once_and_warns(
 def test_a_key_that_another_connection_accepted_is_not_written_twice(
     home: Path,
 ) -> None:
-    route = ssh_config.route_to(Host("gpu1", host_keys="accept-new"))
+    route = route_to(Host("gpu1", host_keys="accept-new"))
     key = Key("ssh-ed25519", b"blob")
     for _ in range(2):
-        host_key.accept(route, key)
+        known_hosts.accept(route, key)
     assert len(known(home).read_text().splitlines()) == 1
 
 

@@ -12,8 +12,7 @@ from sshd_server import USER
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
-from launcher.ssh import config as ssh_config
-from launcher.ssh.route import Route, from_options, jump_parts, parse
+from launcher.ssh.route import Route, from_options, jump_host, jump_route, parse, route_to
 
 Config = Callable[[str], None]
 
@@ -107,11 +106,12 @@ def test_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_jump_specifications(text: str, parts: tuple[object, ...]) -> None:
-    assert jump_parts(text) == parts
+    host = jump_host(text)
+    assert (host.user, host.host, host.port) == parts
 
 
 def test_defaults_of_the_real_ssh(home: Path) -> None:
-    found = ssh_config.route_to(Host("gpu1.lab"))
+    found = route_to(Host("gpu1.lab"))
     assert (found.hostname, found.user, found.port) == ("gpu1.lab", USER, 22)
     assert f"{home}/.ssh/id_ed25519" in found.identity_files
     assert found.known_hosts[0] == f"{home}/.ssh/known_hosts"
@@ -125,16 +125,16 @@ def test_a_config_read_by_the_real_ssh(home: Path, config: Config) -> None:
         "  UserKnownHostsFile ~/.ssh/kh_%h\n  IdentitiesOnly yes\n"
         "Host *\n  ProxyJump bastion\n"
     )
-    found = ssh_config.route_to(Host("gpu1.lab"))
+    found = route_to(Host("gpu1.lab"))
     assert (found.user, found.port, found.proxy_jump) == ("ada", 2222, "bastion")
     assert found.identity_files == (f"{home}/.ssh/lab key",)
     assert found.known_hosts == (f"{home}/.ssh/kh_gpu1.lab",)
-    assert ssh_config.route_to(Host("gpu9.lab")).user == getpass.getuser()
+    assert route_to(Host("gpu9.lab")).user == getpass.getuser()
 
 
 def test_the_hosts_file_overrides_the_config(config: Config) -> None:
     config("Host *\n  User ada\n  Port 2222\n  IdentityFile /config/key\n  ProxyJump a\n")
-    found = ssh_config.route_to(
+    found = route_to(
         Host("gpu1", user="bob", port=22, identity_file='/my "odd" 100% key', proxy_jump="b:23,c")
     )
     assert (found.user, found.port, found.proxy_jump) == ("bob", 22, "b:23,c")
@@ -142,27 +142,25 @@ def test_the_hosts_file_overrides_the_config(config: Config) -> None:
 
 
 def test_user_at_host(config: Config) -> None:
-    found = ssh_config.route_to(Host("ada@gpu1"))
+    found = route_to(Host("ada@gpu1"))
     assert (found.user, found.hostname) == ("ada", "gpu1")
 
 
 def test_jump_hosts_follow_their_own_config(config: Config) -> None:
     config("Host inner\n  Port 2201\n  ProxyJump ignored\nHost outer\n  User eve\n")
-    inner = ssh_config.jump_route(
-        ssh_config.route_to(Host("gpu1", proxy_jump="outer,ada@inner", identity_file="/k"))
-    )
+    inner = jump_route(route_to(Host("gpu1", proxy_jump="outer,ada@inner", identity_file="/k")))
     assert inner
     assert (inner.hostname, inner.user, inner.port) == ("inner", "ada", 2201)
     assert inner.identity_files[-1] == "/k"
-    outer = ssh_config.jump_route(inner)
+    outer = jump_route(inner)
     assert outer
     assert (outer.hostname, outer.user, outer.port) == ("outer", "eve", 22)
-    assert ssh_config.jump_route(outer) is None
+    assert jump_route(outer) is None
     assert (inner.depth, outer.depth) == (1, 2)
 
 
 def test_a_host_name_that_looks_like_an_option_is_not_one(tmp_path: Path) -> None:
     marker = tmp_path / "touched"
     with pytest.raises(HostUnreachable):
-        ssh_config.route_to(Host(f"-oProxyCommand=touch {marker}"))
+        route_to(Host(f"-oProxyCommand=touch {marker}"))
     assert not marker.exists()

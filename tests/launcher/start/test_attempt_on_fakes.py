@@ -53,6 +53,14 @@ def test_a_failing_rank_exits_with_1_and_is_named(fake_cluster: Make) -> None:
     assert attempt["first_failure"]["kind"] == "exception"
 
 
+def test_a_start_that_fails_is_an_event(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.hosts["gpu1"].refuses["start"] = "no space left on device"
+    event = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT $DDPCTL_MESSAGE" >> events'
+    assert cluster.launch("--on-event", event)[0] == 1
+    assert Path("events").read_text() == "attempt-ended 1 FAILED\n"
+
+
 @pytest.mark.parametrize("call", ["create", "start"])
 def test_one_host_that_refuses_leaves_nothing_on_any_host(fake_cluster: Make, call: str) -> None:
     cluster = fake_cluster("gpu0", "gpu1", "gpu2")

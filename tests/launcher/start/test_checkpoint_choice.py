@@ -13,7 +13,7 @@ from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
-from launcher.start.checkpoint_choice import File, HostCheckpoints, Step, choose
+from launcher.start.checkpoint_choice import File, HostCheckpoints, choose
 from launcher.start.checkpoint_transfer import CheckpointFolder, list_checkpoints, send
 
 
@@ -21,8 +21,8 @@ def host(name: str, rank: int | None, **has: object) -> HostCheckpoints:
     return HostCheckpoints(name, rank, **{"same_rank": True, **has})  # type: ignore[arg-type]
 
 
-def step(number: int, identity: str = "a") -> Step:
-    return Step(f"ckpt/step-{number:08d}", identity)
+def step(number: int) -> str:
+    return f"ckpt/step-{number:08d}"
 
 
 def test_the_newest_whole_one_counts_and_ranks_of_its_attempt_hand_it_on_themselves() -> None:
@@ -39,8 +39,7 @@ def test_one_that_only_a_host_outside_has_is_given_to_the_first_node() -> None:
 
 
 def test_a_long_run_has_more_than_eight_digits() -> None:
-    far = Step("ckpt/step-100000000", "a")
-    choice = choose([host("a", 0, newest=step(99999999)), host("b", 1, newest=far)])
+    choice = choose([host("a", 0, newest=step(99999999)), host("b", 1, newest=step(100000000))])
     assert choice.what == "step-100000000"
 
 
@@ -92,7 +91,7 @@ def test_a_damaged_one_is_passed_over_for_the_whole_one_before_it(tmp_path: Path
     write_step(tmp_path, 2, b"older")
     (write_step(tmp_path, 3, b"newest") / "state.pt").write_bytes(b"newesT")
     held = list_checkpoints(keeper(tmp_path, 0))
-    assert held.newest is not None and held.newest.path == "ckpt/step-00000002"
+    assert held.newest == "ckpt/step-00000002"
     assert held.damaged == ("ckpt/step-00000003",)
 
 
@@ -155,12 +154,11 @@ class Reporting(Node):
 
 
 def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
-    digest = "0" * 64
     node = Reporting(
-        f"whole {digest} ../../.ssh/authorized_keys",
-        f"whole {digest} ckpt/step-1\n",
-        "whole - ckpt/step-00000001",
-        "damaged - ckpt/step-x\x1b[2J",
+        "whole ../../.ssh/authorized_keys",
+        "whole ckpt/step-1\n",
+        "whole 0 ckpt/step-00000001",
+        "damaged ckpt/step-x\x1b[2J",
         "1.5 3 ../escape",
         "1.5 3 /etc/passwd",
         "1.5 3 a/../../b",
@@ -170,5 +168,5 @@ def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
         "1700000000.5 3 last.pt",
     )
     found = list_checkpoints(CheckpointFolder(node, "/run", 0, same_rank=True))
-    assert (found.newest, found.damaged) == (None, ())
+    assert (found.newest, found.damaged) == ("", ())
     assert found.files == {"last.pt": File(1700000000, 3)}

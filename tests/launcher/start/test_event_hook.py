@@ -10,8 +10,8 @@ import pytest
 from local_machine import Machine
 
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
-from launcher.start import event_hook
-from launcher.start.event_hook import EventHook
+from launcher.start import hooks
+from launcher.start.hooks import EventHook
 from launcher.terminal.console import Console
 
 NOTE = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT [$DDPCTL_NODE_RANK] $DDPCTL_MESSAGE" >> "$HOME/events"'
@@ -62,7 +62,7 @@ def test_what_a_host_says_is_an_environment_variable_and_never_a_command(
 def test_a_command_that_hangs_or_fails_is_a_warning(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(event_hook, "TIMEOUT", 0.2)
+    monkeypatch.setattr(hooks, "EVENT_TIMEOUT", 0.2)
     hook = EventHook(folder, '[ "$DDPCTL_EVENT" = a ] && exec sleep 60; exit 3', Console())
     hook("a", record_of(folder))
     hook("b", record_of(folder))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fakes import FakeCluster, FakeNode
@@ -87,3 +89,20 @@ def test_resuming_a_run_that_succeeded_needs_force(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("resume")
     assert code == 2
     assert "--force" in err
+
+
+def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(
+    fake_cluster: Make, tmp_path: Path
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch("--include", "gpu0")[0] == 0
+    [checkpoints] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/checkpoints")
+    (checkpoints / "model.pt").write_text("weights")
+    document = json.loads(Path(cluster.hosts_file).read_text())
+    document["hosts"] = document["hosts"][1:]
+    (tmp_path / "other.yaml").write_text(json.dumps(document))
+    code, _, err = cluster.ddpctl("resume", "--force", "--hosts", tmp_path / "other.yaml")
+    assert code == 0, err
+    [there] = cluster.hosts["gpu1"].home.glob(".ddpctl/runs/*/checkpoints/model.pt")
+    assert there.read_text() == "weights"

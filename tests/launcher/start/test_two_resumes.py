@@ -10,17 +10,17 @@ from local_machine import Machine
 
 from launcher.errors import UsageError
 from launcher.hosts import Host
-from launcher.plan.plan import place_of
+from launcher.plan.plan import place_in
 from launcher.ssh.node import Node
 from launcher.start.run_folders import claim
 
 
 def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:
     node = Node(Host("local"))
-    claim(node, place_of("r1", 0, 2, str(tmp_path)))
+    claim(node, place_in(f"{tmp_path}/runs/r1", "r1", 0, 2))
     with pytest.raises(UsageError, match="attempt 2 was already started"):
-        claim(node, place_of("r1", 0, 2, str(tmp_path)))
-    claim(node, place_of("r1", 0, 3, str(tmp_path)))
+        claim(node, place_in(f"{tmp_path}/runs/r1", "r1", 0, 2))
+    claim(node, place_in(f"{tmp_path}/runs/r1", "r1", 0, 3))
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

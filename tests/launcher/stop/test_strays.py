@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.engines.status import NodeStatus
-from launcher.hosts import Host
+from launcher.hosts import Cluster, Host, Job
 from launcher.ssh.node import Node
-from launcher.stop.strays import Seen, carriers, strays_of
+from launcher.stop.strays import Seen, carriers, look, strays_of
 
 
 def node(
@@ -91,6 +91,19 @@ def test_a_process_without_a_living_node_of_its_run_is_one() -> None:
     carriers = ((41, "dead", "python3"), (42, "r", "python3"))
     hosts = {"h0": seen(node("r", 0, "running", nnodes=1), carriers=carriers)}
     assert handles(hosts) == ["41"]
+
+
+def test_the_gpu_memory_of_each_process_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase $1 in --query-gpu=*) echo "0, GPU-1, 9, 9, 9, H100" ;;\n'
+                    '--query-compute-apps=*) echo "GPU-1, 41, 70000" ;; esac\n')  # fmt: skip
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = Host("local")
+    assert look(Node(here), Cluster((here,), Job(engine="process"))).gpu_mib == {41: 70000}
 
 
 def test_gpu_memory_that_it_holds_is_said() -> None:

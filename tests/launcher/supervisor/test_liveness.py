@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.supervisor import liveness
-from launcher.supervisor.liveness import BUSY_FACTOR, IDLE_IO, Liveness
-from launcher.supervisor.ranks import Rank
+from launcher.supervisor import ranks
+from launcher.supervisor.ranks import BUSY_FACTOR, IDLE_IO, Liveness, Rank
 
 RANK = Rank(1, 0, 0)
 
@@ -21,8 +20,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The clock, and what the kernel has counted for the rank."""
     made = SimpleNamespace(now=1000.0, bytes=0, cpu=0.0)
     clock = SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now)
-    monkeypatch.setattr(liveness, "time", clock)
-    monkeypatch.setattr(liveness, "usage", lambda pid: (made.bytes, made.cpu))
+    monkeypatch.setattr(ranks, "time", clock)
+    monkeypatch.setattr(ranks, "usage", lambda pid: (made.bytes, made.cpu))
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ class Network:
             for key, _ in node.selector.select(0):
                 key.data(key.fileobj)
             node.turn(self.statuses[node.spec.node_rank])
+        for thread in threading.enumerate():
+            if thread.name == "connect":  # by the real clock
+                thread.join(20)
 
     def until(self, true: Callable[[], bool], *nodes: Peers, step: float = 0.0) -> None:
         """The clock moves by `step` seconds between two looks at everything."""
@@ -154,6 +158,18 @@ def test_a_connection_that_breaks_comes_back(pair: Network) -> None:
     pair.until(lambda: peer.channel is not None and peer.lost_at is None, step=0.02)
     assert not any(node.verdict for node in pair.nodes)
     assert len(pair.events(0, Joined)) == 1
+
+
+def test_a_node_joins_although_no_thread_can_start(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    peer = network.add(NodePeer)
+    assert isinstance(peer, NodePeer)
+    network.until(lambda: peer.joined, step=0.1)
 
 
 def test_a_supervisor_that_is_gone_is_missed_at_once(pair: Network) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.preflight.reach_agent import PYTHON, SHELL, agent_args, parse_listening
+from launcher.preflight.reach import PYTHON, SHELL, parse_listening
 
 
 class Agent:
@@ -115,7 +115,7 @@ def test_a_silent_port_is_a_timeout() -> None:
 def started(path: Path, *in_image: str) -> str:
     """What the script prints with these programs and this command for the image."""
     done = subprocess.run(
-        ["/bin/sh", "-c", SHELL, "sh", *agent_args(3, "tok", in_image)],
+        ["/bin/sh", "-c", SHELL, "sh", PYTHON, "3", "tok", *in_image],
         env={"PATH": str(path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -130,7 +130,7 @@ def started(path: Path, *in_image: str) -> str:
 )
 def test_the_agent_runs_on_the_hosts_python_or_in_the_image_or_not_at_all(tmp_path: Path) -> None:
     assert started(tmp_path) == ""
-    assert started(tmp_path, "/bin/echo", "in the image").startswith("in the image -c")
+    assert started(tmp_path, "/bin/echo", "in the image").startswith("in the image -ISc")
     (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")  # there, but of no use
     (tmp_path / "python3").chmod(0o755)
     assert started(tmp_path) == ""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.labels import inspected, read_status, seen_in_list
 from launcher.engines.process import LocalProcesses
+from launcher.engines.status import inspected, read_status, seen_in_list
 from launcher.hosts import Host
 from launcher.run_id import is_run_id, new_run_id
 from launcher.ssh.node import Node
@@ -63,6 +63,10 @@ def test_a_container_of_a_run_is_read_whole() -> None:
         {"run-id": "a" * 100},
         {"run-id": "r1\n"},
         {"run-id": "r\x1b[31m"},
+        {"gpus": "a b"},
+        {"gpus": ",,"},
+        {"since": "-1"},
+        {"since": "1e9"},
     ],
 )
 def test_odd_labels_are_skipped_with_one_warning(

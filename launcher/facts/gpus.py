@@ -1,14 +1,17 @@
-"""AMD GPUs, as the kernel's KFD driver lists them in /sys/class/kfd. Needs no tool of AMD's."""
+"""The GPUs of a host: NVIDIA's as nvidia-smi lists them, and AMD's, which need no tool, as the kernel's
+KFD driver lists them in /sys/class/kfd."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 # node number, unique_id and bytes of memory, in decimal, then the name, then `vddnb` if the GPU is part of
 # a processor, node by node. Only of such a GPU does the amdgpu driver show the voltage of a northbridge;
 # neither KFD nor the size of its memory tells (an MI300A, which is one too, has no such voltage).
-SCRIPT = r"""
+AMD = r"""
 amd() {
 for d in /sys/class/kfd/kfd/topology/nodes/*; do
   id=0 name='' unique=0 render='' bytes=0 kind=''
@@ -27,14 +30,38 @@ done
 _ROW = re.compile(r"([0-9]{1,4})\t([0-9]{1,20})\t([0-9]{1,18})(?:\t([^\t]{0,60}))?(?:\t(vddnb)?)?")
 
 
-def amd_gpus(lines: Sequence[str]) -> Iterator[tuple[str, str, int | None, bool]]:
-    """UUID as ROCm writes it (or ""), name, MiB of memory and whether it is part of a processor, of each
-    GPU in ROCm's order."""
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    integrated: bool = False  # part of a processor: used only where the hosts file names its id
+
+
+def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs in the rows of index, uuid, name and MiB, or none and what nvidia-smi printed instead."""
+    gpus = []
+    for line in lines:
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
+            return (), line.strip()
+        memory = int(parts[3]) if re.fullmatch(r"[0-9]{1,9}", parts[3]) else None
+        gpus.append(Gpu(int(parts[0]), parts[1], parts[2], memory))
+    return tuple(gpus), None
+
+
+def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
+    """In ROCm's order, each with its UUID as ROCm writes it, or without one."""
     rows = [match for line in lines[:64] if (match := _ROW.fullmatch(line))]
+    gpus: list[Gpu] = []
     for row in sorted(rows, key=lambda row: int(row[1])):
         unique, mib = int(row[2]), int(row[3]) // 2**20
         uuid = f"GPU-{unique:016x}" if 0 < unique < 2**64 else ""
-        yield uuid, f"AMD {(row[4] or '').strip() or 'GPU'}", mib or None, row[5] is not None
+        name = f"AMD {(row[4] or '').strip() or 'GPU'}"
+        gpus.append(Gpu(len(gpus), uuid, name, mib or None, "amd", row[5] is not None))
+    return tuple(gpus)
 
 
 def group_ids(lines: Sequence[str]) -> tuple[int, ...]:

@@ -1,0 +1,52 @@
+"""What is sent to hosts, and how a host that fails is described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...errors import PushFailed
+from ...ssh.node import Node
+
+END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it has received
+
+REMEDIES = {
+    "no space left": "free space on that host's disk, then push again",
+    "quota exceeded": "free space within the user's quota there, then push again",
+    "permission denied": "give the SSH user write permission there, then push again",
+    "read-only file system": "make the SSH user's home writable there",
+    "file name too long": "shorten the name, or leave the file out (.ddpctlignore)",
+}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A stream of bytes for a command on each host. `chunks()` yields it from its first byte."""
+
+    part: str  # image, dataset, workdir
+    command: Callable[[Node], tuple[str, ...]]  # there; it reads the payload from standard input
+    size: int  # bytes, about
+    chunks: Callable[[], Iterator[bytes]]
+    finish: Callable[[Node], None] = lambda node: None  # called for each host that has all of it
+
+
+def script_output(
+    node: Node, part: str, script: str, *arguments: str, stdin: bytes = b"", timeout: float
+) -> str:
+    """What a script on a host printed; if it failed, PushFailed with the line that tells why."""
+    done = node.script(script, *arguments, stdin=stdin, timeout=timeout)
+    if done.code != 0:
+        raise failed(node.name, part, done.stderr.decode(errors="replace") or f"exit {done.code}")
+    return done.stdout.decode(errors="replace")
+
+
+def failed(host: str, part: str, stderr: str) -> PushFailed:
+    """One line: the host, the line of a command's stderr that explains most, and the remedy."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = lines or ["failed without a message"]
+    for symptom, remedy in REMEDIES.items():
+        for line in lines:
+            if symptom in line.lower():
+                return PushFailed(f"{host}: {part}: {line}; {remedy}")
+    telling = [line for line in lines if "exiting now" not in line.lower()]
+    return PushFailed(f"{host}: {part}: {(telling or lines)[-1]}")

@@ -1,0 +1,20 @@
+"""An attempt of one node on this machine that has ended: only its journal is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.engines.attempt import RunningAttempt, RunningNode
+from launcher.engines.process import LocalProcesses
+from launcher.hosts import Host
+from launcher.plan.plan import Place
+from launcher.ssh.node import Node
+
+
+def local_attempt(folder: Path, journal: bytes, node: Node | None = None) -> RunningAttempt:
+    control = folder / "node-0"
+    control.mkdir()
+    (control / "journal").write_bytes(journal)
+    node = node or Node(Host("local"))
+    place = Place(0, 1, "none", str(folder), str(control))
+    return RunningAttempt((RunningNode(node, LocalProcesses(node), place),))

@@ -1,6 +1,6 @@
 """What many hosts cost: python -m benchmarks.scale PART... [--write]
 
-cluster    48 and 64 containers, each with an sshd and a Docker Engine of its own: check, ps, kill, push,
+cluster    48 and 64 containers, each with sshd, python3 and a Docker Engine: check, ps, kill, push,
            and `launch` against the same containers started by hand, one `ssh HOST docker run` per host.
            The image has Python and stand-ins for torchrun and torch, so that what is measured is the
            work of starting, not of importing torch
@@ -39,7 +39,7 @@ from benchmarks.star import measure_star
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import DOCKER, USER, Cluster, Home
+from cluster import DOCKER_AND_PYTHON, USER, Cluster, Home
 
 IMAGE = "ddpctl-scale:latest"
 RECIPE = """
@@ -204,7 +204,9 @@ def cluster_rows(counts: Sequence[int]) -> list[str]:
     ]
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(Path(folder) / "cluster", [DOCKER] * count, engine_has=IMAGE)
+            cluster = Cluster(
+                Path(folder) / "cluster", [DOCKER_AND_PYTHON] * count, engine_has=IMAGE
+            )
             code = Path(folder, "code")
             code.mkdir()
             (code / "say.sh").write_text(SCRIPT)

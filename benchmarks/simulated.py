@@ -250,6 +250,8 @@ class Engine:
                 return 200, b"OK"
             case ["GET", "info"]:
                 return 200, INFO
+            case ["GET", "volumes"]:
+                return 200, {"Volumes": []}
             case ["GET", "images", *_]:
                 return 200, INSPECTED_IMAGE
             case ["GET", "containers", "json"]:

@@ -90,9 +90,9 @@ def _nodes(nodes: int, folder: str, pipe: Connection) -> Star:
     class FromItsOwnAddress(socket.socket):
         """Node 0 bounds what one address may ask."""
 
-        def connect_ex(self, where: Any) -> int:
+        def connect(self, where: Any) -> None:
             self.bind((f"127.2.{next(numbers) % 250}.{os.getpid() % 250 + 1}", 0))
-            return super().connect_ex(where)
+            super().connect(where)
 
     numbers = iter(range(1 << 30))
     plain, socket.socket = socket.socket, FromItsOwnAddress  # type: ignore[misc]

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.engines.docker import Docker
 from launcher.facts.gather import gather
-from launcher.facts.script import Facts, Gpu
+from launcher.facts.gpus import Gpu
+from launcher.facts.script import Facts
 from launcher.hosts import Cluster, load
 from launcher.plan.build import Found
 from launcher.plan.options import LaunchOptions

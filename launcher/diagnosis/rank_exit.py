@@ -55,6 +55,8 @@ def _judged(
     if kind in (FailureKind.EXIT_CODE, FailureKind.KILLED) and (full := node.full_disks):
         kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
         message = f"{message}; no space was left for {' and '.join(full)}"
+    if exit.exit_code is None and kind == FailureKind.EXIT_CODE:
+        return Weight.WITNESS, kind, message  # torchrun reaps a rank that succeeded, too
     return Weight.CAUSE, kind, message
 
 

@@ -34,6 +34,7 @@ LOGS_GROW = 0.02
 RANKS_START = 0.05
 POLL = 0.1
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks once they are gone
+ONLY_SOURCE = 5.0  # the same when it alone knows how one of them ended
 NO_OUTPUT = 0.3  # the same when it has nothing to report, as we stopped it
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -252,7 +253,7 @@ class Supervisor:
                 stopping=rank.was_stopping,
                 message=message,
                 traceback=call_stack,
-                last_lines=tuple(self.logs.last_lines(rank.local_rank) if rank.exit_code else ()),
+                last_lines=tuple(self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()),
             )
         )
 
@@ -295,7 +296,9 @@ class Supervisor:
         if self.ranks.alive() and now < self.kill_at:
             return
         self.alone_since = self.alone_since or now
-        late = now - self.alone_since > (LAST_OUTPUT if self.ranks.failed() else NO_OUTPUT)
+        failed, reaped = self.ranks.failed(), self.ranks.reaped()
+        patience = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
+        late = now - self.alone_since > patience
         self.killed_torchrun = self.killed_torchrun or late
         for pid in descendants(os.getpid()):
             if late or (pid != self.torchrun.pid and now > self.kill_at):

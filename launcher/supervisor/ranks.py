@@ -84,14 +84,19 @@ class Ranks:
     def failed(self) -> list[Rank]:
         return [rank for rank in self.by_local_rank.values() if rank.exit_code]
 
+    def reaped(self) -> list[Rank]:
+        """Those that exited by themselves and whose exit codes only torchrun has."""
+        gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
+        return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
+
     def first_failed(self) -> Rank | None:
         """If several ranks exited since the last look, prefer one that was not SIGTERMed: torchrun reaps
         the first failed rank, which hides its exit code, and SIGTERMs the rest."""
-        gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
-        terminated = [rank for rank in gone if rank.exit_code == -signal.SIGTERM]
-        failed = [rank for rank in gone if rank.exit_code and rank not in terminated]
-        reaped = [rank for rank in gone if rank.exit_code is None] if terminated else []
-        return next(iter([*failed, *reaped, *terminated]), None)
+        failed = self.failed()
+        terminated = [rank for rank in failed if rank.exit_code == -signal.SIGTERM]
+        others = [rank for rank in failed if rank not in terminated]
+        reaped = self.reaped() if terminated else []
+        return next(iter([*others, *reaped, *terminated]), None)
 
 
 class Liveness:

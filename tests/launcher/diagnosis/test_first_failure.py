@@ -31,7 +31,7 @@ def output(name: str) -> list[str]:
 
 
 def rank_exit(
-    time: float, rank: int, code: int, lines: list[str] | None = None, **more: Any
+    time: float, rank: int, code: int | None, lines: list[str] | None = None, **more: Any
 ) -> tuple[float, RankExit]:
     event = RankExit(rank, rank % 2, code, signal=signal_name(code), time=time)
     return time, dataclasses.replace(event, last_lines=tuple(lines or ()), **more)
@@ -120,6 +120,16 @@ def test_a_rank_that_left_with_code_0_is_the_cause_of_the_effects_after_it() -> 
         node(0, rank_exit(2.0, 0, 1, output("gloo-peer-zero"))), node(1, rank_exit(1.9, 3, 0))
     )
     assert (failure.rank, failure.kind, failure.exit_code) == (3, "early-exit", 0)
+
+
+def test_a_rank_whose_end_only_torchrun_saw_gives_way_to_one_that_failed() -> None:
+    """torchrun also reaps a rank that succeeded. Alone, or with an exception, it is the failure."""
+    reaped = rank_exit(1.0, 0, None)
+    assert first(node(0, reaped, rank_exit(2.0, 1, 1))).rank == 1
+    assert first(node(0, reaped)).message == "exited with an unknown code"
+    raised = rank_exit(1.0, 0, None, ["Traceback (most recent call last):", "ValueError: lr"])
+    failure = first(node(0, raised, rank_exit(2.0, 1, 1)))
+    assert (failure.rank, failure.message) == (0, "raised ValueError: lr")
 
 
 def test_a_run_that_ended_well_has_no_failure() -> None:

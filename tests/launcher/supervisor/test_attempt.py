@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import supervisors
 from supervisors import Node, attempt, until
 
 from launcher.diagnosis.first_failure import headline
@@ -47,6 +48,21 @@ def test_the_first_rank_is_named_even_if_all_were_gone_at_the_next_look(tmp_path
             os.kill(pids[1], signal.SIGKILL)
         made.wait()
     assert (made.nodes[0].reason.rank, made.nodes[0].reason.host) == (1, "gpu1")
+    cause = made.cause()
+    assert cause is not None and (cause.kind, cause.rank) == ("killed", 1)
+
+
+def test_a_success_that_the_supervisor_did_not_see_is_not_taken_for_the_failure_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisors, "NPROC", 3)
+    with attempt(tmp_path, 1, ["gentle"]) as made:
+        pids = made.ranks_running()
+        with held(made.nodes[0], until_reaped=list(pids.values())):
+            os.kill(pids[0], signal.SIGTERM)
+            until(lambda: not Path("/proc", str(pids[0])).exists(), 20)
+            os.kill(pids[1], signal.SIGKILL)
+        made.wait()
     cause = made.cause()
     assert cause is not None and (cause.kind, cause.rank) == ("killed", 1)
 

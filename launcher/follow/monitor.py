@@ -112,6 +112,7 @@ class Monitor:
         ]
         # journal bytes that were read, by node rank; 0 until the known events are there
         self._consumed = dict.fromkeys(self.outcomes, 0)
+        self._caught_up = False  # the queue was empty: what is missing now has not arrived
         self._sizes: dict[int, tuple[int, float]] = {}  # journal bytes, and when that was learned
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
         self._changes: dict[str, ContactChange] = {}  # by host, those that nobody was told yet
@@ -124,7 +125,7 @@ class Monitor:
             watcher.start()
         try:
             while self._waiting():
-                yield from self._next()
+                yield from self._take_reports()
                 yield from self._conclude()
                 if time.monotonic() - self._changed > CONTACT_TIME:
                     yield from self._take_changes()
@@ -143,11 +144,20 @@ class Monitor:
 
     # --- what the watchers report --------------------------------------------------------------
 
-    def _next(self) -> Iterator[Seen]:
-        try:
-            item = self._queue.get(timeout=POLL)
-        except queue.Empty:
-            return
+    def _take_reports(self) -> Iterator[Seen]:
+        """All that is in the queue, for at most POLL seconds."""
+        until, wait = time.monotonic() + POLL, POLL
+        self._caught_up = False
+        while time.monotonic() < until:
+            try:
+                item = self._queue.get(timeout=wait)
+            except queue.Empty:
+                self._caught_up = True
+                return
+            yield from self._take(item)
+            wait = 0.0
+
+    def _take(self, item: Item) -> Iterator[Seen]:
         if isinstance(item, Batch):
             yield from self._take_batch(item)
         elif isinstance(item, Exited):
@@ -248,11 +258,13 @@ class Monitor:
         if outcome.gone:
             return True
         if outcome.end is not None:  # enough by itself if the engine no longer answers
-            return outcome.exited or now - outcome.end_received > ENGINE_TIMEOUT
+            silent = now - outcome.end_received > ENGINE_TIMEOUT
+            return outcome.exited or (silent and self._caught_up)
         if not outcome.exited:
             return False
         size, since = self._sizes[outcome.node_rank]
-        return self._consumed[outcome.node_rank] >= size or now - since > DRAIN_TIMEOUT
+        late = now - since > DRAIN_TIMEOUT
+        return self._consumed[outcome.node_rank] >= size or (late and self._caught_up)
 
     def _rest_is_lost(self, now: float) -> bool:
         """Whether all nodes that have not ended were lost by their peers or by this machine.

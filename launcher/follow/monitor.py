@@ -25,7 +25,7 @@ from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Exited, Item, NodeWatch
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
-DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
+DRAIN_TIMEOUT = 15.0  # seconds without a report in which a journal may lag behind its container
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm the end of a node
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host once all others have ended
 PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
@@ -113,7 +113,8 @@ class Monitor:
         # journal bytes that were read, by node rank; 0 until the known events are there
         self._consumed = dict.fromkeys(self.outcomes, 0)
         self._caught_up = False  # the queue was empty: what is missing now has not arrived
-        self._sizes: dict[int, tuple[int, float]] = {}  # journal bytes, and when that was learned
+        self._sizes: dict[int, int] = {}  # of the journals whose containers have ended, in bytes
+        self._reported: dict[int, float] = {}  # time.monotonic() of each node's last report
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
         self._changes: dict[str, ContactChange] = {}  # by host, those that nobody was told yet
         self._changed = 0.0  # time.monotonic() of the first of them
@@ -158,6 +159,7 @@ class Monitor:
             wait = 0.0
 
     def _take(self, item: Item) -> Iterator[Seen]:
+        self._reported[item.node_rank] = time.monotonic()
         if isinstance(item, Batch):
             yield from self._take_batch(item)
         elif isinstance(item, Exited):
@@ -165,7 +167,7 @@ class Monitor:
             outcome.exited, outcome.oom_killed = True, item.status.oom_killed
             if outcome.end is None:
                 outcome.exit_code = item.status.exit_code
-            self._sizes[item.node_rank] = (item.size, time.monotonic())
+            self._sizes[item.node_rank] = item.size
         else:
             yield from self._take_contact(item)
 
@@ -262,9 +264,8 @@ class Monitor:
             return outcome.exited or (silent and self._caught_up)
         if not outcome.exited:
             return False
-        size, since = self._sizes[outcome.node_rank]
-        late = now - since > DRAIN_TIMEOUT
-        return self._consumed[outcome.node_rank] >= size or (late and self._caught_up)
+        late = now - self._reported[outcome.node_rank] > DRAIN_TIMEOUT and self._caught_up
+        return late or self._consumed[outcome.node_rank] >= self._sizes[outcome.node_rank]
 
     def _rest_is_lost(self, now: float) -> bool:
         """Whether all nodes that have not ended were lost by their peers or by this machine.

@@ -88,7 +88,7 @@ def push(
             with progress:
                 found, failed = run.run(list(reached))
         except OSError as error:  # not stdout: it must not end the command as if that were closed
-            raise PushFailed(f"this machine: the push broke: {error}; push again") from error
+            raise PushFailed(f"this machine: the push failed: {error}; push again") from error
     report = tracker.finish()
     # The id on this machine, else on the first host: what run.json records.
     report.image_digest = next((image.id for image in (run.here, *found.values()) if image), None)
@@ -177,7 +177,7 @@ class _Push:
         for node in there:
             if node not in found:
                 failures[node] = PushFailed(
-                    f"{node.name}: {self.image} is not there; `ddpctl push HOSTS --image`"
+                    f"{node.name}: does not have {self.image}; run `ddpctl push HOSTS --image`"
                 )
         remedy = "`ddpctl push HOSTS --image` makes them the same"
         return found, {**failures, **different_images(self.image, found, remedy)}
@@ -195,7 +195,7 @@ class _Push:
         if part not in self.parts:
             return {
                 node: PushFailed(
-                    f"{node.name}: does not have the current {part}; `ddpctl push HOSTS --{part}`"
+                    f"{node.name}: does not have the current {part}; run `ddpctl push HOSTS --{part}`"
                 )
                 for node in missing
             }

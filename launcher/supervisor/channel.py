@@ -113,7 +113,7 @@ class Channel:
                 self._out = self._out[self.sock.send(self._out) :]
         except BlockingIOError:
             if len(self._out) > BACKLOG:
-                raise ConnectionAbortedError("the peer does not read") from None
+                raise ConnectionAbortedError("the peer stopped reading") from None
 
     def receive(self) -> list[dict[str, Any]]:
         """Raises OSError when the connection is broken or closed, Refused when it is not a peer's."""

@@ -253,7 +253,9 @@ class Supervisor:
                 stopping=rank.was_stopping,
                 message=message,
                 traceback=call_stack,
-                last_lines=tuple(self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()),
+                last_lines=tuple(
+                    self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()
+                ),
             )
         )
 

@@ -206,7 +206,7 @@ def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> No
     cluster.forget()
     assert f"{waiting}  " in cluster.ddpctl("ps", cluster.hosts_file)[1]
     code, _, err = cluster.ddpctl("attach", waiting, "--hosts", cluster.hosts_file)
-    assert code == 2 and "waits in line for GPUs and has nothing to show yet" in err
+    assert code == 2 and "is waiting in line for GPUs and has nothing to show yet" in err
     assert cluster.ddpctl("kill", waiting, "--hosts", cluster.hosts_file)[0] == 0
     assert cluster.tickets == []
 

@@ -22,7 +22,7 @@ from .errors import UsageError
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 EPILOG = """\
-Under torchrun the ranks come from its environment. Without torchrun it is one process; --spawn N starts N.
+Under torchrun the ranks come from its environment. Otherwise it is one process; --spawn N starts N.
   torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3
   python -m trainer --spawn 2 --data ./data --preset baseline
 Other commands: trainer ckpt ls|verify|export, trainer data ..., trainer bench, trainer plot.

@@ -61,7 +61,7 @@ def begin(
     if len(set(fingerprints)) > 1:
         odd = next(rank for rank, value in enumerate(fingerprints) if value != fingerprints[0])
         raise DataError(
-            f"rank {odd} has different images from rank 0: push the same folder everywhere"
+            f"rank {odd}'s images differ from rank 0's: push the same folder everywhere"
         )
     with ranks.agreeing():
         plan = make_plan(config, data.size("train"), ranks.world_size)

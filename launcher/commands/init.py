@@ -136,9 +136,7 @@ def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple
             raise UsageError(f"--ssh-config {pattern!r}: matches no Host of {config}")
         found += [Entry(name) for name in names]
     if not found:
-        raise UsageError(
-            "no hosts: pass --host, --hostfile or --ssh-config, or run it in a terminal"
-        )
+        raise UsageError("no hosts: pass --host, --hostfile or --ssh-config, or use a terminal")
     return tuple(found)
 
 
@@ -147,9 +145,7 @@ def _asked_hosts() -> tuple[Entry, ...]:
 
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
-    answer = _prompt(
-        f"Hosts, as you would type them after ssh, or local{hint}", " ".join(known) or "local"
-    )
+    answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
     return tuple(Entry(name) for name in answer.replace(",", " ").split())
 
 

@@ -107,9 +107,7 @@ HOSTS = argument(
 )
 HOST_LIST = option("-H", "Use these hosts instead of a file.", metavar="HOST:GPUS,...")
 INCLUDE = option("--include", "Use only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
-EXCLUDE = option(
-    "--exclude", "Use all but these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@..."
-)
+EXCLUDE = option("--exclude", "Skip these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
 RUN = argument("[RUN]", "A run id or a unique prefix (default: the newest run).", complete.runs)
 RUN_OR_HOSTS = argument(
     "[RUN or HOSTS]", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files

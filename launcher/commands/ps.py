@@ -16,12 +16,7 @@ def ps(
     per_node: bool = flag("--nodes", "Show one row per node instead of one per run."),
     watch: bool = flag("--watch", "Refresh the table until Ctrl-C.", "-w"),
     interval: float = option(
-        "--interval",
-        "Seconds between refreshes with --watch.",
-        default=2.0,
-        min=0.1,
-        max=86400,
-        metavar="S",
+        "--interval", "Seconds between refreshes.", default=2.0, min=0.1, max=86400, metavar="S"
     ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

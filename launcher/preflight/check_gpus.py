@@ -178,11 +178,7 @@ def check_xids(machine: Machine, _: Inventory) -> Iterator[Finding]:
     index = {gpu.pci: gpu.index for gpu in nvidia.gpus}
     for pci, number in dict.fromkeys(nvidia.xids):
         if machine.wants_gpus and number in XIDS and index.get(pci, -1) in {-1, *machine.gpus}:
-            name = (
-                f"GPU {index[pci]} ({pci})"
-                if pci in index
-                else f"a GPU at {pci}, no longer listed,"
-            )
+            name = f"GPU {index[pci]} ({pci})" if pci in index else f"a lost GPU at {pci}"
             meaning, remedy = XIDS[number]
             what = f"{name} has had Xid {number} since the host booted: {meaning}"
             yield warning(machine.name, "gpus", what, remedy)

@@ -90,9 +90,7 @@ def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 def check_probed(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if machine.rank in seen.reach.unprobed and not machine.engine_error:
-        what = (
-            "cannot test whether other hosts reach it: it has neither python3 nor the job's image"
-        )
+        what = "cannot test whether others reach it: it has neither python3 nor the job's image"
         remedy = "run `ddpctl push HOSTS --image` first, or install python3 there"
         yield warning(machine.name, "network", what, remedy)
     if machine.rank in seen.reach.cut_off:

@@ -58,9 +58,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 
 def start_awaited(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
     """The record once the run, which waits in line, has started or ended."""
-    console.say(
-        f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows what it waits for"
-    )
+    console.say(f"run {folder.run_id} is in line for GPUs; `ddpctl ps` shows what it waits for")
     if not is_locked(folder.path / WAITING):
         start_recorder(folder)
     while record.state in ("WAITING", "PENDING"):

@@ -57,9 +57,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--ranks", type=int, default=2, help="ranks in the DDP rows (default 2)")
     parser.add_argument("--techniques", action="store_true", help="add one technique at a time")
-    parser.add_argument(
-        "--scaling", metavar="N,N", help="train with each of these numbers of ranks"
-    )
+    parser.add_argument("--scaling", metavar="N,N", help="repeat with each number of ranks")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     given, common = parser.parse_known_args(list(argv))
     rows = technique_rows(given.ranks) if given.techniques else mode_rows(given.ranks)

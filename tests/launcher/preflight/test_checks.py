@@ -321,7 +321,7 @@ FAULTS = {
     ),
     "part of a run left": (
         lambda m: with_engine(m, nodes=(status("old", 1, "running"), status("old", 0, "exited"))),
-        ("warning", "runs", "node 1 of run old (eve@head) is still running, but other nodes of the run have ended",
+        ("warning", "runs", "node 1 of run old (eve@head) is still running, but other nodes have ended",
          "`ddpctl kill old`"),
     ),
     "paused": (

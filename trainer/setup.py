@@ -60,9 +60,7 @@ def begin(
     fingerprints = ranks.gather(data.fingerprint)
     if len(set(fingerprints)) > 1:
         odd = next(rank for rank, value in enumerate(fingerprints) if value != fingerprints[0])
-        raise DataError(
-            f"rank {odd}'s images differ from rank 0's: push the same folder everywhere"
-        )
+        raise DataError(f"rank {odd}'s images differ from rank 0's: push the same to every host")
     with ranks.agreeing():
         plan = make_plan(config, data.size("train"), ranks.world_size)
         t = build(config, plan, ranks, data, stop)

@@ -209,7 +209,7 @@ FAULTS = {
     ),
     "a lost GPU in the kernel's log": (
         lambda m: with_nvidia(m, xids=(("0000:af:00", 79),)),
-        ("warning", "gpus", "a GPU at 0000:af:00, no longer listed, has had Xid 79", "seat and the power"),
+        ("warning", "gpus", "a lost GPU at 0000:af:00 has had Xid 79", "seat and the power"),
     ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),

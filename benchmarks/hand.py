@@ -15,7 +15,7 @@ from cluster import USER, Cluster
 
 
 def ssh(cluster: Cluster, node: str, argv: Sequence[str]) -> list[str]:
-    """The `ssh` command line that runs `argv` on a host."""
+    """Return the `ssh` command line that runs `argv` on a host."""
     options = ["-F", str(cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
     options += ["-o", f"UserKnownHostsFile={cluster.home}/.ssh/known_hosts"]
     options += ["-i", str(cluster.home / ".ssh" / "id_ed25519"), "-l", USER]

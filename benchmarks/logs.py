@@ -108,7 +108,7 @@ class Bench:
         return Measured(*measured, self._heard())
 
     def by_hand(self) -> Measured:
-        """The engine's own log, which is not rotated here."""
+        """Return the engine's own log, which is not rotated here."""
         options = ["-F", str(self.cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
         options += ["-o", f"UserKnownHostsFile={self.cluster.home}/.ssh/known_hosts"]
         options += ["-i", str(self.cluster.home / ".ssh" / "id_ed25519"), "-l", USER]

@@ -367,7 +367,7 @@ def logs_rows(
 
 
 def is_whole(logs: Path, node: int, ranks: int, rate: int, seconds: int) -> bool:
-    """Whether a node's log is, byte for byte, what its ranks wrote."""
+    """Return whether a node's log is, byte for byte, what its ranks wrote."""
     parts = spoken_by(node, ranks, rate, seconds)
     with (logs / f"node-{node}.log").open("rb") as file:
         return all(file.read(len(part)) == part for part in parts) and not file.read()

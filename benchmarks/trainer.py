@@ -92,7 +92,9 @@ def main() -> int:
 
 
 def on_gpu() -> int:
-    """The trainer's own tables on the GPUs of this machine: techniques, scaling, baseline speed."""
+    """Return the trainer's own tables on the GPUs of this machine: techniques, scaling, baseline
+    speed.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         print("no GPU here: nothing to measure")
@@ -161,8 +163,9 @@ def loader() -> int:
 
 
 def photographs(tree: Path, counts: dict[str, int]) -> int:
-    """An ImageFolder tree of pictures that are as hard to decode as photographs. Returns the mean
-    size of a file in kB."""
+    """Return an ImageFolder tree of pictures that are as hard to decode as photographs. Returns the
+    mean size of a file in kB.
+    """
     generator, sizes = torch.Generator().manual_seed(0), []
     for split, count in counts.items():
         for number in range(count):
@@ -267,7 +270,7 @@ def train(stem: Stem, data: Path, given: argparse.Namespace, scratch: Path) -> l
 
 
 def shares(stem: Stem, given: argparse.Namespace, scratch: Path) -> list[str]:
-    """The share of an epoch outside forward, backward and optimizer, and of its checkpoint."""
+    """Return the share of an epoch outside forward, backward and optimizer, and of its checkpoint."""
     found = train(stem, subset(stem.images, scratch), given, scratch)
     spans = [record for record in found if record["kind"] == "train"]
     data_share = statistics.median(r["data_ms"] / r["step_ms"] for r in spans)

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def scenes(cluster: Cluster, folder: Path) -> list[str]:
-    """The output of a launch that trains and of one whose rank 3 raises."""
+    """Return the output of a launch that trains and of one whose rank 3 raises."""
     code = folder / "code"
     code.mkdir()
     (code / "train.py").write_text(FAILING)

@@ -100,7 +100,7 @@ def check_shared(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def _uuids(machine: Machine) -> dict[str, int]:
-    """The ids of the GPUs that a machine's nodes use, by UUID; some GPUs have none to show."""
+    """Return the ids of the GPUs that a machine's nodes use, by UUID; some GPUs have none to show."""
     gpus = machine.facts.gpus
     return {g.uuid: g.index for g in gpus if g.index in machine.gpus and g.uuid.startswith("GPU-")}
 

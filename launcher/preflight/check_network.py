@@ -161,7 +161,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 def _router(
     machine: Machine, ip: str, bad: Mapping[int, Answer], seen: Inventory
 ) -> Machine | None:
-    """The cluster's machine that should have forwarded the packets, or the replies to them.
+    """Return the cluster's machine that should have forwarded the packets, or the replies to them.
 
     Docker makes a host drop what it forwards for others. It does not touch what is for the host
     itself, as all of ddpctl's traffic is.

@@ -66,7 +66,7 @@ class ContainerReport:
 
 
 def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
-    """Reports by first node rank, of the machines in `nodes` that have the image."""
+    """Report by first node rank, of the machines in `nodes` that have the image."""
     token = secrets.token_hex(4)
     job = seen.cluster.job
     machines = [m for m in seen.machines if m.rank in nodes and m.engine and m.engine.image]
@@ -96,7 +96,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
-    """The container that a launch would start there, with `folder` of the host at /output."""
+    """Return the container that a launch would start there, with `folder` of the host at /output."""
     facts = machine.facts
     gpus = tuple(sorted(machine.gpus)) if machine.has_driver else ()
     return Container(

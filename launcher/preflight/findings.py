@@ -42,7 +42,7 @@ def _one_line(text: str) -> str:
 
 
 def split(message: str, host: str) -> tuple[str, str]:
-    """An error's one line, `HOST: WHAT; REMEDY`, as what and remedy."""
+    """Return an error's one line, `HOST: WHAT; REMEDY`, as what and remedy."""
     text = " ".join(message.split()).removeprefix(f"{host}: ")
     what, _, remedy = text.rpartition("; ")
     return (what, remedy) if what else (text, "log in to the host and look")
@@ -71,7 +71,8 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 def table(
     hosts: Sequence[str], findings: Iterable[Finding], unseen: Iterable[str]
 ) -> list[list[str]]:
-    """A row per host, a cell per check: ok, warning, FAILURE, or `-` for what could not be checked.
+    """Return a row per host, a cell per check: ok, warning, FAILURE, or `-` for what could not be
+    checked.
 
     That is everything on an unseen host, and images and runs where Docker does not answer.
     """

@@ -25,7 +25,9 @@ class FirstLook:
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
-    """The user and the first existing key that `ssh` uses for this host; "" where there is none."""
+    """Return the user and the first existing key that `ssh` uses for this host; "" where there is
+    none.
+    """
     try:
         route = route_to(host)
     except HostUnreachable:
@@ -34,7 +36,7 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
-    """Asks all hosts at once; says in one line which do not answer, and why."""
+    """Ask all hosts at once; says in one line which do not answer, and why."""
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
         found, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])

@@ -67,7 +67,7 @@ class Machine:
         return self.facts.interface_of(ip) is not None
 
     def shares_network_with(self, other: Machine) -> bool:
-        """Whether both are names of one machine, which share all addresses."""
+        """Return whether both are names of one machine, which share all addresses."""
         return self is other or self.details.network == other.details.network != ""
 
 
@@ -129,7 +129,7 @@ class Inventory:
 
 
 def common(values: Sequence[T]) -> T:
-    """The most frequent value; the first of them in a tie."""
+    """Return the most frequent value; the first of them in a tie."""
     return max(dict.fromkeys(values), key=list(values).count)
 
 

@@ -227,13 +227,13 @@ def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:
 
 
 def parse_listening(line: str) -> tuple[int, int] | None:
-    """The port that was asked for and the port that the agent listens on."""
+    """Return the port that was asked for and the port that the agent listens on."""
     match = re.fullmatch(r"listening (\d{1,5}) (\d{1,5})", line, re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_dialed(line: str, orders: Mapping[int, Dial], rank: int) -> tuple[int, Answer] | None:
-    """The key of an order of this agent and its answer, from a `dialed` line."""
+    """Return the key of an order of this agent and its answer, from a `dialed` line."""
     match = re.fullmatch(
         r"dialed (\d{1,9}) (?:(wrong|refused|timeout|unreachable)|ok (\d{1,9}) (\d{1,3}\.\d{3}))",
         line,

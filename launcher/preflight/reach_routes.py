@@ -76,7 +76,9 @@ def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]
 
 
 def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
-    """Those of all machines. Two holders of an address, on different networks, show that it is shared."""
+    """Return those of all machines. Two holders of an address, on different networks, show that it
+    is shared.
+    """
     holders: dict[str, list[Machine]] = {}
     for machine in machines.values():
         for address in machine.facts.addresses:
@@ -108,7 +110,7 @@ def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tu
 def dials_for(
     machines: Mapping[int, Machine], chosen: Iterable[tuple[int, int]], *, master_port: bool
 ) -> list[Dial]:
-    """Every candidate address, for each pair; with master_port also that port of node 0."""
+    """Return every candidate address, for each pair; with master_port also that port of node 0."""
     addresses = _candidates(machines)
     return [
         Dial(source, target, address.ip, is_master)
@@ -119,14 +121,16 @@ def dials_for(
 
 
 def is_settled(dials: Sequence[Dial], answers: Answers) -> bool:
-    """Every target has an address at which all its dials succeeded."""
+    """Return every target has an address at which all its dials succeeded."""
     failed = {(d.target, d.address) for d in dials if d not in answers or not answers[d].ok}
     reached = {d.target for d in dials if (d.target, d.address) not in failed}
     return reached == {d.target for d in dials}
 
 
 def retries(answers: Answers) -> list[Dial]:
-    """The dials that timed out, and for each of their sources one that succeeded, as a control."""
+    """Return the dials that timed out, and for each of their sources one that succeeded, as a
+    control.
+    """
     failed = [dial for dial, answer in answers.items() if answer.result == "timeout"]
     controls = {dial.source: dial for dial, answer in answers.items() if answer.ok}
     return list(
@@ -135,7 +139,7 @@ def retries(answers: Answers) -> list[Dial]:
 
 
 def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
-    """The first answers, corrected by the second ones.
+    """Return the first answers, corrected by the second ones.
 
     A timeout counts only if the same dial fails again while its source's control succeeds. Of a
     source that has reached nobody at all, there is no control, and its timeouts count.
@@ -204,7 +208,9 @@ def grouped(answers: Answers) -> Grouped:
 def addressed(
     cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
 ) -> Cluster:
-    """The cluster with the routes as internal_ip and interface, where the hosts file gives none."""
+    """Return the cluster with the routes as internal_ip and interface, where the hosts file gives
+    none.
+    """
     hosts = list(cluster.hosts)
     for first, route in routes.items():
         if route.address:

@@ -133,7 +133,7 @@ def _unseen(machines: Sequence[Machine | Unseen]) -> Iterator[Finding]:
 def _examine_all(
     nodes: Sequence[Node], cluster: Cluster, probe: Probe
 ) -> tuple[list[Machine | Unseen], Inventory]:
-    """Every machine, and what was seen of them. Their probe agents start at the same time."""
+    """Return every machine, and what was seen of them. Their probe agents start at the same time."""
     groups: dict[tuple[str, int], list[int]] = {}
     for rank, node in enumerate(nodes):
         groups.setdefault(node.host.machine, []).append(rank)
@@ -159,7 +159,9 @@ def examine(
     job: Job,
     beside: Callable[[Node], None],
 ) -> Machine | Unseen:
-    """The machine that these ranks share, each with its Node. `beside` runs at the same time."""
+    """Return the machine that these ranks share, each with its Node. `beside` runs at the same
+    time.
+    """
     hosts = tuple(node.host for node in nodes)
     node = next((node for node in nodes if node.host.gpus != 0), nodes[0])
     first = 0 in ranks
@@ -181,7 +183,7 @@ def examine(
 
 
 def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
-    """The engine, or why it does not answer; neither where the job needs none."""
+    """Return the engine, or why it does not answer; neither where the job needs none."""
     engine = container_engine(node, job.engine)
     try:
         return (engine.engine_info(job.image) if engine else None), None
@@ -190,7 +192,7 @@ def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
 
 
 def image_here(job: Job) -> ImageInfo | None:
-    """The job's image as this machine's engine has it, if it does."""
+    """Return the job's image as this machine's engine has it, if it does."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
         engine = container_engine(node, job.engine)
         return engine.image_info(job.image) if engine else None

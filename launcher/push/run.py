@@ -113,7 +113,7 @@ class _Push:
         tracker: Tracker,
         inspected: Inspected | None,
     ) -> None:
-        """Scans the folders. needed: `parts`, which are sent, and those that must be there."""
+        """Scan the folders. needed: `parts`, which are sent, and those that must be there."""
         job = cluster.job
         self.parts, self.local, self.tracker, self.inspected = parts, local, tracker, inspected
         needs_image = "image" in needed and engine_traits(job.engine).in_container
@@ -137,7 +137,7 @@ class _Push:
         return self.trees[part].manifest.digest if part in self.trees else ""
 
     def run(self, nodes: Sequence[Node]) -> Outcome:
-        """The image of each host, and the hosts that failed with the reason."""
+        """Return the image of each host, and the hosts that failed with the reason."""
         states, failures = try_each(nodes, self._inspect)
         found: dict[Node, ImageInfo] = {}
         relays = {node: state.relay_address for node, state in states.items()}

@@ -23,7 +23,7 @@ DIGEST = re.compile(r"[a-z0-9:]{1,100}")
 
 
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Writes run.json and hosts.yaml. Raises UsageError when the file lacks a host of the run."""
+    """Write run.json and hosts.yaml. Raises UsageError when the file lacks a host of the run."""
     record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
     # the values of env may be secrets: a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
@@ -35,7 +35,7 @@ def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: C
 def ask_for_record(
     run_id: str, nodes: Sequence[Node], cluster: Cluster, console: Console
 ) -> tuple[RunRecord, list[Node]]:
-    """The run as its hosts report it, and its nodes in rank order."""
+    """Return the run as its hosts report it, and its nodes in rank order."""
     found, failures = reported_nodes(nodes, run_id)
     rows = [(node, row) for node, reported in found.items() for row in reported]
     if not rows:
@@ -68,7 +68,7 @@ def by_rank(
     failures: Collection[Node],
     source: str,
 ) -> list[Node]:
-    """The nodes in rank order. Hosts that did not answer fill the gaps in the file's order.
+    """Return the nodes in rank order. Hosts that did not answer fill the gaps in the file's order.
 
     there: the node ranks of the newest attempt on each host that did.
     """

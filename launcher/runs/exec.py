@@ -39,7 +39,7 @@ class ExecOptions:
 
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
-    """Returns the command's exit code; with on_all, the first that is not 0, by node rank."""
+    """Return the command's exit code; with on_all, the first that is not 0, by node rank."""
     with newest_attempt(folder, console, folder.load()) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
@@ -73,7 +73,7 @@ def _print_output(running: Exec, console: Console) -> None:
 
 
 def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
-    """The node that the options name. Raises UsageError if the run does not have it."""
+    """Return the node that the options name. Raises UsageError if the run does not have it."""
     if wanted.rank is None:
         number = wanted.node or 0
         if not 0 <= number < len(attempt.members):
@@ -91,7 +91,7 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
 
 
 def _ranks(member: RunningNode) -> range:
-    """The global ranks of a node."""
+    """Return the global ranks of a node."""
     done = member.node.script(RANKS, member.place.control_dir)
     found = dict(re.findall(r'"(\w+)": (\d+)', done.stdout.decode(errors="replace")))
     try:
@@ -105,7 +105,7 @@ def _ranks(member: RunningNode) -> range:
 
 
 def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
-    """Raises UsageError if the node does not run."""
+    """Raise UsageError if the node does not run."""
     rank = member.place.node_rank
     seen = [status for status in member.engine.list(run_id) if status.node_rank == rank]
     for status in seen:

@@ -90,7 +90,9 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
 def list_files(
     attempt: RunningAttempt, console: Console
 ) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Every file of the run, once per file system, and an error for each host that did not answer."""
+    """Return every file of the run, once per file system, and an error for each host that did not
+    answer.
+    """
     nodes = [group[0] for group in find_shared_homes(one_per_account(attempt.nodes))]
 
     def ask(node: Node) -> list[RemoteFile]:
@@ -148,7 +150,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
 
 
 def _receive(file: RemoteFile, part: Path, done: Fetched) -> None:
-    """Continues where an earlier fetch was cut off."""
+    """Continue where an earlier fetch was cut off."""
     have = part.stat().st_size if part.exists() else 0
     argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
     with file.node.open(argv, stdin=False) as stream, part.open("ab") as out:

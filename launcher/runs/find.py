@@ -25,7 +25,7 @@ done
 
 
 def names_hosts(text: str | None) -> bool:
-    """Whether an argument that is a run or a hosts file is a hosts file."""
+    """Return whether an argument that is a run or a hosts file is a hosts file."""
     try:
         return text is not None and (Path(text).is_file() or text.endswith((".yaml", ".yml")))
     except OSError:  # too long for a file name
@@ -33,7 +33,8 @@ def names_hosts(text: str | None) -> bool:
 
 
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """The run that `target` names: an id, a unique prefix, or a hosts file for its newest run.
+    """Return the run that `target` names: an id, a unique prefix, or a hosts file for its newest
+    run.
 
     With `hosts`, a run that this machine has no record of is looked for there, and recorded.
     """
@@ -59,7 +60,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 
 
 def find_run(text: str | None) -> RunFolder:
-    """The run with this id or unique prefix; the newest run of this machine for None."""
+    """Return the run with this id or unique prefix; the newest run of this machine for None."""
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is None:
         newest = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
@@ -78,7 +79,7 @@ def find_run(text: str | None) -> RunFolder:
 
 
 def the_one(text: str, run_ids: Collection[str]) -> str | None:
-    """The run id that is `text` or alone begins so. Raises UsageError if several do."""
+    """Return the run id that is `text` or alone begins so. Raises UsageError if several do."""
     if text in run_ids:
         return text
     matching = [run_id for run_id in run_ids if run_id.startswith(text)]
@@ -94,7 +95,7 @@ def shortened(text: str) -> str:
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
-    """The id of the newest matching run on the hosts, live runs first.
+    """Return the id of the newest matching run on the hosts, live runs first.
 
     A run that was killed has no containers any more, but its folders are still there.
     """
@@ -115,7 +116,7 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
 
 
 def _kept(nodes: Sequence[Node]) -> set[str]:
-    """The ids of the runs that the hosts have folders of."""
+    """Return the ids of the runs that the hosts have folders of."""
 
     def ask(node: Node) -> list[str]:
         return node.script(KEPT).stdout.decode(errors="replace").split()
@@ -127,7 +128,9 @@ def _kept(nodes: Sequence[Node]) -> set[str]:
 def list_nodes(
     nodes: Sequence[Node], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """Every node of every run that the hosts' engines know, and an error for each silent host."""
+    """Return every node of every run that the hosts' engines know, and an error for each silent
+    host.
+    """
 
     def ask(node: Node) -> list[NodeStatus]:
         return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]

@@ -110,7 +110,7 @@ def _use(row: GpuRow, busy: set[str]) -> object:
 
 
 def _oddness(row: GpuRow, busy: set[str]) -> int:
-    """The least comes first."""
+    """Return the least comes first."""
     if row.node is None:
         return 4 if row.is_free else 1
     if row.others:
@@ -146,7 +146,7 @@ def _span(numbers: Sequence[int | None], unit: str) -> str:
 
 
 def document(rows: Iterable[GpuRow]) -> list[dict[str, Any]]:
-    """The `gpus` of ps --json."""
+    """Return the `gpus` of ps --json."""
     return [
         {
             "host": row.host,

@@ -25,7 +25,7 @@ def keep_cluster(folder: RunFolder, cluster: Cluster) -> None:
 
 
 def kept_cluster(folder: RunFolder, *, job_files: bool = False) -> Cluster:
-    """The hosts and the job of a run, as it was last started from here."""
+    """Return the hosts and the job of a run, as it was last started from here."""
     cluster = load(folder.hosts_file, job_files=job_files)
     path = folder.path / ENV
     try:

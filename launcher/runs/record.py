@@ -119,7 +119,9 @@ class RunRecord:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """The copy that every host keeps: without the nodes of each attempt, which their own folders show."""
+    """Return the copy that every host keeps: without the nodes of each attempt, which their own
+    folders show.
+    """
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
@@ -152,7 +154,7 @@ class RunFolder:
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
-        """Saves, or says once that the state folder cannot be written: the run matters more.
+        """Save, or says once that the state folder cannot be written: the run matters more.
 
         This process then goes on with the record in its memory.
         """
@@ -165,7 +167,7 @@ class RunFolder:
             self._warned = True
 
     def load(self) -> RunRecord:
-        """Raises UnreadableRecord."""
+        """Raise UnreadableRecord."""
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:

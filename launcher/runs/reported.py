@@ -141,7 +141,7 @@ def _run(document: str) -> ReportedRun:
 
 
 def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
-    """The nodes that have ended on these hosts, each once although it may have moved."""
+    """Return the nodes that have ended on these hosts, each once although it may have moved."""
     found, _ = reported_nodes(nodes)
     ended = [s for node, rows in found.items() for row in rows if (s := row.status(node.name))]
     newest: dict[str, int] = {}

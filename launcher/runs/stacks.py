@@ -72,7 +72,7 @@ class Answer:
 
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
-    """Returns 0, or 4 when a host did not answer; the other hosts' ranks are shown all the same."""
+    """Return 0, or 4 when a host did not answer; the other hosts' ranks are shown all the same."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
         found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
@@ -119,7 +119,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
-    """The groups as `clush -b` prints them, the largest first, then the stragglers by name."""
+    """Return the groups as `clush -b` prints them, the largest first, then the stragglers by name."""
     shown = [line for group in groups for line in block(group)]
     shown += [
         f"{answer.label}: no rank yet; torchrun is starting or waits for another node"

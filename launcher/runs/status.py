@@ -25,8 +25,10 @@ Connected = Sequence[tuple[Cluster, list[Node]]]
 
 
 def clusters_to_ask(hosts: str | None, console: Console, *, everything: bool) -> list[Cluster]:
-    """The hosts file's cluster. Without one, ./hosts.yaml and the hosts of this machine's runs: of
-    those that may be alive, or of all. A file or a record that cannot be read is a warning."""
+    """Return the hosts file's cluster. Without one, ./hosts.yaml and the hosts of this machine's
+    runs: of those that may be alive, or of all. A file or a record that cannot be read is a
+    warning.
+    """
     if hosts is not None:
         return [load(hosts, job_files=False)]
     files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
@@ -56,7 +58,7 @@ def all_connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
 def list_runs(
     clusters: Connected, *, everything: bool
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """All nodes of all runs, each once, the newest run first; an error for each silent host.
+    """Return all nodes of all runs, each once, the newest run first; an error for each silent host.
 
     everything: also those that have left no more than a folder, such as killed ones.
     """
@@ -109,7 +111,7 @@ def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]
 
 
 def by_run(statuses: Iterable[NodeStatus]) -> list[list[NodeStatus]]:
-    """The nodes of each run, runs in the order of their first node."""
+    """Return the nodes of each run, runs in the order of their first node."""
     runs: dict[str, list[NodeStatus]] = {}
     for status in statuses:
         runs.setdefault(status.run_id, []).append(status)
@@ -117,7 +119,7 @@ def by_run(statuses: Iterable[NodeStatus]) -> list[list[NodeStatus]]:
 
 
 def waits_for(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> list[str]:
-    """The ids of the runs that go first where a run waits in line."""
+    """Return the ids of the runs that go first where a run waits in line."""
     return sorted(
         {
             rival.run_id
@@ -130,7 +132,7 @@ def waits_for(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> 
 
 
 def run_state(nodes: Sequence[NodeStatus]) -> str:
-    """The state of a run, from the engines' view of its nodes."""
+    """Return the state of a run, from the engines' view of its nodes."""
     if any(node.alive for node in nodes):
         return "RUNNING"
     if any(node.waits for node in nodes):

@@ -35,7 +35,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 
 
 def sync_logs(attempt: RunningAttempt, store: LogStore, console: Console) -> dict[str, DdpctlError]:
-    """Brings every node's log up to date. Returns an error for each host that did not answer."""
+    """Bring every node's log up to date. Returns an error for each host that did not answer."""
 
     def copy(node: Node) -> None:
         place = attempt.by_node[node].place

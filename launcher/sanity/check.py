@@ -59,7 +59,7 @@ class RecordingConsole(Console):
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> int:
-    """Runs the check and prints what it found. 0: no problem, 1: a problem, else as `launch`."""
+    """Run the check and print what it found. 0: no problem, 1: a problem, else as `launch`."""
     report = Report([host.name for host in cluster.hosts])
     recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
@@ -127,7 +127,7 @@ def _gpus_of(host: Host) -> tuple[int, ...]:
 
 
 def _record_of(cluster: Cluster) -> Path:
-    """The file of the last result on the same hosts with the same GPUs."""
+    """Return the file of the last result on the same hosts with the same GPUs."""
     hosts = repr([(*host.machine, host.gpus) for host in cluster.hosts])
     return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
 
@@ -146,7 +146,7 @@ def remember(cluster: Cluster, busbw: float) -> None:
 
 
 def plot(report: Report, to: Path) -> None:
-    """Plots bus bandwidth by size; the suffix of `to` is the format."""
+    """Plot bus bandwidth by size; the suffix of `to` is the format."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -100,7 +100,7 @@ class Watchdog:
                 time.sleep(SILENCE / 6)
 
     def _report_late(self) -> None:
-        """Reports who did not begin the step or, if all did, who stopped or was cut off during it."""
+        """Report who did not begin the step or, if all did, who stopped or was cut off during it."""
         how = "did not arrive at"
         late = [r for r in range(self.job.world) if not self._arrived(r)]
         if not late:
@@ -129,7 +129,7 @@ def nodes_of(job: Job, ranks: list[int]) -> list[int]:
 
 
 def mesh(job: Job) -> bool:
-    """Every node connects by TCP to every other, on the addresses that the data will use."""
+    """Return every node connects by TCP to every other, on the addresses that the data will use."""
     if job.local_rank == 0:
         server = socket.create_server(("", 0))
         job.store.set(f"mesh/{job.node}", f"{own_address()} {server.getsockname()[1]}")
@@ -146,7 +146,7 @@ def mesh(job: Job) -> bool:
 
 
 def unreached(job: Job) -> list[dict[str, Any]]:
-    """The other nodes that this one cannot connect to."""
+    """Return the other nodes that this one cannot connect to."""
     failed = []
     for other in range(job.nodes):
         if other != job.node:
@@ -161,7 +161,7 @@ def unreached(job: Job) -> list[dict[str, Any]]:
 
 
 def own_address() -> str:
-    """The address of the interface that the data uses, by default the one towards node 0."""
+    """Return the address of the interface that the data uses, by default the one towards node 0."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if name:
@@ -183,7 +183,7 @@ def accept(server: socket.socket) -> None:
 
 
 def right(job: Job, watchdog: Watchdog) -> None:
-    """Runs each collective once, on numbers whose result is known."""
+    """Run each collective once, on numbers whose result is known."""
     n, mine, device = job.world, float(job.rank), job.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))
@@ -236,7 +236,7 @@ def right(job: Job, watchdog: Watchdog) -> None:
 
 
 def sweep(job: Job, watchdog: Watchdog) -> None:
-    """Measures all-reduce by size: the slowest rank's mean seconds per round."""
+    """Measure all-reduce by size: the slowest rank's mean seconds per round."""
     size = 8
     while size <= job.max_bytes:
         x = torch.ones(size // 4, device=job.device)
@@ -282,7 +282,7 @@ def sync(job: Job) -> None:
 
 
 def pairs(job: Job, watchdog: Watchdog) -> None:
-    """Measures each pair of nodes by itself, both ways, between their first ranks.
+    """Measure each pair of nodes by itself, both ways, between their first ranks.
 
     All pairs in turn, several times over: what disturbs a moment does not hit one pair each time.
     """

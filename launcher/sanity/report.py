@@ -21,7 +21,7 @@ class Report:
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in the order they came
 
     def take(self, text: bytes) -> bool:
-        """Adds a line of rank 0's output if it is a record."""
+        """Add a line of rank 0's output if it is a record."""
         if not text.startswith(MARK):
             return False
         record = json.loads(text[len(MARK) :])
@@ -97,7 +97,7 @@ def problems(
 
 
 def _unreached(report: Report) -> list[str]:
-    """Names each unreachable node once, with all nodes that cannot reach it."""
+    """Name each unreachable node once, with all nodes that cannot reach it."""
     by_target: dict[int, list[dict[str, Any]]] = {}
     for failed in report.unreached:
         by_target.setdefault(failed["target"], []).append(failed)
@@ -121,7 +121,7 @@ def _late(report: Report) -> list[str]:
 
 
 def slow_pairs(report: Report) -> list[str]:
-    """Names links that were slow in each round, or one host if it is in all of them.
+    """Name links that were slow in each round, or one host if it is in all of them.
 
     Slow: far below the fastest pair, and by more than the rates of the other pairs vary.
     """
@@ -149,7 +149,7 @@ def slow_pairs(report: Report) -> list[str]:
 
 
 def text(report: Report) -> str:
-    """A table with nccl-tests' columns, and the other results around it."""
+    """Return a table with nccl-tests' columns, and the other results around it."""
     world = report.last("world")
     lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
     lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.all("right")]

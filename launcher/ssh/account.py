@@ -14,7 +14,7 @@ def account_name() -> str:
 
 
 def account_home() -> str:
-    """The home folder in the passwd entry, which `ssh` uses; `/` if there is no entry."""
+    """Return the home folder in the passwd entry, which `ssh` uses; `/` if there is no entry."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:

@@ -159,7 +159,9 @@ class Keyring:
         return {key.blob: key for key in self._agent.get_keys()}
 
     def _load(self, path: str) -> paramiko.PKey | None:
-        """The private key in a file; None if it cannot be used, with the reason in `unusable`."""
+        """Return the private key in a file; None if it cannot be used, with the reason in
+        `unusable`.
+        """
         try:
             status = Path(path).stat()
         except OSError:
@@ -201,7 +203,7 @@ class Keyring:
 
 
 def _agent_at(path: str) -> paramiko.agent.AgentSSH:
-    """An ssh-agent at any socket; paramiko's own uses only SSH_AUTH_SOCK."""
+    """Return an ssh-agent at any socket; paramiko's own uses only SSH_AUTH_SOCK."""
     agent = paramiko.agent.AgentSSH()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -216,14 +218,16 @@ def _agent_at(path: str) -> paramiko.agent.AgentSSH:
 
 
 def _is_public(path: str) -> bool:
-    """Whether a file holds the public half of a key, such as `ssh-ed25519 AAAA... me@here`."""
+    """Return whether a file holds the public half of a key, such as `ssh-ed25519 AAAA... me@here`."""
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return re.match(rb"(ssh|ecdsa|sk)-\S+ AAAA", file.read(100)) is not None
     return False
 
 
 def _public_key(path: str) -> bytes | None:
-    """The public half of an identity file, without its passphrase: from PATH.pub or its header."""
+    """Return the public half of an identity file, without its passphrase: from PATH.pub or its
+    header.
+    """
     for file in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(file).read_text()
@@ -244,6 +248,6 @@ def _public_part(private_key: bytes) -> bytes:
 
 
 def _is_certificate_of(file: str, key: paramiko.PKey) -> bool:
-    """A certificate contains the fields of the public key, which follow its name."""
+    """Return a certificate contains the fields of the public key, which follow its name."""
     certificate = base64.b64decode(Path(file).read_text().split()[1])
     return key.asbytes()[4 + len(key.get_name()) :] in certificate

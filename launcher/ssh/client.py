@@ -63,7 +63,7 @@ class SshMachine:
             connection.close()
 
     def _session(self) -> tuple[Connection, paramiko.Channel]:
-        """A session on the first connection that has room, or on a new one."""
+        """Return a session on the first connection that has room, or on a new one."""
         full: list[Connection] = []
         while True:
             for connection in self._live():
@@ -199,7 +199,7 @@ class SshStream(Stream):
                 raise BrokenPipeError("closed") from None
 
     def _is_lost(self) -> bool:
-        """Whether the stream ended because the connection did."""
+        """Return whether the stream ended because the connection did."""
         if self._closed or self._channel.exit_status >= 0:
             return False
         return self._connection.is_ending()

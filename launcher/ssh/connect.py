@@ -54,7 +54,7 @@ class Connection:
         return self.transport.is_active()
 
     def is_ending(self) -> bool:
-        """Whether it has ended or is about to."""
+        """Return whether it has ended or is about to."""
         self.transport.join(CLOSING_TIMEOUT)
         return not self.transport.is_active()
 
@@ -192,7 +192,9 @@ _slots: dict[str, threading.BoundedSemaphore] = {}
 
 
 def _login_slot(route: Route) -> threading.BoundedSemaphore:
-    """All logins through one jump host share its slots, and all through a ProxyCommand theirs."""
+    """Return all logins through one jump host share its slots, and all through a ProxyCommand
+    theirs.
+    """
     bottleneck = route.proxy_jump or (route.proxy_command and "ProxyCommand")
     server = bottleneck or f"{route.hostname}:{route.port}"
     return _slots.setdefault(server, threading.BoundedSemaphore(LOGINS))
@@ -218,7 +220,7 @@ _jumps_lock = threading.Lock()
 
 
 def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) -> Connection | None:
-    """The connection to the last jump host, shared until `on_exit` closes; None without one."""
+    """Return the connection to the last jump host, shared until `on_exit` closes; None without one."""
     jump = jump_route(route)
     if jump is None:
         return None

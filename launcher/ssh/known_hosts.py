@@ -81,7 +81,7 @@ class Finding:
 
 
 def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
-    """The names that a host may have in the files, its own first. PURE.
+    """Return the names that a host may have in the files, its own first. PURE.
 
     A host on another port may be known by its name alone. An alias replaces both.
     """
@@ -92,7 +92,7 @@ def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
 
 
 def read(files: Iterable[str]) -> list[Line]:
-    """All lines of those files that can be read. Devices such as /dev/null have none."""
+    """Return all lines of those files that can be read. Devices such as /dev/null have none."""
     lines: list[Line] = []
     for path in map(Path, files):
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def read(files: Iterable[str]) -> list[Line]:
 
 
 def parse(text: str, file: str) -> list[Line]:
-    """The key lines of one file; like `ssh`, skips all others. PURE."""
+    """Return the key lines of one file; like `ssh`, skips all others. PURE."""
     lines = []
     for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
@@ -116,7 +116,7 @@ def parse(text: str, file: str) -> list[Line]:
 
 
 def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> Finding:
-    """Whether `key` belongs to the host with these names. PURE.
+    """Return whether `key` belongs to the host with these names. PURE.
 
     As with `ssh`, a key of a kind that no line has is unknown, not changed.
     """
@@ -139,7 +139,7 @@ def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> Finding:
 
 
 def known_kinds(lines: Sequence[Line], names: Sequence[str]) -> tuple[str, ...]:
-    """The kinds of key that are known of this host. PURE."""
+    """Return the kinds of key that are known of this host. PURE."""
     about = (line for name in names for line in lines if line.matches(name) and not line.marker)
     return tuple(dict.fromkeys(line.key.kind for line in about))
 

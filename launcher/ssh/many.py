@@ -23,7 +23,7 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
 
 
 def nodes_failed(failures: Mapping[str, DdpctlError]) -> NodesFailed:
-    """The errors of hosts, by name, as one; those of many hosts that are alike are one line."""
+    """Return the errors of hosts, by name, as one; those of many hosts that are alike are one line."""
     return NodesFailed(failures, fold.errors(failures))
 
 
@@ -67,7 +67,7 @@ def try_each(
 
 
 def one_per_account(nodes: Iterable[Node]) -> list[Node]:
-    """The first node of each account: two nodes may be one user on one machine."""
+    """Return the first node of each account: two nodes may be one user on one machine."""
     found: dict[tuple[str | None, str, int], Node] = {}
     for node in nodes:
         found.setdefault(node.host.account, node)
@@ -75,7 +75,7 @@ def one_per_account(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _for_user(node: Node, error: BaseException) -> DdpctlError:
-    """The error in one line; raises it if it is a bug."""
+    """Return the error in one line; raises it if it is a bug."""
     if isinstance(error, DdpctlError):
         return error
     if explained := node.explain(error):

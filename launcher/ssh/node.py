@@ -35,7 +35,7 @@ class Resource(Protocol):
 
     def close(self) -> None: ...
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """An error of this resource's library in one line; None if it is not one."""
+        """Return an error of this resource's library in one line; None if it is not one."""
 
 
 class Node:
@@ -136,11 +136,11 @@ class Node:
             return cast(R, self._resource)
 
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """An error of its resource in one line; None if it is not the resource's."""
+        """Return an error of its resource in one line; None if it is not the resource's."""
         return self._resource.explain(error) if self._resource else None
 
     def home(self) -> str:
-        """The user's home folder on the host."""
+        """Return the user's home folder on the host."""
         if self._home is None:
             home = os.fsdecode(self.script('printf %s "$HOME"').stdout)
             if not home.startswith("/"):

@@ -38,7 +38,7 @@ class Proxy:
 
 
 def direct(route: Route, timeout: float) -> Proxy:
-    """A TCP connection to the first of the host's addresses that answers."""
+    """Return a TCP connection to the first of the host's addresses that answers."""
     deadline = time.monotonic() + timeout
     addresses = _resolve(route)
     failure: OSError = TimeoutError()
@@ -86,7 +86,7 @@ def _explain(error: OSError, route: Route, timeout: float) -> str:
 
 
 def through_command(route: Route) -> Proxy:
-    """The standard input and output of the ProxyCommand."""
+    """Return the standard input and output of the ProxyCommand."""
     ours, theirs = socket.socketpair()
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the proxy)
     process = subprocess.Popen(
@@ -124,7 +124,7 @@ def through_command(route: Route) -> Proxy:
 
 
 def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout: float) -> Proxy:
-    """A channel that the jump host forwards to the host."""
+    """Return a channel that the jump host forwards to the host."""
     where = route.hostname, route.port
     try:
         channel = jump.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)

@@ -73,7 +73,7 @@ def route_to(host: Host) -> Route:
 
 
 def jump_route(route: Route) -> Route | None:
-    """The route to the last of the jump hosts, which is reached through those before it.
+    """Return the route to the last of the jump hosts, which is reached through those before it.
 
     It follows its own configuration, as with `ssh -J`. The hosts file's key is tried after its own.
     """
@@ -92,7 +92,7 @@ def jump_route(route: Route) -> Route | None:
 
 
 def jump_host(text: str) -> Host:
-    """The host that `[user@]host[:port]` names. PURE."""
+    """Return the host that `[user@]host[:port]` names. PURE."""
     user, _, rest = text.removeprefix("ssh://").rpartition("@")
     name, port = split_port(rest)
     return Host(name, user or None, int(port) if port and port.isdigit() else None)
@@ -138,7 +138,7 @@ def _ask_ssh(host: Host) -> str:
 
 
 def _options(host: Host) -> list[str]:
-    """The hosts file's values as options of `ssh`."""
+    """Return the hosts file's values as options of `ssh`."""
     values = {
         "User": host.user,
         "Port": host.port,
@@ -172,7 +172,7 @@ def _warn_once(text: str) -> None:
 
 
 def parse(output: str) -> dict[str, tuple[str, ...]]:
-    """The output of `ssh -G`: keyword -> its values, in order. PURE."""
+    """Return the output of `ssh -G`: keyword -> its values, in order. PURE."""
     options: dict[str, tuple[str, ...]] = {}
     for line in output.splitlines():
         keyword, _, value = line.partition(" ")
@@ -181,7 +181,7 @@ def parse(output: str) -> dict[str, tuple[str, ...]]:
 
 
 def from_options(host: Host, options: Options, *, home: str) -> Route:
-    """The route that the parsed `ssh -G` output describes."""
+    """Return the route that the parsed `ssh -G` output describes."""
 
     def one(keyword: str, default: str = "") -> str:
         return options.get(keyword, (default,))[0]
@@ -265,7 +265,7 @@ def _files(value: str) -> list[str]:
 
 
 def _host_keys(host: Host, configured: str) -> HostKeys:
-    """The hosts file's accept-new applies only where `ssh` would ask the user."""
+    """Return the hosts file's accept-new applies only where `ssh` would ask the user."""
     if configured in ("yes", "true"):
         return "yes"
     if configured in ("no", "false", "off"):

@@ -42,7 +42,7 @@ def command_line(argv: Sequence[str]) -> bytes:
 
 
 def script(text: str, args: Sequence[str]) -> list[str]:
-    """The command that runs a POSIX `sh` script with `args` as $1, $2, and so on."""
+    """Return the command that runs a POSIX `sh` script with `args` as $1, $2, and so on."""
     return ["sh", "-c", text, "sh", *args]
 
 

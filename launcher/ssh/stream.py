@@ -77,14 +77,14 @@ class Stream(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, 128 + N after signal N. TimeoutError after `timeout` seconds.
+        """Return the exit code, 128 + N after signal N. TimeoutError after `timeout` seconds.
 
         Read to the end first: unread standard output may block the command.
         """
 
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether the command still runs, as far as this machine knows."""
+        """Return whether the command still runs, as far as this machine knows."""
 
     @abstractmethod
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Stream(ABC):
         self.close()
 
     def stderr_tail(self) -> str:
-        """The end of standard error so far; all of it once the command has ended."""
+        """Return the end of standard error so far; all of it once the command has ended."""
         timeout = 0.0 if self.is_alive() else LAST_OUTPUT_TIMEOUT
         return self.stderr.read(timeout).decode(errors="replace").strip()
 

@@ -36,7 +36,7 @@ class GpusTaken(PreflightError):
 
 
 def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
-    """The attempt that the plan describes, on `nodes` in rank order."""
+    """Return the attempt that the plan describes, on `nodes` in rank order."""
     return RunningAttempt(
         tuple(
             RunningNode(node, engine_of(node, plan.engine.name), node_plan.place)
@@ -52,7 +52,7 @@ def start(
     environment: Mapping[str, str],
     record: Mapping[str, Any],
 ) -> None:
-    """Creates folders and nodes everywhere, then starts them. Any failure undoes all of it.
+    """Create folders and nodes everywhere, then starts them. Any failure undoes all of it.
 
     uids: of the SSH users, by node rank. environment: the user's variables.
     record: run.json and the hosts file, for the hosts to keep.
@@ -78,14 +78,14 @@ def start(
 
 
 def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
-    """Removes what the attempt before left of this node: its container's name is needed."""
+    """Remove what the attempt before left of this node: its container's name is needed."""
     for status in of_node(member, plan) if plan.attempt > 1 else ():
         member.engine.stop(status, plan.stop_timeout)
         member.engine.remove(status)
 
 
 def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
-    """Returns once nothing stands in the way of this start; engines.claims has the rules.
+    """Return once nothing stands in the way of this start; engines.claims has the rules.
 
     All nodes must have been created. Raises GpusTaken if another run comes first.
     """
@@ -117,7 +117,7 @@ def described(
     wanted: Mapping[Node, Collection[str]],
     plans: Mapping[Node, NodePlan],
 ) -> list[str]:
-    """A line for each rival with what it has of `wanted`, and where."""
+    """Return a line for each rival with what it has of `wanted`, and where."""
     hosts: dict[str, list[str]] = {}
     for node, listed in ahead.items():
         for rival in listed:
@@ -139,7 +139,7 @@ def live_rivals(
 
 
 def undo(member: RunningNode, plan: Plan) -> None:
-    """Stops and removes what this start created."""
+    """Stop and remove what this start created."""
     for status in of_node(member, plan):
         if status.attempt == plan.attempt:
             member.engine.stop(status, UNDO_TIMEOUT)

@@ -24,7 +24,7 @@ POLL = 1.0  # seconds between looks at the record of a run that waits
 
 
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> int:
-    """Follows the newest attempt to its end. A signal ends the following, never the run."""
+    """Follow the newest attempt to its end. A signal ends the following, never the run."""
     record = folder.load()
     if record.state == "WAITING":
         record = start_awaited(folder, record, console)
@@ -57,7 +57,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 
 
 def start_awaited(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
-    """The record once the run, which waits in line, has started or ended."""
+    """Return the record once the run, which waits in line, has started or ended."""
     console.say(f"run {folder.run_id} waits in line for GPUs; `ddpctl ps` shows for whose run")
     if not is_locked(folder.path / WAITING):
         start_recorder(folder)

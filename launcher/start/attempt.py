@@ -84,7 +84,9 @@ def start_and_follow(
     console: Console,
     line: Line | None,
 ) -> int:
-    """Raises GpusTaken while other runs come first. line: this run's place among them, if it has one."""
+    """Raise GpusTaken while other runs come first. line: this run's place among them, if it has
+    one.
+    """
     environment = user_environment(wanted.cluster.job)
     facts, plan = prepare_plan(wanted, nodes, console)
     uids = [f.uid for f in facts]
@@ -128,7 +130,7 @@ def start_and_follow(
 def prepare_plan(
     wanted: NextAttempt, nodes: Sequence[Node], console: Console
 ) -> tuple[tuple[Facts, ...], Plan]:
-    """Asks the hosts, checks and pushes. Nothing is started, so Ctrl-C may come at any time."""
+    """Ask the hosts, check and pushes. Nothing is started, so Ctrl-C may come at any time."""
     cluster, options = wanted.cluster, wanted.options
     in_container = engine_traits(cluster.job.engine).in_container
     finish_pending(nodes, cluster, console)
@@ -160,7 +162,7 @@ def prepare_plan(
 
 
 def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, waits: bool) -> Survey:
-    """Checks the hosts; the survey has the addresses by which they reach each other.
+    """Check the hosts; the survey has the addresses by which they reach each other.
 
     Raises with a line for each failure: HostUnreachable if a host was not seen, else PreflightError.
     """
@@ -180,7 +182,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
 
 
 def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
-    """The image as the check found it, so that the push need not ask again."""
+    """Return the image as the check found it, so that the push need not ask again."""
 
     there = {
         nodes[rank]: machine.engine.image if machine.engine else None
@@ -197,7 +199,7 @@ def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
 
 
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
-    """The run's folder on this machine, with a PENDING attempt."""
+    """Return the run's folder on this machine, with a PENDING attempt."""
     folder, record = wanted.folder, new_record(plan, wanted.earlier)
     keep_cluster(folder, wanted.cluster)
     folder.save(record)
@@ -206,7 +208,7 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
-    """Reports what is not as it was in the attempt before, by its digests."""
+    """Report what is not as it was in the attempt before, by its digests."""
     for what, before, now in (
         ("image", earlier.image_digest, plan.image_digest),
         ("dataset", earlier.dataset_digest, plan.dataset_digest),
@@ -227,7 +229,7 @@ def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
 
 
 def detach(folder: RunFolder, console: Console) -> int:
-    """Leaves the run running, with a recorder on this machine that keeps its logs."""
+    """Leave the run running, with a recorder on this machine that keeps its logs."""
     console.print(folder.run_id)
     start_recorder(folder)
     console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")

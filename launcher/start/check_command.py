@@ -11,7 +11,7 @@ from ..hosts import Job
 
 
 def check_command(job: Job) -> str | None:
-    """Raises UsageError for a script that is not in `workdir` or is not Python; returns a hint.
+    """Raise UsageError for a script that is not in `workdir` or is not Python; return a hint.
 
     Only a relative path is looked for: an absolute one and a module (`-m`) may come with the image.
     """

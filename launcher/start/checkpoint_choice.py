@@ -83,6 +83,6 @@ def _missing_files(source: HostCheckpoints, target: HostCheckpoints) -> Transfer
 
 
 def _has(target: HostCheckpoints, path: str, file: File) -> bool:
-    """A node keeps what it wrote at the same rank: its own shard may have any content."""
+    """Return a node keeps what it wrote at the same rank: its own shard may have any content."""
     own = target.files.get(path)
     return own is not None and (target.same_rank or own == file)

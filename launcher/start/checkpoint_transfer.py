@@ -67,7 +67,7 @@ class CheckpointFolder:
     same_rank: bool
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
-        """Runs a script whose $1 is the run's folder. Raises CommandFailed if it fails."""
+        """Run a script whose $1 is the run's folder. Raises CommandFailed if it fails."""
         done = self.node.script(text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT)
         if done.code != 0:
             raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {done.reason}")
@@ -82,7 +82,7 @@ def distribute_checkpoint(
     *,
     open_to_all: bool = False,
 ) -> None:
-    """Sends the next attempt's hosts what they lack of the checkpoint that it resumes from.
+    """Send the next attempt's hosts what they lack of the checkpoint that it resumes from.
 
     nodes: of the next attempt, in rank order; former: other hosts that may have checkpoints.
     open_to_all: the container's user is not the one that logs in.
@@ -146,7 +146,7 @@ def list_checkpoints(folder: CheckpointFolder) -> HostCheckpoints:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path that a host reports stays in the folder it is relative to."""
+    """Return whether a path that a host reports stays in the folder it is relative to."""
     return not path.startswith("/") and ".." not in PurePosixPath(path).parts
 
 
@@ -158,7 +158,7 @@ def send(
     *,
     open_to_all: bool = False,
 ) -> None:
-    """Sends, verifies and puts in place. On failure the target is left as it was."""
+    """Send, verifies and puts in place. On failure the target is left as it was."""
     paths = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in transfer.paths)
     arriving = f".arriving-{transfer.source.host}"
     wanted = source.script(DIGESTS, "checkpoints", stdin=paths).stdout

@@ -29,7 +29,7 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 
 
 def start_recorder(folder: RunFolder) -> None:
-    """Starts it outside this terminal's session, and waits until it has; it ends with the run.
+    """Start it outside this terminal's session, and wait until it has; it ends with the run.
 
     Raises CommandFailed if it does not start.
     """
@@ -67,7 +67,7 @@ def recording(folder: RunFolder) -> AbstractContextManager[None]:
 
 
 def has_recorder(folder: RunFolder) -> bool:
-    """Whether a process of this machine looks after the run, between its attempts too."""
+    """Return whether a process of this machine looks after the run, between its attempts too."""
     return is_locked(folder.path / LOCK)
 
 

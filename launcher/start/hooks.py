@@ -55,7 +55,7 @@ def kept_for_events(folder: RunFolder) -> str | None:
 
 
 def hand_over(folder: RunFolder) -> None:
-    """Leaves the command of --on-exit to the recorder."""
+    """Leave the command of --on-exit to the recorder."""
     with contextlib.suppress(FileNotFoundError):
         (folder.path / ON_EXIT).rename(folder.path / HANDED_OVER)
 
@@ -69,7 +69,7 @@ class Ending:
 
 @contextlib.contextmanager
 def at_the_end(folder: RunFolder, console: Console, kept: str = ON_EXIT) -> Iterator[Ending]:
-    """Runs the kept command after the block, if the run has ended by then in any way."""
+    """Run the kept command after the block, if the run has ended by then in any way."""
     ending = Ending()
     try:
         yield ending
@@ -132,7 +132,7 @@ def _run(
     console: Console,
     timeout: float | None = None,
 ) -> None:
-    """Runs it with its output on stderr: stdout carries the run's lines. Never raises.
+    """Run it with its output on stderr: stdout carries the run's lines. Never raises.
 
     What hosts say reaches it as environment variables only, never as part of the command.
     """
@@ -156,7 +156,7 @@ def _run(
 
 
 def _environment(folder: RunFolder, record: RunRecord, code: int | None) -> dict[str, str]:
-    """The outcome as environment variables; empty where there is nothing to say."""
+    """Return the outcome as environment variables; empty where there is nothing to say."""
     failure = record.attempt.first_failure
     return {
         "DDPCTL_HOOK": "1",  # distinguishes this process from those of the run

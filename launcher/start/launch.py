@@ -18,7 +18,9 @@ from .wait import run_attempt
 
 
 def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
-    """The first attempt of a new run. Raises UsageError for a name that cannot be part of its id."""
+    """Return the first attempt of a new run. Raises UsageError for a name that cannot be part of
+    its id.
+    """
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
             f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
@@ -39,7 +41,9 @@ def launch(first: NextAttempt, console: Console) -> int:
 
 
 def dry_run(first: NextAttempt) -> Plan:
-    """The plan as far as it is known without contacting a host; with --nodes, on the first hosts."""
+    """Return the plan as far as it is known without contacting a host; with --nodes, on the first
+    hosts.
+    """
     if first.options.check:
         check_command(first.cluster.job)
     hosts = first.cluster.hosts[: first.options.nodes]
@@ -48,7 +52,7 @@ def dry_run(first: NextAttempt) -> Plan:
 
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:
-    """Runs an attempt, then the restarts that the job allows; returns the last exit code."""
+    """Run an attempt, then the restarts that the job allows; return the last exit code."""
     with hooks.at_the_end(first.folder, console) as ending:
         ending.code = run_attempt(first, console)
         if not first.options.detach:  # the recorder restarts a detached run

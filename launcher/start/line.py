@@ -45,7 +45,7 @@ class Line:
         self.unseen: dict[Node, DdpctlError] = {}
 
     def join(self) -> None:
-        """Takes a place, and keeps it until `close`."""
+        """Take a place, and keep it until `close`."""
         put, failures = ask_each([*self._members], self._put)
         if not put:
             raise nodes_failed(failures)
@@ -53,18 +53,18 @@ class Line:
         self._keeper.start()
 
     def close(self) -> None:
-        """Gives the place up, also that of a process which waited before; unless it was abandoned."""
+        """Give the place up, also that of a process which waited before; unless it was abandoned."""
         if not self._closed.is_set():
             self._closed.set()
             with self._lock:
                 try_each([*self._members], self._remove_all)
 
     def abandon(self) -> None:
-        """Leaves the tickets behind, for whoever takes over to put its own before they expire."""
+        """Leave the tickets behind, for whoever takes over to put its own before they expire."""
         self._closed.set()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """The rivals that go first or are undecided, on each host that answers.
+        """Return the rivals that go first or are undecided, on each host that answers.
 
         Raises RunKilled if the tickets have been removed.
         """
@@ -79,7 +79,7 @@ class Line:
         }
 
     def describe(self, ahead: dict[Node, list[NodeStatus]]) -> list[str]:
-        """A line for each rival, and for hosts that do not answer."""
+        """Return a line for each rival, and for hosts that do not answer."""
         unseen = fold.errors(by_name([*self._members], self.unseen))
         return [*described(ahead, self._wanted, self._plans), *unseen]
 
@@ -91,7 +91,7 @@ class Line:
         interrupts: Interrupts,
         console: Console,
     ) -> int | None:
-        """Returns once no rival is ahead on `needed` hosts, or returns the signal that came.
+        """Return once no rival is ahead on `needed` hosts, or returns the signal that came.
 
         deadline: time.time() after which it raises PreflightError. said: lines not to be said again.
         """
@@ -113,7 +113,7 @@ class Line:
                         return number
 
     def _keep(self) -> None:
-        """Renews the tickets while the launch does something else than wait."""
+        """Renew the tickets while the launch does something else than wait."""
         while not self._closed.wait(POLL):
             try:
                 self._look()

@@ -50,6 +50,6 @@ def record(folder: RunFolder, console: Console) -> int:
 
 
 def report_ready() -> None:
-    """Tells the command that started this process, which then lets go of stdout."""
+    """Tell the command that started this process, which then lets go of stdout."""
     os.write(sys.stdout.fileno(), READY)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

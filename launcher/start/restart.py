@@ -37,7 +37,7 @@ class Decision:
 
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
-    """Whether to start another attempt after a failure, or why not."""
+    """Return whether to start another attempt after a failure, or why not."""
     failure = attempts[-1].first_failure
     name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
@@ -61,7 +61,7 @@ def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord]
 def restart_until_done(
     folder: RunFolder, options: LaunchOptions, code: int, console: Console
 ) -> int:
-    """Restarts a failed run as often as the job allows; returns the last attempt's exit code.
+    """Restart a failed run as often as the job allows; return the last attempt's exit code.
 
     code: of the attempt that has just ended.
     """
@@ -98,7 +98,7 @@ def restart_until_done(
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Whether a host that can be seen holds something that the last attempt saved."""
+    """Return whether a host that can be seen holds something that the last attempt saved."""
     with (
         newest_attempt(folder, console, record) as attempt,
         console.step("looking for new checkpoints"),
@@ -122,7 +122,7 @@ class Available:
 
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
-    """Gives a host that was just switched on again some time to come back."""
+    """Give a host that was just switched on again some time to come back."""
     failure = record.attempt.first_failure
     cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
     available = with_spares(cluster, console, cut_off)
@@ -136,7 +136,7 @@ def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Ava
 
 
 def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:
-    """Replaces each host that is lost, or whose engine is, by a spare of the same rank.
+    """Replace each host that is lost, or whose engine is, by a spare of the same rank.
 
     cut_off: a host that the other hosts lost. It may well answer here, so it stays if no spare is left.
     """

@@ -28,7 +28,7 @@ def resume(
     on_event: str | None = None,
     force: bool = False,
 ) -> int:
-    """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
+    """Return the new attempt's exit code. Refuses a run that is alive or, without force, done."""
     folder = run_of(target, hosts, console)
     record = folder.load()
     if record.state == "SUCCEEDED" and not force:
@@ -56,7 +56,7 @@ def resume(
 
 
 def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """The run to resume: one of this machine, or one that only the hosts know."""
+    """Return the run to resume: one of this machine, or one that only the hosts know."""
     if hosts is not None and not names_hosts(target):
         with contextlib.suppress(UsageError):
             return find_run(target)
@@ -64,7 +64,9 @@ def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder
 
 
 def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
-    """The user's own hosts file, for a run that only its hosts know: they do not name its command."""
+    """Return the user's own hosts file, for a run that only its hosts know: they do not name its
+    command.
+    """
     file = target if names_hosts(target) else hosts
     if file is None:
         raise UsageError(
@@ -77,7 +79,7 @@ def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Con
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
-    """The hosts of `now`, with the run's own job and what the new file sets of it.
+    """Return the hosts of `now`, with the run's own job and what the new file sets of it.
 
     The command stays the run's in any case: another command would be another run.
     """

@@ -68,7 +68,7 @@ def claim(node: Node, place: Place) -> None:
 def prepare(
     node: Node, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
 ) -> None:
-    """Creates and fills the folders that the container mounts. `uid` is the SSH user's there.
+    """Create and fill the folders that the container mounts. `uid` is the SSH user's there.
 
     documents: file name -> what to write as JSON into the node's control folder.
     Raises CommandFailed: no room, no permission, the pushed code is gone.

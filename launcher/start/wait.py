@@ -33,7 +33,7 @@ WAITING = "waiting.lock"  # held by the process that waits in line for the run
 
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
-    """Checks, pushes, starts on every node and follows to the end, or detaches."""
+    """Check, pushes, start on every node and follow to the end, or detaches."""
     with (
         connected(wanted.cluster.hosts) as nodes,
         connected(wanted.former) as former,
@@ -74,7 +74,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
 
 
 def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAttempt:
-    """Records that the run waits; returns the attempt with its place in line."""
+    """Record that the run waits; return the attempt with its place in line."""
     limit = wanted.options.wait
     until = wanted.until or (time.time() + limit if limit else None)
     placed = dataclasses.replace(wanted, since=taken.plan.since, until=until)
@@ -94,7 +94,7 @@ def wait(
     interrupts: Interrupts,
     console: Console,
 ) -> int | None:
-    """Returns None when it is this run's turn, or the exit code after another process took over."""
+    """Return None when it is this run's turn, or the exit code after another process took over."""
     folder = wanted.folder
     if wanted.options.detach:
         console.print(folder.run_id)
@@ -114,7 +114,7 @@ def wait(
 
 
 def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> int:
-    """Goes on where the process that waited before stopped."""
+    """Go on where the process that waited before stopped."""
     record = folder.load()
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
@@ -134,7 +134,7 @@ def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console
 def failing_start_recorded(
     folder: RunFolder, on_event: str | None, console: Console
 ) -> Iterator[None]:
-    """Records, and tells --on-event, that an attempt has ended before it ran."""
+    """Record, and tell --on-event, that an attempt has ended before it ran."""
     try:
         yield
     except BaseException as error:
@@ -189,7 +189,7 @@ def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
 
 
 def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
-    """The nodes that have the GPUs that the hosts file names; CPU nodes if none has a GPU."""
+    """Return the nodes that have the GPUs that the hosts file names; CPU nodes if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [

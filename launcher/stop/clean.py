@@ -99,7 +99,7 @@ class Traces:
 def clean(
     hosts: str, console: Console, *, kill: bool, as_json: bool, sure: Callable[[], bool | None]
 ) -> int:
-    """Returns 0 when every host is clean or nothing had to be done, 6 when something is left.
+    """Return 0 when every host is clean or nothing had to be done, 6 when something is left.
 
     sure: called once everything is listed; its None means "only list".
     """
@@ -166,7 +166,7 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
 
 
 def alive(found: Collection[Traces]) -> dict[str, str]:
-    """The live runs, each with "" or the name of the unseen host on which it may run."""
+    """Return the live runs, each with "" or the name of the unseen host on which it may run."""
     seen = {traces.hostname for traces in found}
     elsewhere = {run: host for traces in found for run, host in traces.open if host not in seen}
     return {**elsewhere, **{run_id: "" for traces in found for run_id in traces.living}}
@@ -179,7 +179,7 @@ def end(
     to_go: Sequence[Traces],
     console: Console,
 ) -> None:
-    """Stops live runs on all hosts first, then removes containers and folders."""
+    """Stop live runs on all hosts first, then removes containers and folders."""
     for run_id in sorted(set().union(*(traces.living for traces in to_go))):
         kill_run(machines, cluster, run_id, console)
     by_host = {traces.host: traces for traces in to_go}

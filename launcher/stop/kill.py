@@ -67,7 +67,7 @@ class Killed:
 def kill(
     target: str | None, hosts: str | None, console: Console, *, everything: bool, as_json: bool
 ) -> int:
-    """Returns 0 when every host was seen to be clean, else 6."""
+    """Return 0 when every host was seen to be clean, else 6."""
     prefix = None if names_hosts(target) else target
     cluster = load(hosts_for(target, hosts), job_files=False)
     with connected(cluster.hosts) as nodes:
@@ -89,7 +89,7 @@ def kill(
 
 
 def hosts_for(target: str | None, hosts: str | None) -> str:
-    """The hosts file to use: the target itself, the one given, or that of the run it names."""
+    """Return the hosts file to use: the target itself, the one given, or that of the run it names."""
     if names_hosts(target):
         return target or ""
     return hosts or str(find_run(target).hosts_file)
@@ -113,7 +113,7 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
 
 
 def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Removes the containers of this user's finished runs; their folders stay. Says how many."""
+    """Remove the containers of this user's finished runs; their folders stay. Says how many."""
 
     def remove(node: Node) -> set[str]:
         removed = set()
@@ -136,7 +136,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
 
 
 def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:
-    """Stops one run on all hosts at once, prints a line for each host, and records the end."""
+    """Stop one run on all hosts at once, print a line for each host, and record the end."""
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
     timeout = record.stop_timeout if record else STOP_TIMEOUT

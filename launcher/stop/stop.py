@@ -59,7 +59,7 @@ def stop_run(
     remove: bool = True,
     cancel: bool = True,
 ) -> tuple[dict[str, Stopped], dict[str, DdpctlError]]:
-    """Stops the run on every host. Returns what each host showed, and an error for each silent one.
+    """Stop the run on every host. Returns what each host showed, and an error for each silent one.
 
     engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: the containers too.
     cancel: record the end as a cancellation instead of a failure.
@@ -83,7 +83,7 @@ def stop_run(
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Finishes on these hosts the stops that run.json keeps as not confirmed.
+    """Finish on these hosts the stops that run.json keeps as not confirmed.
 
     A host that is still silent stays pending.
     """

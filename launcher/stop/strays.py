@@ -72,7 +72,7 @@ class Seen:
 
 
 def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> int:
-    """Lists the strays, with `yes` ends them. Returns 0, or 6 when some may still be there."""
+    """List the strays, with `yes` ends them. Returns 0, or 6 when some may still be there."""
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
@@ -107,7 +107,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 
 
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
-    """The strays of this user's runs, and an error for each host that did not answer."""
+    """Return the strays of this user's runs, and an error for each host that did not answer."""
     by_host, failures = ask_each(machines, lambda node: look(node, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 

@@ -43,7 +43,7 @@ class Status:
     sent: float = 0.0  # unix seconds, the sender's clock
 
     def differs(self, other: Status | None) -> bool:
-        """Whether more than numbers has changed."""
+        """Return whether more than numbers has changed."""
         return other is None or any(
             getattr(self, name) != getattr(other, name)
             for name in ("phase", "reason", "alive", "stacks")
@@ -101,7 +101,7 @@ class Channel:
         return self._key is not None
 
     def send(self, message: Status | Decision) -> None:
-        """Raises OSError when the connection is broken."""
+        """Raise OSError when the connection is broken."""
         text = json.dumps(asdict(message)).encode()
         self._out += self._signature(text, self._sent, self._listening) + b" " + text + b"\n"
         self._sent += 1
@@ -116,7 +116,7 @@ class Channel:
                 raise ConnectionAbortedError("the peer does not read") from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Raises OSError when the connection is broken or closed, Refused when it is not a peer's."""
+        """Raise OSError when the connection is broken or closed, Refused when it is not a peer's."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:

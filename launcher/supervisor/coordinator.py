@@ -80,7 +80,7 @@ class Coordinator:
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:
-        """A node that stopped may go; one that still runs may not."""
+        """Return a node that stopped may go; one that still runs may not."""
         gone = {rank for rank, status in self.statuses.items() if status.phase != "stopped"}
         for rank, since in self.disconnected.items():
             if rank in gone and now - since > RECONNECT:
@@ -146,7 +146,7 @@ def time_limit_reason(spec: Spec) -> Reason:
 
 
 def odd_one_out(places: dict[tuple[int, int, int], str]) -> tuple[int, int, int] | None:
-    """The only rank that is not where all others are, of which there are at least two."""
+    """Return the only rank that is not where all others are, of which there are at least two."""
     everywhere = list(places.values())
     odd = [rank for rank, place in places.items() if everywhere.count(place) == 1]
     return odd[0] if len(odd) == 1 and len(set(everywhere)) == 2 and len(everywhere) > 2 else None

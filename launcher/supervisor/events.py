@@ -189,7 +189,7 @@ class End(Event):
 
 
 def document(event: Event) -> dict[str, Any]:
-    """The JSON object of an event; its kind comes last, so that `tail | grep` finds the end."""
+    """Return the JSON object of an event; its kind comes last, so that `tail | grep` finds the end."""
     return dict(asdict(event), kind=event.kind)
 
 

@@ -51,7 +51,7 @@ class Journal:
             self.sample(event)
 
     def sample(self, event: Event) -> bool:
-        """An event that may be lost. False: the disk is full."""
+        """Return an event that may be lost. False: the disk is full."""
         return self._append(b"%.6f\t!\t%b\n" % (time.time(), json.dumps(document(event)).encode()))
 
     def close(self) -> None:

@@ -153,7 +153,7 @@ class Supervisor:
         self.liveness.look(self.ranks.alive())
 
     def exited_ranks(self) -> list[Rank]:
-        """The ranks that have exited since the last look."""
+        """Return the ranks that have exited since the last look."""
         exited = [rank for rank in self.ranks.alive() if rank.has_exited()]
         for rank in exited:
             rank.was_stopping = self.reason is not None
@@ -193,8 +193,9 @@ class Supervisor:
         self.ended_at = time.monotonic()
 
     def complete_exits(self, code: int) -> None:
-        """Adds the exits that we were too late to see: torchrun's summary has those of failed ranks, and
-        its own code 0 stands for all ranks."""
+        """Add the exits that we were too late to see: torchrun's summary has those of failed ranks,
+        and its own code 0 stands for all ranks.
+        """
         exited = self.exited_ranks()
         failures = {failure.local_rank: failure for failure in self.torchrun.failures()}
         for local_rank, failure in failures.items():
@@ -253,14 +254,16 @@ class Supervisor:
                 stopping=rank.was_stopping,
                 message=message,
                 traceback=call_stack,
-                last_lines=tuple(self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()),
+                last_lines=tuple(
+                    self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()
+                ),
             )
         )
 
     # --- stopping ---
 
     def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
-        """A reason that began on this node."""
+        """Return a reason that began on this node."""
         when = (rank.exited if rank else None) or time.time()
         when += self.peers.clock_offset
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
@@ -305,8 +308,9 @@ class Supervisor:
                 send(pid, signal.SIGKILL)
 
     def cancelled(self) -> bool:
-        """The launcher made the file, perhaps on another host of a shared home: to list the folder makes
-        NFS ask its server, where a mere stat may be answered from a cache."""
+        """Return the launcher made the file, perhaps on another host of a shared home: to list the
+        folder makes NFS ask its server, where a mere stat may be answered from a cache.
+        """
         folder, name = os.path.split(self.spec.cancel_file)
         try:
             return name in os.listdir(folder)
@@ -351,7 +355,7 @@ class Supervisor:
 
 
 def signal_socket() -> socket.socket:
-    """A socket from which the numbers of the signals that we pass on can be read."""
+    """Return a socket from which the numbers of the signals that we pass on can be read."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)

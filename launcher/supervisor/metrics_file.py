@@ -72,7 +72,7 @@ class MetricsFile:
         return "ddpctl_%s{%s} %r\n" % (name, shown, float(value))
 
     def _training(self) -> dict[str, float]:
-        """The trainer's newest numbers, on the node that writes them."""
+        """Return the trainer's newest numbers, on the node that writes them."""
         try:
             with open(os.path.join(self._spec.output_dir or "", "metrics.jsonl"), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))

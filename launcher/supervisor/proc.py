@@ -32,7 +32,9 @@ def proc_environ(pid: int) -> dict[str, str]:
 
 
 def syscall(pid: int) -> str:
-    """The number of the system call that its main thread waits in, or "running"; "" if hidden."""
+    """Return the number of the system call that its main thread waits in, or "running"; "" if
+    hidden.
+    """
     try:
         with open("/proc/%d/syscall" % pid) as file:
             return file.read().split()[0]
@@ -69,7 +71,9 @@ def descendants(root: int) -> list[int]:
 
 
 def pidfd(pid: int) -> int | None:
-    """A descriptor that is readable once the process has exited; None on a kernel before 5.3."""
+    """Return a descriptor that is readable once the process has exited; None on a kernel before
+    5.3.
+    """
     try:
         if hasattr(os, "pidfd_open"):
             return os.pidfd_open(pid)
@@ -98,7 +102,7 @@ def send(pid: int, number: int) -> None:
 
 
 def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
-    """SIGKILLs all that is left below us. Returns what survived even that."""
+    """SIGKILL all that is left below us. Returns what survived even that."""
     deadline = time.monotonic() + timeout
     while True:
         left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]

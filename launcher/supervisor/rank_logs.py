@@ -32,7 +32,7 @@ class Tail:
         self.lines = Lines(who, journal)
 
     def read(self) -> int:
-        """Copies what is there now, at most READ_SIZE. Returns the number of bytes."""
+        """Copy what is there now, at most READ_SIZE. Returns the number of bytes."""
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
         if self._taken - self._freed >= FREE_SIZE:
@@ -41,7 +41,7 @@ class Tail:
         return len(data)
 
     def _free(self) -> None:
-        """Frees the blocks that were copied to the journal, where the file system can."""
+        """Free the blocks that were copied to the journal, where the file system can."""
         fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
         if fallocate:
             span = (self._freed, self._taken - self._freed)
@@ -59,13 +59,13 @@ class RankLogs:
         os.makedirs(self.folder, exist_ok=True)
 
     def poll(self) -> int:
-        """Copies what is new. Returns the number of bytes."""
+        """Copy what is new. Returns the number of bytes."""
         if len(self._tails) < 2 * self._spec.nproc_per_node:
             self._find()
         return sum(tail.read() for tail in self._tails.values())
 
     def drain(self, local_rank: int) -> None:
-        """Copies all that one rank wrote, once it has exited."""
+        """Copy all that one rank wrote, once it has exited."""
         for (rank, _), tail in self._tails.items():
             while rank == local_rank and tail.read():
                 pass
@@ -77,8 +77,9 @@ class RankLogs:
             tail.lines.finish()
 
     def last_lines(self, local_rank: int) -> list[str]:
-        """The end of the rank's stderr, or of its stdout if stderr is empty: from the last traceback on,
-        if there is one, as a crash at exit may write a lot after it."""
+        """Return the end of the rank's stderr, or of its stdout if stderr is empty: from the last
+        traceback on, if there is one, as a crash at exit may write a lot after it.
+        """
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
             if tail and tail.lines.last:

@@ -30,7 +30,7 @@ class Rank:
         return self.exited is None
 
     def has_exited(self) -> bool:
-        """Looks at the process. The kernel has its exit code until torchrun reaps it."""
+        """Look at the process. The kernel has its exit code until torchrun reaps it."""
         try:
             stat = proc_stat(self.pid)
         except OSError:
@@ -65,7 +65,7 @@ class Ranks:
         return len(self.by_local_rank) == self._nproc
 
     def find(self, torchrun_pid: int) -> list[Rank]:
-        """The ranks that were not known yet."""
+        """Return the ranks that were not known yet."""
         found: list[Rank] = []
         if self.complete:
             return found
@@ -85,7 +85,7 @@ class Ranks:
         return [rank for rank in self.by_local_rank.values() if rank.exit_code]
 
     def reaped(self) -> list[Rank]:
-        """Those that exited by themselves and whose exit codes only torchrun has."""
+        """Return those that exited by themselves and whose exit codes only torchrun has."""
         gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 

@@ -64,7 +64,7 @@ class Server(Peers):
             self._disconnect(channel)
 
     def close(self) -> None:
-        """Lets every node read the last decision before the connections go."""
+        """Let every node read the last decision before the connections go."""
         deadline = time.monotonic() + 1.0
         while self._channels and self.over and time.monotonic() < deadline:
             for key, _ in self.selector.select(0.05):

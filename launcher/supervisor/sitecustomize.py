@@ -33,7 +33,7 @@ def listen(folder: str) -> None:
 
 
 def leave(folder: str, is_rank: bool) -> None:
-    """Takes the folder off the paths; torchrun itself must pass it on to its ranks."""
+    """Take the folder off the paths; torchrun itself must pass it on to its ranks."""
     sys.path[:] = [path for path in sys.path if path != folder]
     if not is_rank:
         return

@@ -47,7 +47,7 @@ class Dump:
         self.done = bool(self.note)
 
     def ask(self, kind: str) -> str:
-        """Sends the signal where it does no harm; else says why not."""
+        """Send the signal where it does no harm; else says why not."""
         state = (proc_stat(self.pid) or ["X"])[0]
         if not self.rank.alive or state in STATES:
             return STATES.get(state, "exited")
@@ -162,8 +162,9 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
-        """Returns the stacks, once, when node 0 wants them. An error here must not end a run: the user
-        only wants to look at it."""
+        """Return the stacks, once, when node 0 wants them. An error here must not end a run: the
+        user only wants to look at it.
+        """
         self.written = self.written and wanted
         try:
             return self._turn(ranks, phase, wanted)
@@ -222,7 +223,9 @@ class StackTaker:
 
 
 def python_of(pid: int, folder: str) -> int:
-    """The process that can answer: the rank itself, or the Python that a rank's shell script started."""
+    """Return the process that can answer: the rank itself, or the Python that a rank's shell script
+    started.
+    """
     for each in [pid, *descendants(pid)]:
         if os.path.exists(os.path.join(folder, str(each))):
             return each
@@ -230,14 +233,14 @@ def python_of(pid: int, folder: str) -> int:
 
 
 def handles(pid: int, number: int, field: str) -> bool:
-    """Whether a signal is in a set of /proc/PID/status: SigCgt are caught, SigBlk blocked."""
+    """Return whether a signal is in a set of /proc/PID/status: SigCgt are caught, SigBlk blocked."""
     with open("/proc/%d/status" % pid) as file:
         sets = [line.split()[1] for line in file if line.startswith(field)]
     return bool(int(sets[0], 16) >> (number - 1) & 1)
 
 
 def has_open(pid: int, path: str) -> bool:
-    """A script may close all descriptors: then the stack would go to what it opened since."""
+    """Return a script may close all descriptors: then the stack would go to what it opened since."""
     folder = "/proc/%d/fd" % pid
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
@@ -282,7 +285,7 @@ def source_line(pid: int, file: str, number: int) -> str:
 
 
 def own_file(name: str) -> bytes:
-    """A file beside this one, in a folder or in a zip."""
+    """Return a file beside this one, in a folder or in a zip."""
     loader: Any = __spec__.loader
     content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
     return content

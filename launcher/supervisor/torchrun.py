@@ -33,7 +33,7 @@ class Torchrun:
         self._output: dict[int, Lines] = {}  # by pipe
 
     def start(self, log_folder: str, env: dict[str, str]) -> None:
-        """Raises OSError when it cannot be started."""
+        """Raise OSError when it cannot be started."""
         shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
         ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
@@ -64,7 +64,7 @@ class Torchrun:
         return self._process.poll() if self._process else 127
 
     def read(self, pipe: int) -> int:
-        """Copies what a pipe holds. Returns the number of bytes; 0 at its end."""
+        """Copy what a pipe holds. Returns the number of bytes; 0 at its end."""
         data = os.read(pipe, READ_SIZE)
         self._output[pipe].feed(data)
         return len(data)
@@ -78,13 +78,15 @@ class Torchrun:
             self._output[pipe].finish()
 
     def last_lines(self) -> list[str]:
-        """The end of its stdout and then of its stderr, which has the failure."""
+        """Return the end of its stdout and then of its stderr, which has the failure."""
         return [
             line for lines in self._output.values() if lines.last for line in lines.last_lines()
         ]
 
     def failures(self) -> list[Failure]:
-        """The failed ranks in its summary, which has the first failure last. It shows no exit code 0."""
+        """Return the failed ranks in its summary, which has the first failure last. It shows no
+        exit code 0.
+        """
         found = FAILURE.findall("\n".join(self.last_lines()))
         return [Failure(*map(int, numbers)) for numbers in reversed(found)]
 

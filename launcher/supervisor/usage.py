@@ -56,7 +56,7 @@ class Sampler:
         self._cpu: dict[int, float] = {}  # CPU seconds, by process
 
     def turn(self) -> Usage | None:
-        """A sample when one is due."""
+        """Return a sample when one is due."""
         now = time.monotonic()
         if self._asked is None and now >= self._next:
             self._next = now + INTERVAL
@@ -135,7 +135,7 @@ class Resources:
         return self._number(("memory.events", "memory.oom_control"), "oom_kill ")
 
     def _number(self, names: tuple[str, ...], label: str) -> int:
-        """The number after `label` in the first of these files that exists; 0 without one."""
+        """Return the number after `label` in the first of these files that exists; 0 without one."""
         for path in (os.path.join(group, name) for group in self._groups for name in names):
             try:
                 with open(path) as file:

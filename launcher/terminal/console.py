@@ -195,7 +195,7 @@ def _abandon(stream: TextIO) -> None:
 
 
 def _reserve(name: str) -> bool:
-    """Whether a standard stream was closed before ddpctl began, as by `>&-`.
+    """Return whether a standard stream was closed before ddpctl began, as by `>&-`.
 
     Then it becomes /dev/null: else the next file or connection would get its number.
     """

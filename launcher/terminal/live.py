@@ -25,7 +25,9 @@ EVERY = 0.5  # seconds between two drawings
 
 
 def wanted(*, plain: bool, quiet: bool) -> bool:
-    """Whether stdout and stderr are a terminal that can move its cursor, and a panel is welcome."""
+    """Return whether stdout and stderr are a terminal that can move its cursor, and a panel is
+    welcome.
+    """
     if plain or quiet or os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return sys.stdout.isatty() and sys.stderr.isatty()

@@ -81,7 +81,9 @@ def make(entries: Iterable[Entry]) -> Manifest:
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """The manifest in `text`. None if it is not the one with that digest, or leads out of the tree."""
+    """Return the manifest in `text`. None if it is not the one with that digest, or leads out of
+    the tree.
+    """
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")
@@ -99,7 +101,7 @@ def parse(text: bytes, digest: str) -> Manifest | None:
 
 
 def is_inside(path: bytes) -> bool:
-    """Whether a path stays in its tree: relative, without empty, `.` or `..` parts."""
+    """Return whether a path stays in its tree: relative, without empty, `.` or `..` parts."""
     return b"\0" not in path and not {b"", b".", b".."} & set(path.split(b"/"))
 
 

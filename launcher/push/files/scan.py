@@ -82,7 +82,7 @@ def scan(folder: str, *, ignore: bool) -> Tree:
 
 
 def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
-    """The folders that a job names for those parts: dataset and workdir."""
+    """Return the folders that a job names for those parts: dataset and workdir."""
     folders = {"dataset": job.dataset, "workdir": job.workdir}
     return {
         part: scan(folder, ignore=part == "workdir")
@@ -92,7 +92,7 @@ def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
 
 
 def shown(path: bytes) -> str:
-    """A path on one line of a message, whatever its bytes are."""
+    """Return a path on one line of a message, whatever its bytes are."""
     text = path.decode(errors="backslashreplace")
     return text if text.isprintable() else repr(text)[1:-1]
 
@@ -104,7 +104,7 @@ class Ignore:
     rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
 
     def inside(self, root: bytes, folder: bytes) -> Ignore:
-        """The rules in a subfolder of the tree, with those of its own ignore files."""
+        """Return the rules in a subfolder of the tree, with those of its own ignore files."""
         rules = self.rules
         for name in IGNORE_FILES:
             try:
@@ -118,7 +118,7 @@ class Ignore:
         return Ignore(rules)
 
     def skips(self, path: str, *, is_folder: bool) -> bool:
-        """Whether `path`, relative to the tree, is ignored."""
+        """Return whether `path`, relative to the tree, is ignored."""
         if path.rpartition("/")[2] == ".git":
             return True
         for base, spec in reversed(self.rules):
@@ -194,7 +194,7 @@ class _Walk:
 
 
 def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
-    """The sha256 of every file: from the cache of the last scan, or read now and cached."""
+    """Return the sha256 of every file: from the cache of the last scan, or read now and cached."""
     cache = caches / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
     known = read_cache(cache)
     found: dict[bytes, str] = {}

@@ -187,7 +187,7 @@ class TreePush:
         return Start(base, delta.write)
 
     def _resume(self, node: Node, base: str, files_there: int) -> Start | None:
-        """The last file in the draft may be incomplete and is sent again."""
+        """Return the last file in the draft may be incomplete and is sent again."""
         delta = self._delta(node, base)
         if delta is None:
             self._script(node, ABANDON)
@@ -198,7 +198,9 @@ class TreePush:
         return Start(base, tuple(entry for entry in delta.write if entry not in there))
 
     def _best_base(self, node: Node, earlier: Sequence[str]) -> tuple[str, Delta]:
-        """The tree on that host that has the most of this one, and what to change in its copy."""
+        """Return the tree on that host that has the most of this one, and what to change in its
+        copy.
+        """
         best = "none", Delta((), self.tree.manifest.entries)
         for digest in earlier[:CANDIDATES]:
             delta = self._delta(node, digest)
@@ -251,7 +253,9 @@ class TreePush:
 
 
 def parse_trees(text: str) -> HostTrees:
-    """The output of BEGIN. A host is not trusted: lines that are not as expected are ignored."""
+    """Return the output of BEGIN. A host is not trusted: lines that are not as expected are
+    ignored.
+    """
 
     def lines(pattern: str) -> list[tuple[str, ...]]:
         return [match.groups() for match in re.finditer(f"^{pattern}$", text, re.MULTILINE)]
@@ -281,7 +285,9 @@ def load(digest: str) -> Manifest | None:
 
 
 def fetch(node: Node, digest: str) -> Manifest | None:
-    """The manifest of a tree from the host that has it. None if it does not match its digest."""
+    """Return the manifest of a tree from the host that has it. None if it does not match its
+    digest.
+    """
     done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     try:
         found = manifest.parse(zlib.decompress(done.stdout), digest)

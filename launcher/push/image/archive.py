@@ -54,7 +54,7 @@ class Archive:
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
-    """An unnamed image of the first `count` layers; only the last of them is in the archive."""
+    """Return an unnamed image of the first `count` layers; only the last of them is in the archive."""
     config = _partial_config(image, count)
     # Engines that have the layers below need their number, not their names.
     rows = [_descriptor(LAYER, diff_id, 1) for diff_id in image.layers[: count - 1]]
@@ -71,7 +71,7 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
 def whole_archive(
     name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
 ) -> Archive:
-    """The image itself; only its last layer, if any, is in the archive.
+    """Return the image itself; only its last layer, if any, is in the archive.
 
     by_diff_id: name the other layers so, for an engine that would look for their compressed digests.
     """

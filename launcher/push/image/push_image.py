@@ -125,7 +125,7 @@ class _Sending:
             yield Payload("image", images.load_command, archive.size, archive.chunks)
 
     def _send_whole(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-        """All layers in one stream, as the engine saves them."""
+        """Return all layers in one stream, as the engine saves them."""
         if not nodes:
             return {}
         chunks = partial(images.save, self.local, self.name)
@@ -154,7 +154,9 @@ class _Sending:
 def different_images(
     name: str, there: Mapping[Node, ImageInfo], remedy: str
 ) -> dict[Node, DdpctlError]:
-    """The hosts whose image is not the first host's: all nodes run the same image or none runs."""
+    """Return the hosts whose image is not the first host's: all nodes run the same image or none
+    runs.
+    """
     first = next(iter(there.items()), None)
     if first is None:
         return {}

@@ -63,7 +63,7 @@ class Registry:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def size_of(self, digest: str) -> int | None:
-        """The size to tell the engine; None to make it send the blob."""
+        """Return the size to tell the engine; None to make it send the blob."""
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
@@ -99,7 +99,7 @@ class Registry:
         return None
 
     def _config(self, blob: Blob) -> bytes | None:
-        """The blob's content if it is the configuration of this push's image."""
+        """Return the blob's content if it is the configuration of this push's image."""
         if blob.size > MAX_DOCUMENT:
             return None
         text = blob.file.read_bytes()
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.registry
 
     def parse_request(self) -> bool:
-        """Refuses requests for anything but this push's repository."""
+        """Refuse requests for anything but this push's repository."""
         if not super().parse_request():
             return False
         if self.path in ("/v2/", "/v2") or self.path.startswith(f"/v2/{self.registry.name}/"):
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"Docker-Content-Digest": digest}, size)
 
     def do_POST(self) -> None:
-        """Begins an upload, unless the engine asks to reuse a blob that counts as here."""
+        """Begin an upload, unless the engine asks to reuse a blob that counts as here."""
         for _ in self._body():
             pass
         mounted = self._query("mount")
@@ -258,7 +258,7 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
 
 
 def _diff_id(file: Path) -> str | None:
-    """The digest of a layer without compression; None if it is not gzip."""
+    """Return the digest of a layer without compression; None if it is not gzip."""
     try:
         with gzip.open(file) as stream:
             return _sha256(stream)

@@ -245,7 +245,7 @@ class Chain:
     # who takes from whom
 
     def _sources(self, transfer: Transfer, relay: Relay) -> list[Relay]:
-        """The hosts before it that are neither lost nor slow, the nearest first."""
+        """Return the hosts before it that are neither lost nor slow, the nearest first."""
         row = list(transfer.hosts)
         before = reversed(row[: row.index(relay)])
         return [r for r in before if r.lost is None and r not in self._leaves]

@@ -29,7 +29,7 @@ class Fanout:
     def send(
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
     ) -> dict[Node, DdpctlError]:
-        """Returns the hosts that failed, with the reason. A host that fails gets no more payloads.
+        """Return the hosts that failed, with the reason. A host that fails gets no more payloads.
 
         payloads: each host gets them in this order. size: of all together in bytes, None if unknown.
         """
@@ -46,7 +46,7 @@ class Fanout:
             self._chain.close()
 
     def _chain_for(self, size: int | None, nodes: Sequence[Node]) -> list[Node]:
-        """The hosts that can relay, or [] if relaying does not pay."""
+        """Return the hosts that can relay, or [] if relaying does not pay."""
         row = [node for node in nodes if node in self._addresses]
         if len(row) < 2 or (size is not None and size * (len(row) - 1) < MIN_SAVING):
             return []
@@ -88,7 +88,7 @@ class Fanout:
     def _send_through_chain(
         self, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
     ) -> dict[Node, DdpctlError]:
-        """Adds the payloads to `seen`. What arrived damaged is sent again, directly."""
+        """Add the payloads to `seen`. What arrived damaged is sent again, directly."""
         assert self._chain is not None
         transfers: list[Transfer] = []
         try:

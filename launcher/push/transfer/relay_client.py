@@ -135,8 +135,9 @@ class Relay:
 
 
 def one_time_pair() -> tuple[str, str]:
-    """A self-signed P-256 certificate and its key as PEM, of one push: a machine that holds the key
-    takes part in it. Neither is written to a disk here."""
+    """Return a self-signed P-256 certificate and its key as PEM, of one push: a machine that holds
+    the key takes part in it. Neither is written to a disk here.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl push")])
     now = datetime.datetime.now(datetime.UTC)

@@ -77,7 +77,7 @@ def init(
     if command is None:
         command = ask("Command for torchrun", " ".join(Job.command))
     words = _split(command)
-    if workdir is None:  # a script has to get to the hosts
+    if workdir is None:  # the hosts need a copy of the script
         default = "." if words[0].endswith(".py") else "none"
         answer = ask("Folder with your code", default)
         workdir = None if answer == "none" else answer
@@ -95,7 +95,7 @@ def init(
 
 
 def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus: bool) -> Answers:
-    """Adds the login and the GPUs. What `ssh` or the hosts say is the default of each question."""
+    """Add the login and the GPUs. The defaults come from `ssh` and from the hosts."""
     from ..hosts.starter import named_hosts
     from ..preflight.first_look import look, ssh_login
 

@@ -133,7 +133,7 @@ def launch(
 
 
 def wait_seconds(text: str | None) -> int | None:
-    """As LaunchOptions.wait."""
+    """Return `--wait` in seconds, as LaunchOptions.wait expects it."""
     from ..hosts import seconds_in
 
     if text is None or text == options.FOREVER:
@@ -145,7 +145,7 @@ def wait_seconds(text: str | None) -> int | None:
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:
-    """--env K=V, or --env K for this machine's value of K, as in `docker run`."""
+    """Parse --env K=V, or --env K for this machine's value of K, as in `docker run`."""
     env = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -68,7 +68,7 @@ def push(
 
 
 def _confirm(console: Console, as_json: bool, yes: bool) -> Callable[[str], bool]:
-    """Asks on a terminal. UsageError if there is none to ask on and no -y."""
+    """Return a yes/no prompt. Raises UsageError if there is no terminal and no -y."""
     if not yes and (as_json or not options.can_ask()):
         raise UsageError("push --prune deletes data on the hosts; without a terminal, pass -y")
 

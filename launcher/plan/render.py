@@ -1,4 +1,4 @@
-"""Printing a plan: as text, and as a JSON document."""
+"""Print a plan as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .plan import ASKED, Container, NodePlan, Plan
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The whole plan, version 1. Values that only the hosts know are null or `<asked at launch>`."""
+    """Return the whole plan, version 1. Values that only hosts know are null or `<asked at
+    launch>`."""
     document = dataclasses.asdict(plan)
     document["engine"] = plan.engine.name
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):

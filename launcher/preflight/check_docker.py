@@ -1,5 +1,7 @@
-"""The container engine, which answers, is recent enough, stores layers well and keeps containers
-running, and the job's image: it exists somewhere, is the same everywhere, and fits the processors."""
+"""Check the container engine (reachable, recent, storage, linger) and the job's image.
+
+The image must be available, identical everywhere and built for the hosts' processors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from .findings import Finding, failure, split, warning
 from .inventory import Inventory, Machine, common
 
 SLOW_STORAGE = ("vfs", "devicemapper")
-# `uname -m` and images name the same processors differently.
+# `uname -m` and images use different names for the same processors.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
@@ -30,7 +32,7 @@ def check_docker(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_rootless(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """What a rootless Podman needs of the host: ids to map, and a session that outlives the login."""
+    """Check a rootless Podman's needs: subordinate ids, and processes that survive the logout."""
     if machine.engine is None or not machine.engine.can.needs_linger:
         return
     user = machine.facts.user
@@ -48,7 +50,7 @@ def check_rootless(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_image(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """`push` sends this machine's image to every host that lacks it, so a host may lack it."""
+    """Check the image. A host may lack it, because `push` sends this machine's image."""
     if machine.engine is None:
         return
     name, image = seen.cluster.job.image, machine.engine.image

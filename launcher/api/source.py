@@ -101,7 +101,6 @@ def class_of_a_cell(name: str) -> str | None:
 
 
 def global_names(text: str) -> set[str]:
-    """Return the global names that a definition refers to."""
     tables = [symtable.symtable(f"{FUTURE}\n{text}", "<source>", "exec")]
     for table in tables:  # the list grows during the loop
         tables += table.get_children()

@@ -46,7 +46,6 @@ class NodeEvidence:
 
     @property
     def lost_peers(self) -> set[int]:
-        """The node ranks that this node lost contact with."""
         lost = {reason.node_rank for reason in self.reasons if reason.kind == "peer-lost"}
         return lost - {self.node_rank}
 

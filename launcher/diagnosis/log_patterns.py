@@ -32,15 +32,15 @@ EFFECT = re.compile(
 
 def is_effect(lines: Sequence[str]) -> bool:
     """Return whether the process failed only because another one had ended before."""
-    return bool(EFFECT.search("\n".join(_telling(lines))))
+    return bool(EFFECT.search("\n".join(_decisive_lines(lines))))
 
 
 def known_kind(lines: Sequence[str]) -> FailureKind | None:
     """Return the kind that matches the exception's message or, without one, any of the last lines."""
-    return pattern_in([RANK_PREFIX.sub("", line) for line in _telling(lines)])
+    return pattern_in([RANK_PREFIX.sub("", line) for line in _decisive_lines(lines)])
 
 
-def _telling(lines: Sequence[str]) -> Sequence[str]:
+def _decisive_lines(lines: Sequence[str]) -> Sequence[str]:
     return exception_lines(lines) or _last_lines(lines)
 
 

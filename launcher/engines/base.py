@@ -35,8 +35,7 @@ class Engine(Protocol):
     def __init__(self, node: Node) -> None: ...
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        """Create the node without starting it. `secrets` are added to its environment, never
-        stored."""
+        """Create the node without starting it. `secrets` are added to its environment, never stored."""
 
     def start(self, node: NodePlan) -> None: ...
 

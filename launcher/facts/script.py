@@ -135,8 +135,6 @@ _BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one host."""
-
     user: str
     uid: int
     gid: int
@@ -177,7 +175,6 @@ class Facts:
         return rdma.nccl_settings(self.rdma_ports, ip)
 
     def interface_of(self, ip: str) -> str | None:
-        """Return the interface with the address `ip`, or None."""
         return next((a.interface for a in self.addresses if a.ip == ip), None)
 
     def network_of(self, ip: str) -> str:
@@ -246,8 +243,7 @@ def printable(line: str) -> str:
 
 
 def _identity(text: str) -> tuple[int, str, int]:
-    """Parse uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=...". A uid may lack a
-    name."""
+    """Parse uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=...". A uid may lack a name."""
     match = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", text)
     if not match:
         raise ValueError(f"`id` printed {text!r}")

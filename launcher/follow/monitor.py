@@ -242,8 +242,8 @@ class Monitor:
         for outcome in ended:
             outcome.done = True
             yield outcome
-        self._probe_the_rest(now)
-        if self._rest_is_lost(now):
+        self._probe_remaining_nodes(now)
+        if self._remaining_nodes_are_lost(now):
             for outcome in self._waiting():
                 outcome.done = True
                 yield outcome
@@ -258,7 +258,7 @@ class Monitor:
         size, since = self._sizes[outcome.node_rank]
         return self._consumed[outcome.node_rank] >= size or now - since > DRAIN_TIMEOUT
 
-    def _rest_is_lost(self, now: float) -> bool:
+    def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.
 
         As long as no node has ended, losing contact with all of them proves nothing about the run.
@@ -276,7 +276,7 @@ class Monitor:
             return False
         return now - max(silent) > SILENCE_TIMEOUT
 
-    def _probe_the_rest(self, now: float) -> None:
+    def _probe_remaining_nodes(self, now: float) -> None:
         """Probe the nodes that still seem to run a while after another node failed.
 
         After a failure all nodes end within seconds. One that does not may have lost power, and SSH

@@ -35,7 +35,6 @@ class RunLines:
         self._tracebacks = TorchrunTracebacks()
 
     def show(self, node_rank: int, text: bytes) -> None:
-        """Print whole lines of one node."""
         self._console.lines(self._tracebacks.feed(node_rank, text) if self._folds else text)
 
     def settle(self) -> None:

@@ -147,8 +147,7 @@ class Probe:
                 agent.stream.close()
 
     def run(self, seen: Sequence[Machine], *, all_pairs: bool) -> Reach:
-        """Find out who reaches whom: a star and some neighbours; all pairs on failure or on
-        request."""
+        """Find out who reaches whom: a star and some neighbours; all pairs on failure or on request."""
         machines = {m.rank: m for m in seen if m.rank in self._agents}
         port = self._listen_on_master_port()
         for rank, agent in self._agents.items():

@@ -206,8 +206,7 @@ def grouped(answers: Answers) -> Grouped:
 def addressed(
     cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
 ) -> Cluster:
-    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets
-    them."""
+    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
     for first, route in routes.items():
         if route.address:

@@ -45,7 +45,6 @@ class Transport(paramiko.Transport):
         return channel
 
     def seconds_silent(self) -> float:
-        """Return the seconds since the last packet arrived."""
         packets: Any = self.packetizer
         return time.monotonic() - float(packets.last_packet)
 

@@ -37,7 +37,6 @@ class Decision:
 
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
-    """Decide whether to start another attempt after a failure, and why."""
     failure = attempts[-1].first_failure
     name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
@@ -114,8 +113,6 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
 @dataclass(frozen=True)
 class Available:
-    """The hosts for the next attempt."""
-
     cluster: Cluster
     former: tuple[Host, ...] = ()  # replaced but reachable, so they may have checkpoints
     missing: tuple[str, ...] = ()  # unusable hosts without a spare, and why

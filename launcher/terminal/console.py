@@ -113,8 +113,7 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its
-        duration."""
+        """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its duration."""
         if self.verbose:
             self.detail(f"{text} ...")
         began = time.monotonic()

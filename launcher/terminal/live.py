@@ -82,8 +82,7 @@ class Live:
 
 
 def _rows(line: str, columns: int) -> int:
-    """Return the rows that a drawn line occupies: terminals rewrap long lines when they get
-    narrower."""
+    """Return the rows that a drawn line occupies: terminals rewrap long lines when they get narrower."""
     return max(1, -(-cell_len(Text.from_ansi(line).plain) // columns))
 
 

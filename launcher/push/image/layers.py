@@ -54,8 +54,7 @@ class Layers:
         return sum(blob.size for blob in self._registry.blobs.values())
 
     def archives(self) -> Iterator[Archive]:
-        """Yield an archive per layer as the engine provides it; the last is the image. Raises
-        NoLayers."""
+        """Yield an archive per layer as the engine provides it; the last is the image. Raises NoLayers."""
         layers, arriving = self._image.layers, self._registry.layers
         for number in range(self._first, len(layers) - 1):
             layer = arriving[layers[number]].result()

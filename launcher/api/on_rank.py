@@ -42,8 +42,7 @@ def main() -> None:
 
 
 def exit_without_finalization() -> None:
-    """Exit without Python's finalization, in which a Gloo thread may abort the process
-    (pytorch#179291)."""
+    """Exit without Python's finalization, which a Gloo thread may abort (pytorch#179291)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -83,8 +83,7 @@ class Docker:
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
-        """Yield tickets, which are volumes because those need no image: only labels and a creation
-        time."""
+        """Yield tickets: volumes, which need no image, with labels and a creation time."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
             created = unix(row.get("CreatedAt"))

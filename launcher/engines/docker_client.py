@@ -35,10 +35,7 @@ IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSess
 
 
 def docker_of(node: Node) -> Client:
-    """Return the node's Docker SDK client, created on first use.
-
-    Raises DockerUnavailable if the host answers but its engine does not.
-    """
+    """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
     return node.resource(lambda: _connect(node))
 
 

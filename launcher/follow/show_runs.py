@@ -142,10 +142,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Print the tables every `interval` seconds until Ctrl-C.
-
-    On a terminal they replace the previous ones. Elsewhere they are printed if they differ.
-    """
+    """Print tables every `interval` seconds until Ctrl-C: redrawn on a terminal, else if they differ."""
     text, seen, parts = "", Seen([], {}, [], {}), [""]
 
     def render(columns: int, rows: int) -> list[str]:

@@ -118,10 +118,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the machines that must import torch, which takes seconds.
-
-    These are one machine per different image, and all that must see GPUs.
-    """
+    """Return the machines that import torch (seconds): one per image, and all that must see GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }

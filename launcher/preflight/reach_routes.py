@@ -75,10 +75,7 @@ def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]
 
 
 def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
-    """Return the candidates of all machines.
-
-    An address that two machines on different networks have cannot identify either.
-    """
+    """Return all machines' candidates, except addresses that exist on two different networks."""
     holders: dict[str, list[Machine]] = {}
     for machine in machines.values():
         for address in machine.facts.addresses:

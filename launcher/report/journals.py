@@ -87,10 +87,7 @@ def _readings(usage: Usage) -> Iterator[tuple[str, float]]:
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
-    """Parse the journals. reports: (host name, output of making.EVENTS).
-
-    Ignores a host's claims about nodes that did not run on it.
-    """
+    """Parse (host name, output of EVENTS). Ignores claims about nodes that ran on other hosts."""
     hosts = {
         (attempt.attempt, node.node_rank): node.host
         for attempt in record.attempts

@@ -94,10 +94,7 @@ def shortened(text: str) -> str:
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
-    """Return the id of the newest matching run on the hosts, live runs first.
-
-    A killed run has no containers any more, but still has its folders.
-    """
+    """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
     known = alive | {status.run_id for status in statuses} | _kept(nodes)

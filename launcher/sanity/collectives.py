@@ -92,8 +92,7 @@ class Watchdog:
             os._exit(3)
 
     def _send_heartbeats(self) -> None:
-        """Send heartbeats on a separate connection, because a store connection handles one call at
-        a time."""
+        """Send heartbeats on their own connection: a store connection handles one call at a time."""
         store = connect(self.job)
         with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
             for count in itertools.count():

@@ -64,10 +64,7 @@ class Line:
         self._closed.set()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """Return the rivals that are ahead or undecided, for each host that answers.
-
-        Raises RunKilled if the tickets have been removed.
-        """
+        """Return rivals ahead or undecided, by answering host. Raises RunKilled without a ticket."""
         listed = self._look()
         return {
             node: [

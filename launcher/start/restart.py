@@ -60,10 +60,7 @@ def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord]
 def restart_until_done(
     folder: RunFolder, options: LaunchOptions, code: int, console: Console
 ) -> int:
-    """Restart a failed run as often as the job allows. Return the last attempt's exit code.
-
-    code: of the attempt that has just ended.
-    """
+    """Restart a run that failed with `code` as often as the job allows; return the last exit code."""
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         try:

@@ -210,10 +210,7 @@ def table(
     head: Sequence[str],
     colours: Mapping[str, str] = _NO_COLOURS,
 ) -> str:
-    """Format plain columns, two spaces apart, like docker and kubectl.
-
-    colours: SGR colour by cell text.
-    """
+    """Format plain columns, two spaces apart, like docker. colours: SGR colour by cell text."""
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 

@@ -237,8 +237,7 @@ class TreePush:
         return failures
 
     def _manifest_file(self, start: Start) -> dict[str, bytes]:
-        """Return the manifest for other machines that push here later, unless it is large in
-        comparison."""
+        """Return the manifest, for later pushes from other machines, unless it is comparatively large."""
         packed = zlib.compress(self.tree.manifest.text, 1)
         small = len(packed) * 10 <= sum(entry.size for entry in start.write)
         return {MANIFEST: packed} if small or len(packed) < 65536 else {}

@@ -26,10 +26,7 @@ class NoLayers(PushFailed):
 
 
 class Layers:
-    """The layers from number `first` on, which the engine pushes to our own local registry.
-
-    by_diff_id: see `whole_archive`.
-    """
+    """The layers from number `first` on, as pushed to our registry. by_diff_id: see `whole_archive`."""
 
     def __init__(
         self, local: Node, name: str, image: ImageInfo, first: int, *, by_diff_id: bool = False

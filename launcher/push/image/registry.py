@@ -36,8 +36,7 @@ MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registrie
 
 
 class Registry:
-    """Receives one image. wanted: layers (diff ids) to receive; the engine is told that the others
-    exist."""
+    """Receives one image's `wanted` layers (diff ids). The engine is told that the others exist."""
 
     def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
         self.image = image

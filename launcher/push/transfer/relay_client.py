@@ -100,8 +100,7 @@ class Relay:
         self._write(head + b"\n" + data)
 
     def events(self) -> Iterator[Event]:
-        """Yield events until the agent ends. Raises HostUnreachable, OSError or ValueError if it
-        crashes."""
+        """Yield events until the agent ends. A crash raises HostUnreachable, OSError or ValueError."""
         while (event := self._read(None)) is not None:
             yield event
 

@@ -84,7 +84,7 @@ def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> 
         raise RunFailed(record.run_id, why)
     missing = [rank for rank in range(record.attempt.world_size) if rank not in outcomes]
     if missing:
-        raise RunFailed(record.run_id, f"rank {missing[0]} ended without a result")
+        raise RunFailed(record.run_id, f"rank {missing[0]} ended without returning a result")
     ordered = [outcomes[rank] for rank in range(record.attempt.world_size)]
     return [unpickled(each) if trust else each.result for each in ordered]
 
@@ -109,4 +109,4 @@ def unpickled(outcome: Outcome) -> Any:
     try:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
-        raise CommandFailed(f"{outcome.host}: a result cannot be unpickled here: {error}") from None
+        raise CommandFailed(f"{outcome.host}: cannot unpickle its result: {error}") from None

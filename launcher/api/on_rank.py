@@ -75,7 +75,7 @@ def returned(function: Callable[..., Any], call: Call) -> str:
     limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(text) > limit:
         raise ValueError(
-            "ddpctl.run: the result has %d bytes, more than %d; write it to "
+            "ddpctl.run: the result has %d bytes, and the limit is %d; write it to "
             "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
         )
     return text
@@ -86,7 +86,7 @@ def as_json(result: Any) -> str:
         return json.dumps({"result": result})
     except (TypeError, ValueError) as error:
         raise TypeError(
-            "ddpctl.run: the result is no JSON value (%s); return numbers, strings, lists and "
+            "ddpctl.run: the result is not JSON (%s); return numbers, strings, lists and "
             "dicts, or call run(..., trust=True)" % error
         ) from None
 

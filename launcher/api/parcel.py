@@ -65,7 +65,7 @@ def _arguments(
         json.dumps([args, kwargs])
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"run(): an argument is no JSON value ({error}); pass numbers, strings, lists and "
+            f"run(): an argument is not JSON ({error}); pass numbers, strings, lists and "
             "dicts, or call run(..., trust=True)"
         ) from None
     return {"args": args, "kwargs": kwargs}
@@ -79,7 +79,7 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
         found = None
     if found is not function:
         raise UsageError(
-            f"run(): {name or function!r} cannot be imported by that name; define it with def at the "
+            f"run(): {name or function!r} cannot be imported by its name; define it with def at the "
             "top of its module"
         )
 

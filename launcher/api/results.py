@@ -59,7 +59,7 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
         for rank, text in found.items():
             host, before = first.setdefault(rank, (node.name, text))
             if before != text:  # equal results come from a home folder that hosts share
-                raise CommandFailed(f"{host} and {node.name}: both have a result of rank {rank}")
+                raise CommandFailed(f"{host} and {node.name}: both have a result for rank {rank}")
             outcomes[rank] = parsed_outcome(host, text)
     return outcomes
 
@@ -71,7 +71,7 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
         while chunk := stream.read(READ_SIZE):
             data += chunk
             if len(data) > limit:
-                raise CommandFailed(f"{node.name}: its results have more than {limit} bytes")
+                raise CommandFailed(f"{node.name}: its results exceed {limit} bytes")
     return split(bytes(data), node.name)
 
 
@@ -81,7 +81,7 @@ def split(data: bytes, host: str) -> dict[int, bytes]:
     for line in data.split(b"\n")[:-1]:
         rank, _, text = line.partition(b" ")
         if not re.fullmatch(rb"\d{1,7}", rank):
-            raise CommandFailed(f"{host}: its results cannot be read")
+            raise CommandFailed(f"{host}: cannot read its results")
         texts[int(rank)] = text
     return texts
 
@@ -91,8 +91,8 @@ def parsed_outcome(host: str, text: bytes) -> Outcome:
         document = json.loads(text)
         error, pickle = document.get("error"), document.get("pickle")
         if not isinstance(pickle, str | None):
-            raise ValueError("pickle is no text")
+            raise ValueError("the pickle is not text")
         raised = None if error is None else parsed(Raised, error)
         return Outcome(host, document.get("result"), raised, pickle)
     except (ValueError, AttributeError, RecursionError) as error:
-        raise CommandFailed(f"{host}: a result cannot be read: {error}") from None
+        raise CommandFailed(f"{host}: cannot read a result: {error}") from None

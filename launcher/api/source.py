@@ -78,7 +78,7 @@ def source_text(value: type | FunctionType) -> str:
         if isinstance(value, type) and (text := class_of_a_cell(value.__name__)):
             return text
     raise UsageError(
-        f"run(): the source of {value.__name__} is not known; define it in a file or a notebook cell"
+        f"run(): the source of {value.__name__} cannot be found; define it in a file or a notebook cell"
     )
 
 

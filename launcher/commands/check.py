@@ -23,7 +23,7 @@ def check(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
-    all_pairs: bool = flag("--all-pairs", "Let every host connect to every other host."),
+    all_pairs: bool = flag("--all-pairs", "Test connections between every pair of hosts."),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,

@@ -105,22 +105,22 @@ def hosts_option(help: str) -> Any:
 HOSTS = argument(
     "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
 )
-HOST_LIST = option("-H", "Hosts instead of a file.", metavar="HOST:GPUS,...")
-INCLUDE = option("--include", "Only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
-EXCLUDE = option("--exclude", "All but these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
+HOST_LIST = option("-H", "Use these hosts instead of a file.", metavar="HOST:GPUS,...")
+INCLUDE = option("--include", "Use only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
+EXCLUDE = option("--exclude", "Skip these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
 RUN = argument("[RUN]", "A run id or a unique prefix (default: the newest run).", complete.runs)
 RUN_OR_HOSTS = argument(
     "[RUN or HOSTS]", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files
 )
 LOOK_ON = hosts_option("Look for the run on these hosts.")
 IMAGE = option("--image", "Override job.image.")
-ON_EXIT = option("--on-exit", "Run CMD with sh when the run has ended.", metavar="CMD")
+ON_EXIT = option("--on-exit", "Run CMD with sh when the run ends.", metavar="CMD")
 ON_EVENT = option("--on-event", "Run CMD with sh for each event of the run.", metavar="CMD")
 DETACH = flag("--detach", "Start the run, print its id and return.", "-d")
-FOLD = flag("--fold", "Print identical lines of many ranks as one: `[0-5] text`.")
+FOLD = flag("--fold", "Merge identical lines from several ranks: `[0-5] text`.")
 PLAIN = flag("--plain", "Print plain lines, no live panel (default when not a TTY).")
 JSON = flag("--json", "Print one JSON document on stdout.")
-YES = flag("--yes", "Do not ask.", "-y")
+YES = flag("--yes", "Do not ask for confirmation.", "-y")
 QUIET = flag("--quiet", "Print only errors on stderr.", "-q")
 VERBOSE = flag("--verbose", "Print each step on stderr.", "-v")
 
@@ -137,7 +137,7 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 def hosts_of(hosts: str | None, host_list: str | None) -> str:
     """Return HOSTS or -H, else ./hosts.yaml. Raises UsageError if both or none are given."""
     if hosts and host_list:
-        raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
+        raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
     from ..hosts import HostList, default_hosts
 
     return HostList(host_list) if host_list else hosts or default_hosts()

@@ -66,8 +66,8 @@ class FailureKind(enum.StrEnum):
     )
     CUDA_MISSING = (
         "cuda-missing",
-        "The process found no GPU, or too old a driver.",
-        "that host offers fewer GPUs, or an older driver, than the job needs: run `ddpctl check`",
+        "The process found no GPU, or the driver is too old.",
+        "that host has fewer GPUs or an older driver than the job needs: run `ddpctl check`",
         r"no cuda gpus are available|not compiled with cuda|invalid device ordinal|no cuda-capable device"
         r"|found no nvidia driver|nvidia driver on your system is too old|cuda driver version is",
     )
@@ -108,7 +108,7 @@ class FailureKind(enum.StrEnum):
     )
     PERMISSION = (
         "permission",
-        "The job's user may not use a file.",
+        "The job's user has no permission to use a file.",
         "the job runs as job.user: give that user access, or change job.user",
         r"PermissionError|permission denied",
     )
@@ -148,7 +148,7 @@ class FailureKind(enum.StrEnum):
     )
     OOM_KILLED = (
         "oom-killed",
-        "The kernel's OOM killer ended a rank.",
+        "The kernel's OOM killer killed a rank.",
         "use less memory (fewer DataLoader workers, a smaller batch) or raise the limit",
     )
     STOPPED = (
@@ -160,8 +160,8 @@ class FailureKind(enum.StrEnum):
     HUNG = (
         "hung",
         "No progress for as long as `--hang-timeout` allows.",
-        "see what that rank waits for: data, a lock, a disk; `ddpctl stacks` shows where the ranks of "
-        "a live run are",
+        "find out what that rank waits for (data, a lock, a disk): `ddpctl stacks` shows the ranks of "
+        "a live run",
         RESTARTABLE,
     )
     PEER_GONE = (

@@ -54,7 +54,7 @@ def _classify(
         return Weight.WITNESS, kind, message
     if kind in (FailureKind.EXIT_CODE, FailureKind.KILLED) and (full := node.full_disks):
         kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
-        message = f"{message}; no space was left for {' and '.join(full)}"
+        message = f"{message}; no space was left on {' and '.join(full)}"
     if exit.exit_code is None and kind == FailureKind.EXIT_CODE:
         return Weight.WITNESS, kind, message  # torchrun also reaps ranks that succeeded
     return Weight.CAUSE, kind, message
@@ -90,4 +90,4 @@ def classify_exit(
 def oom_message(node: NodeEvidence) -> str:
     limits = [event.memory_limit for _, event in node.of(ResourceUsage)]
     limit = next((f" of {value / 2**30:.1f} GiB" for value in limits if value), "")
-    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} was used up"
+    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} ran out"

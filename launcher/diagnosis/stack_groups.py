@@ -22,9 +22,9 @@ NOTES = {  # why a rank has no stack, by the supervisor's keyword
     "stopped": "is stopped (SIGSTOP): SIGCONT resumes it",
     "traced": "is held by a debugger",
     "exited": "has exited",
-    "unprepared": "shows no stack: it is just starting, is not Python, or has changed its signals",
+    "unprepared": "shows no stack: it is starting, is not Python, or has replaced its signal handlers",
     "blocked": "shows no stack: it blocks signals",
-    "silent": "did not answer: it waits in the kernel, or its machine is overloaded",
+    "silent": "did not answer: it is blocked in the kernel, or its machine is overloaded",
 }
 PLACES = ("stopped", "traced", "silent")  # notes that describe a rank's position
 
@@ -155,7 +155,7 @@ def verdict(groups: Sequence[StackGroup]) -> list[str]:
     if not lines and len(shown) == 1 and len(shown[0].members) > 1:
         lines = [f"all {len(shown[0].members)} ranks are {shown[0].first.describe()}"]
     elif not lines and len(shown) > 1:
-        lines = [f"the ranks are at {len(shown)} places, and most ranks are at none of them"]
+        lines = [f"the ranks are at {len(shown)} places, and none of them has most of the ranks"]
     lines += [f"{group.name} {group.first.describe()}" for group in groups if not group.has_place]
     return lines
 

@@ -40,7 +40,7 @@ def stop_reason(
         about,
         kind,
         reason.message,
-        "start again: another port is chosen" if reason.kind == "control-port" else "",
+        "start again: ddpctl will choose another port" if reason.kind == "control-port" else "",
         rank=reason.rank,
         local_rank=reason.local_rank,
         exit_code=reason.exit_code,
@@ -66,7 +66,7 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
     if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
         message = "lost contact with the other nodes while still running"
         return replace(candidate, kind=FailureKind.NETWORK_CUT, node=isolated[0], message=message)
-    remedy = "both hosts were running without hearing each other: look at the network between them"
+    remedy = "both hosts were up but could not reach each other: check the network between them"
     return replace(candidate, kind=FailureKind.NETWORK_CUT, remedy=remedy)
 
 

@@ -19,7 +19,7 @@ def _engine(name: str) -> type[Engine]:
     try:
         return ENGINES[name]
     except KeyError:
-        raise UsageError(f"no engine is called {name!r}: {', '.join(ENGINES)}") from None
+        raise UsageError(f"no engine is called {name!r}: use {' or '.join(ENGINES)}") from None
 
 
 def engine_traits(name: str) -> EngineTraits:

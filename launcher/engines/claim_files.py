@@ -41,7 +41,7 @@ def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
     except OSError as error:
         raise CommandFailed(
             f"{host}: {FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}; "
-            "let root remove it"
+            "ask root to remove it"
         ) from None
     return file
 
@@ -75,13 +75,13 @@ def _read(path: Path) -> tuple[dict[str, object], float]:
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{path} is no file")
+            raise ValueError(f"{path} is not a file")
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             labels = json.loads(os.read(file, LARGEST))
             return (labels if isinstance(labels, dict) else {}), about.st_mtime
         path.unlink()
-        raise ValueError(f"{path} is of a process that has ended")
+        raise ValueError(f"{path} belongs to a process that has ended")
     finally:
         os.close(file)

@@ -47,17 +47,17 @@ exit 1
 NOT_INSTALLED = "docker: not found"
 PROBLEMS = {  # pattern in the output of the engine or its command -> the problem
     "no runtime directory": "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none; "
-    "on that host `sudo loginctl enable-linger $USER`, then log in again",
-    "podman system service did not start": "Podman's API service does not start; "
+    "on that host, run `sudo loginctl enable-linger $USER`, then log in again",
+    "podman system service did not start": "Podman's API service did not start; "
     "run `podman system service --time=10` there and see what it prints",
     "ermission denied|PermissionError": "this user may not use Docker; "
-    "on that host `sudo usermod -aG docker $USER`, then log in again",
+    "on that host, run `sudo usermod -aG docker $USER`, then log in again",
     "is not a docker command|unknown command|Usage:|BadStatusLine": "its docker command is too old: "
     "it has no `docker system dial-stdio`; install Docker 18.09 or newer there",
     NOT_INSTALLED: "Docker is not installed; "
     "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
     "Cannot connect to the Docker daemon|onnection refused|o such file or directory": "the Docker "
-    "daemon does not run; on that host `sudo systemctl start docker` "
+    "daemon is not running; on that host, run `sudo systemctl start docker` "
     "(rootless: `systemctl --user start docker`)",
 }
 

@@ -30,7 +30,7 @@ from .engine_info import Capabilities, parse_capabilities
 TIMEOUT = 60  # seconds for one answer of the engine, by default
 END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
-WRITE_CDI_SPEC = "on that host `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
 
@@ -228,7 +228,7 @@ class StreamSocket:
             if code == NOT_FOUND:
                 return NOT_INSTALLED
             return text or f"`docker system dial-stdio` exited with {code} and printed nothing"
-        return "the engine hung up"
+        return "the engine closed the connection"
 
 
 def failure(name: str, error: BaseException, action: str = "") -> DdpctlError | None:
@@ -238,7 +238,7 @@ def failure(name: str, error: BaseException, action: str = "") -> DdpctlError | 
         remedy = next(
             (f"; {remedy}" for pattern, remedy in _REMEDIES.items() if pattern in text.lower()), ""
         )
-        problem = f"could not {action}" if action else "Docker refuses"
+        problem = f"could not {action}" if action else "Docker refused"
         return CommandFailed(f"{name}: {problem}: {text}{remedy}")
     if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
         return unavailable(name, str(error))
@@ -267,7 +267,7 @@ def errors_as_unavailable(name: str) -> Iterator[None]:
         raise
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise DockerUnavailable(
-            f"{name}: its container engine answers with an error: {_error_text(error)}; "
+            f"{name}: its container engine returned an error: {_error_text(error)}; "
             "look at `journalctl` there"
         ) from None
 
@@ -278,10 +278,10 @@ _REMEDIES = {  # text in the engine's refusal -> remedy
     "image not known": "push it: `ddpctl push HOSTS --image`",
     "unresolvable cdi devices": WRITE_CDI_SPEC,
     "container-init binary not found": "install catatonit on that host",
-    "is already in use": "the same run is being started elsewhere, or `ddpctl kill` it first",
+    "is already in use": "another command is starting the same run; if not, run `ddpctl kill` first",
     "bind source path does not exist": "create the folder on that host or correct job.mounts",
-    "creating mount source path": "root on that host may not enter your home folder, as on NFS with "
-    "root squash: let ~/.ddpctl be a link to a folder of a local disk, or use a rootless engine",
+    "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
+    "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
     "no space left on device": "free space under Docker's data root on that host",
     "executable file not found": "the image needs python3 on its PATH",
 }

@@ -109,7 +109,7 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
     api.timeout = TRANSFER_TIMEOUT
     with translated_errors(node.name):
         if not client.can.pushes_without_tls:
-            raise CommandFailed(f"{client.can.product} pushes to registries with TLS only")
+            raise CommandFailed(f"{client.can.product} pushes only to registries with TLS")
         api.tag(name, repository, tag)
         for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
             if "error" in message:

@@ -130,7 +130,7 @@ def read_status(
         )
     except ValueError as error:
         _warn_once(
-            f"ddpctl: warning: {host}: skipped {plain(handle)}, whose labels ddpctl would not "
+            f"ddpctl: warning: {host}: skipped {plain(handle)}, which has labels that ddpctl does not "
             f"write: {error}; remove it there if it is not in use"
         )
         return None
@@ -142,7 +142,7 @@ def _label(
     """Return the text of a label. Raises ValueError if it does not have this form."""
     text = labels.get(key) or absent
     if not isinstance(text, str) or not form.fullmatch(text):
-        raise ValueError(f"{key} {plain(text)!r} is no {what}")
+        raise ValueError(f"{key} {plain(text)!r} is not a {what}")
     return text
 
 

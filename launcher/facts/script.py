@@ -186,7 +186,7 @@ def parse(text: str) -> Facts:
     """Parse the script's output. Raises ValueError for any other text."""
     sections = _sections(text)
     if "end" not in sections:
-        raise ValueError("the script did not run to its end")
+        raise ValueError("the script did not finish")
 
     def first(name: str) -> str:
         return next((line.strip().replace("\t", "?") for line in sections.get(name, [])), "")

@@ -172,7 +172,7 @@ class Monitor:
             if isinstance(record.event, Unreadable):
                 if record.event.known and not outcome.unreadable:
                     outcome.unreadable = True
-                    yield f"{outcome.host}: skipping events that cannot be read in its journal"
+                    yield f"{outcome.host}: skipping unreadable events in its journal"
                 continue
             if isinstance(record.event, Usage):  # one every few seconds, as long as the run lasts
                 outcome.usage = record.event

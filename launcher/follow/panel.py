@@ -126,7 +126,7 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     newest = [outcome.tail[-1].time for outcome in outcomes.values() if outcome.tail]
     silent = now - max(newest, default=now)
     words = script_progress(outcomes) or last_line(outcomes)
-    return f"no line for {clock(silent)}  {words}" if silent >= SILENT else words
+    return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 
 
 def script_progress(outcomes: Mapping[int, NodeOutcome]) -> str:

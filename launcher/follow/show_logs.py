@@ -123,7 +123,7 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
     try:
         return None if text is None else parse_numbers(text, count or UNKNOWN_COUNT)
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r}: {error}; give numbers such as 0-3,5") from None
+        raise UsageError(f"{flag} {text!r}: {error}; write numbers such as 0-3,5") from None
 
 
 def since_time(text: str | None) -> float | None:

@@ -103,7 +103,7 @@ class Selection:
         if not hosts:
             return (
                 "this machine has no record of a live run, and there is no ./hosts.yaml; "
-                "`ddpctl ps HOSTS` asks the hosts of a hosts file"
+                "`ddpctl ps HOSTS` asks the hosts in a hosts file"
             )
         if self.everything:
             return f"no run on {names(hosts)}"

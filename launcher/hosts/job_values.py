@@ -51,7 +51,7 @@ def image(tree: Tree) -> str:
 def command(tree: Tree) -> tuple[str, ...]:
     words = arguments(tree)
     if not words or not words[0]:
-        raise wrong(tree, "nothing to run", "write for example [train.py] or [-m, trainer]")
+        raise wrong(tree, "nothing to run", "write [train.py] or [-m, trainer], for example")
     first = PurePosixPath(words[0]).name
     if _STARTS_PYTHON.fullmatch(first):
         raise wrong(tree, shown(words[0]), f"remove {shown(first)}: torchrun starts Python")
@@ -125,7 +125,7 @@ def folder_on_hosts(tree: Tree) -> str:
 def _capability(tree: Tree) -> str:
     name = text(tree).upper().removeprefix("CAP_")
     if not re.fullmatch(r"[A-Z_]{2,40}", name):
-        raise wrong(tree, shown(name), "write a name of `man 7 capabilities`")
+        raise wrong(tree, shown(name), "use a name from `man 7 capabilities`")
     return name
 
 
@@ -145,7 +145,7 @@ def duration(tree: Tree) -> int:
     written = as_written(tree)
     total = seconds_in(written)
     if total is None:
-        raise wrong(tree, shown(written), "write for example 2h30m, or a number of seconds")
+        raise wrong(tree, shown(written), "write 2h30m, for example, or a number of seconds")
     if not 0 < total <= LONGEST_DURATION:
         raise wrong(tree, shown(written), "write a time from 1s to 365d")
     return total
@@ -165,17 +165,17 @@ def size(tree: Tree) -> int:
     written = as_written(tree)
     match = _SIZE.fullmatch(written.strip())
     if match is None:
-        raise wrong(tree, shown(written), "write for example 16g or 512m")
+        raise wrong(tree, shown(written), "write 16g or 512m, for example")
     number = int(match[1][:30]) * _UNITS[match[2].lower()]
     if number < MIB:
         raise wrong(tree, shown(written), f"that is less than 1 MiB; write {match[1][:5]}g?")
     if number > 2**50:
-        raise wrong(tree, shown(written), "write a size that a machine can have")
+        raise wrong(tree, shown(written), "write a realistic size")
     return number
 
 
 _device = matching(
-    r"(?!.*\.\.)/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?", "write for example /dev/fuse"
+    r"(?!.*\.\.)/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?", "write /dev/fuse, for example"
 )
 devices = list_of(_device, "[/dev/fuse]")
 cap_add = list_of(_capability, "[SYS_PTRACE]")
@@ -189,4 +189,4 @@ def container_user(tree: Tree) -> str:
     if word in ("host", "root") or is_uid_gid:
         return word
     near = nearest(word, ["host", "root"])
-    raise wrong(tree, shown(word), "write for example user: 1000:1000", near)
+    raise wrong(tree, shown(word), "write user: 1000:1000, for example", near)

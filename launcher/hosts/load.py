@@ -57,7 +57,7 @@ def default_hosts() -> str:
     """Return ./hosts.yaml. Raises UsageError if it does not exist."""
     if not Path(DEFAULT_HOSTS).is_file():
         raise UsageError(
-            "no hosts: give a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
+            "no hosts: pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
         )
     return DEFAULT_HOSTS
 

@@ -128,5 +128,5 @@ def _container_rules(job: Job, lines: Mapping[str, int]) -> Iterator[Problem]:
                 remedy = f"choose another target or remove {key}"
                 yield Problem(lines.get(kind, 0), f"job.{kind}", what, remedy)
         if kind == "tmpfs" and flat in mounted:
-            what = f"found {shown(flat)}, which job.mounts has too"
+            what = f"found {shown(flat)}, which is also in job.mounts"
             yield Problem(lines.get(kind, 0), "job.tmpfs", what, "keep one of them")

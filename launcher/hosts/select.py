@@ -23,7 +23,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     UsageError.
     """
     if include is not None and exclude is not None:
-        raise UsageError("--include and --exclude: give one of them")
+        raise UsageError("--include and --exclude: use only one")
     text = exclude if include is None else include
     if text is None:
         return cluster
@@ -68,7 +68,7 @@ def _refuse_unknown(flag: str, chosen: Chosen, cluster: Cluster) -> None:
         if any(host.gpus == "all" for host in entries):
             if flag == "--exclude":
                 raise UsageError(
-                    f"{flag}: {name} has gpus: all, so which GPUs are left is not known; "
+                    f"{flag}: {name} has gpus: all, so the GPUs that are left are unknown; "
                     "write their number in the hosts file, or use --include"
                 )
             continue

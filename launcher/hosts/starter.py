@@ -53,7 +53,7 @@ defaults:                      # for every host; a host may override them
 
 hosts:                         # list order is rank order: the first is node 0, the master
 {hosts}
-#   internal_ip: 10.0.0.2      # of a host: the address for the other nodes; `check` finds it
+#   internal_ip: 10.0.0.2      # per host: the address for the other nodes; `check` finds it
 
 job:
 {job}
@@ -71,7 +71,7 @@ _JOB = (
     ("command", "", "what torchrun runs; `-- ...` overrides it"),
     ("nproc_per_node", "2", "default: one per GPU; 1 on a CPU host"),
     ("master_port", "", "a free port of node 0; or a number"),
-    ("max_restarts", "3", "restarts of the whole job from its newest checkpoint"),
+    ("max_restarts", "3", "whole-job restarts, each from the newest checkpoint"),
 )
 
 

@@ -234,7 +234,7 @@ def internal_ip(tree: Tree) -> str:
     return word
 
 
-interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "write one name as `ip link` shows it")
+interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "use one name from `ip link`")
 
 
 def is_address(word: str) -> bool:

@@ -112,11 +112,11 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Finding]:
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
         return
     if engine.can.gpus == "none":
-        what = f"{engine.can.product} {engine.version} gives no GPUs through its API"
+        what = f"{engine.can.product} {engine.version} cannot pass GPUs through its API"
         yield failure(machine.name, "gpus", what, "install Podman 5.4 or newer there")
     elif engine.can.gpus == "cdi":
         if not details.cdi:
-            what = "there is no CDI specification of its GPUs, so containers get none"
+            what = "there is no CDI specification for its GPUs, so containers get none"
             yield failure(machine.name, "gpus", what, WRITE_CDI_SPEC)
     elif not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
         what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
@@ -168,7 +168,7 @@ def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
         who += f", run {run}" if run else ""
         what = f"GPU {index} is in use: {process.name or 'a process'} ({who}) holds "
         what += f"{process.mib} MiB"
-        stop = f"run `ddpctl kill {run}`, wait for it" if run else "stop the process"
+        stop = f"run `ddpctl kill {run}`, wait for it to end" if run else "stop the process"
         yield failure(machine.name, "gpus", what, f"{stop}, or choose other GPUs")
 
 
@@ -178,9 +178,7 @@ def check_xids(machine: Machine, _: Inventory) -> Iterator[Finding]:
     index = {gpu.pci: gpu.index for gpu in nvidia.gpus}
     for pci, number in dict.fromkeys(nvidia.xids):
         if machine.wants_gpus and number in XIDS and index.get(pci, -1) in {-1, *machine.gpus}:
-            name = (
-                f"GPU {index[pci]} ({pci})" if pci in index else f"a GPU at {pci}, now not listed,"
-            )
+            name = f"GPU {index[pci]} ({pci})" if pci in index else f"a lost GPU at {pci}"
             meaning, remedy = XIDS[number]
             what = f"{name} has had Xid {number} since the host booted: {meaning}"
             yield warning(machine.name, "gpus", what, remedy)
@@ -207,7 +205,7 @@ def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
             what = "no GPU found: it is a CPU node"
             remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
             if machine.facts.gpus:
-                what = "no GPU found but that of the processor: it is a CPU node"
+                what = "no GPU found except the integrated one: it is a CPU node"
                 remedy = "set gpus: 0 if that is intended, or gpus: [0] to use that one"
             yield warning(machine.name, "gpus", what, remedy)
         elif count == 0:
@@ -256,7 +254,7 @@ def check_cuda(machine: Machine, _: Inventory) -> Iterator[Finding]:
         return
     version = re.match(r"(\d+)\.(\d+)", image.env.get("CUDA_VERSION", ""))
     if version and int(version[1]) > driver[0]:
-        what = f"the image needs CUDA {version[0]}, the driver supports {driver[0]}.{driver[1]}"
+        what = f"the image needs CUDA {version[0]}, but the driver supports {driver[0]}.{driver[1]}"
         yield failure(machine.name, "gpus", what, "update the driver, or use an older image")
 
 

@@ -90,11 +90,11 @@ def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 def check_probed(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if machine.rank in seen.reach.unprobed and not machine.engine_error:
-        what = "not known whether other hosts reach it: it has neither python3 nor the job's image"
+        what = "cannot test whether others reach it: it has neither python3 nor the job's image"
         remedy = "run `ddpctl push HOSTS --image` first, or install python3 there"
         yield warning(machine.name, "network", what, remedy)
     if machine.rank in seen.reach.cut_off:
-        what = "no connection from it reaches another host, although others reach each other"
+        what = "it cannot connect to any other host, although the others can reach each other"
         remedy = "allow outgoing TCP in its firewall, and check its routes"
         yield failure(machine.name, "network", what, remedy)
 
@@ -115,7 +115,7 @@ def check_reached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if slow:
         worst = max(answer.seconds for answer in slow.values())
         what = f"a connection to {address} took {worst:.1f} s {_sources(slow, met, seen)}"
-        yield warning(machine.name, "network", what, "check the load of the host and its network")
+        yield warning(machine.name, "network", what, "check the load on the host and its network")
 
 
 def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:

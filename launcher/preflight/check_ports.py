@@ -45,7 +45,7 @@ def check_leftovers(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     for node in _nodes(machine):
         paused = node.state == "paused"
         if paused or (node.alive and (node.run_id, node.attempt) in ended):
-            state = "is paused" if paused else "still runs, but others of its nodes have ended"
+            state = "is paused" if paused else "is still running, but other nodes have ended"
             what = f"node {node.node_rank} of run {node.run_id} ({node.owner}) {state}"
             yield warning(machine.name, "runs", what, f"run `ddpctl kill {node.run_id}`")
 

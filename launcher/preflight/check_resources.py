@@ -55,7 +55,7 @@ def check_memory(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     details, wanted = machine.details, seen.cluster.job.shm_size
     shm = details.disk("/dev/shm")
     if not machine.in_containers and shm and shm.kib < GIB:
-        what = f"/dev/shm holds only {_size(shm.kib)}, and data loader workers need more"
+        what = f"/dev/shm is only {_size(shm.kib)}, and data loader workers need more"
         remedy = "run `mount -o remount,size=16g /dev/shm` there, or set num_workers to 0"
         yield warning(machine.name, "memory", what, remedy)
     if (
@@ -67,7 +67,7 @@ def check_memory(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         yield warning(machine.name, "memory", what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory available"
-        yield warning(machine.name, "memory", what, "stop what uses it there")
+        yield warning(machine.name, "memory", what, "stop the programs that use it")
 
 
 def check_infiniband(machine: Machine, _: Inventory) -> Iterator[Finding]:

@@ -158,7 +158,7 @@ def check_report(machine: Machine, report: ContainerReport) -> Iterator[Finding]
         what = f"torch cannot be imported in the image: {report.torch_error}"
         yield failure(machine.name, "image", what, "use an image with torch in it")
     if report.write_error:
-        what = f"a container cannot write below ~/.ddpctl: {report.write_error}"
+        what = f"a container cannot write to ~/.ddpctl: {report.write_error}"
         remedy = "look for denials in `journalctl -k` there (SELinux, AppArmor), or set job.user"
         yield failure(machine.name, "disk", what, remedy)
     if machine.gpus and machine.has_driver and report.torch and report.gpus == 0:

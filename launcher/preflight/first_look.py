@@ -41,7 +41,7 @@ def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
         )
     for error in failures.values():
         console.say(f"no answer from {error}")
-    silent = FirstLook(None, "did not answer; `ddpctl check` tells why")
+    silent = FirstLook(None, "did not answer; `ddpctl check` shows why")
     return [_described(found[host.name]) if host.name in found else silent for host in hosts]
 
 

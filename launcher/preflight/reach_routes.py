@@ -184,11 +184,11 @@ def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: G
         met = answers.get((rank, address.ip, False), {})
         if met and all(answer.ok for answer in met.values()):
             given = any(host.internal_ip == address.ip for host in machine.hosts)
-            why = "given as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
+            why = "set as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
             why += f", not over {', '.join(passed)}" if passed else ""
             return Route(address.ip, address.interface or None, why)
         passed.append(address.interface)
-    return Route(why="no address is reached from every other host")
+    return Route(why="no address can be reached from every other host")
 
 
 def grouped(answers: Answers) -> Grouped:

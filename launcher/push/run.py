@@ -86,7 +86,7 @@ def push(
             with progress:
                 found, failed = run.run(list(reached))
         except OSError as error:  # not stdout: that must not end the command like a closed stdout
-            raise PushFailed(f"this machine: the push broke: {error}; push again") from error
+            raise PushFailed(f"this machine: the push failed: {error}; push again") from error
     report = tracker.finish()
     # The id on this machine, else on the first host; run.json records it.
     report.image_digest = next((image.id for image in (run.here, *found.values()) if image), None)
@@ -175,7 +175,7 @@ class _Push:
         for node in there:
             if node not in found:
                 failures[node] = PushFailed(
-                    f"{node.name}: {self.image} is not there; `ddpctl push HOSTS --image`"
+                    f"{node.name}: does not have {self.image}; run `ddpctl push HOSTS --image`"
                 )
         remedy = "`ddpctl push HOSTS --image` makes them the same"
         return found, {**failures, **different_images(self.image, found, remedy)}
@@ -193,7 +193,7 @@ class _Push:
         if part not in self.parts:
             return {
                 node: PushFailed(
-                    f"{node.name}: does not have the current {part}; `ddpctl push HOSTS --{part}`"
+                    f"{node.name}: does not have the current {part}; run `ddpctl push HOSTS --{part}`"
                 )
                 for node in missing
             }

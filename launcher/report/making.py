@@ -60,7 +60,7 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
         [*drawn, *journals.usage_charts(began(record))],
         journals,
         without_secrets(folder.hosts_file),
-        [f"Curves of {node.name} may be missing: cannot see {e}" for node, e in failures.items()],
+        [f"Curves may be missing: no answer from {e}" for e in failures.values()],
         now=timestamp(),
     )
 
@@ -74,7 +74,7 @@ def _ask(
     """
     with (
         newest_attempt(folder, console, record) as attempt,
-        console.step("reading what the hosts know"),
+        console.step("reading the hosts' records"),
     ):
         machines = {(m.node.name, m.place.run_dir): m.node for m in reversed(attempt.members)}
 

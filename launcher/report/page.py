@@ -200,7 +200,7 @@ def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
     """Return a node's outcome and exit code, or "" for a stopped node, whose code means nothing."""
     if node.state == "STOPPED" and attempt.first_failure:
-        return f"stopped, as node {attempt.first_failure.node_rank} failed", ""
+        return f"stopped because node {attempt.first_failure.node_rank} failed", ""
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 

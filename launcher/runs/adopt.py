@@ -39,9 +39,7 @@ def ask_for_record(
     found, failures = reported_nodes(nodes, run_id)
     rows = [(node, row) for node, reported in found.items() for row in reported]
     if not rows:
-        raise UsageError(
-            f"no host has a folder of {run_id}; only `ddpctl kill` works on such a run"
-        )
+        raise UsageError(f"no host has files of {run_id}; only `ddpctl kill` works on such a run")
     source, newest = max(rows, key=lambda pair: pair[1].attempt)
     there = {
         node: [row.node_rank for row in reported if row.attempt == newest.attempt]
@@ -81,7 +79,7 @@ def by_rank(
             if rank in found:
                 raise UsageError(f"{found[rank].name} and {node.name} both claim node {rank}")
             if not spare[node.host.account]:
-                raise UsageError(f"{source}: name {node.name} once for each node of the run there")
+                raise UsageError(f"{source}: list {node.name} once for each node of the run on it")
             found[rank] = spare[node.host.account].pop(0)
     silent = [node for failed in failures for node in spare[failed.host.account]]
     for rank in range(max(found)):

@@ -99,8 +99,8 @@ def _ranks(member: RunningNode) -> range:
         return range(first, first + int(found["nproc_per_node"]))
     except KeyError:
         raise CommandFailed(
-            f"{member.node.name}: {member.place.control_dir}/spec.json does not tell the node's "
-            "ranks; choose the node by --node"
+            f"{member.node.name}: {member.place.control_dir}/spec.json does not list the node's "
+            "ranks; use --node instead"
         ) from None
 
 
@@ -113,7 +113,7 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
             return member.engine.exec(status, wanted.command, stdin=wanted.stdin, tty=wanted.tty)
     state = seen[0].state if seen else "gone"
     raise UsageError(
-        f"{member.node.name}: node {rank} of {run_id} does not run ({state}); see `ddpctl ps`"
+        f"{member.node.name}: node {rank} of {run_id} is not running ({state}); see `ddpctl ps`"
     )
 
 

@@ -81,7 +81,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
             _copy_records(folder, to)
         except OSError as error:
             raise UsageError(
-                f"{error.filename or to}: cannot be written: {error.strerror}; free it or give "
+                f"{error.filename or to}: cannot be written: {error.strerror}; fix that or pass "
                 "another --to"
             ) from None
     return done

@@ -51,8 +51,8 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
             for status in list_nodes(nodes, cluster, folder.run_id)[0]:
                 if status.waits:
                     raise UsageError(
-                        f"{folder.run_id} of {status.owner} waits in line for GPUs and has nothing "
-                        "to show yet; `ddpctl ps HOSTS` shows for whose run it waits"
+                        f"{folder.run_id} of {status.owner} is waiting in line for GPUs and has nothing "
+                        "to show yet; `ddpctl ps HOSTS` shows what it waits for"
                     )
             adopt(folder, nodes, cluster, console)
     return folder
@@ -84,7 +84,7 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     matching = [run_id for run_id in run_ids if run_id.startswith(text)]
     if len(matching) > 1:
         listed = ", ".join(matching[:5])
-        raise UsageError(f"{text!r} matches several runs ({listed}): give more of the id")
+        raise UsageError(f"{text!r} matches several runs ({listed}): type more of the id")
     return matching[0] if matching else None
 
 

@@ -177,7 +177,7 @@ class RunFolder:
                 raise ValueError("attempts is empty")
             for attempt in record.attempts:
                 if [node.node_rank for node in attempt.nodes] != list(range(len(attempt.nodes))):
-                    raise ValueError("nodes are not in the order of their ranks")
+                    raise ValueError("nodes are not in rank order")
         except (OSError, ValueError, RecursionError) as error:
             raise UnreadableRecord(
                 f"{self.record_file}: cannot be read ({error}); the hosts still know the run: "

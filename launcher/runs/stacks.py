@@ -99,7 +99,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         raise CommandTimeout(
-            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s; its container is "
+            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s; its container may be "
             "gone or paused, see `ddpctl ps`"
         )
     if done.code != 0:
@@ -110,7 +110,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     try:
         answer = parsed(StackAnswer, json.loads(done.stdout))
     except (ValueError, RecursionError):
-        raise CommandFailed(f"{node.name}: the supervisor's answer cannot be read") from None
+        raise CommandFailed(f"{node.name}: cannot read the supervisor's answer") from None
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase != "running" else "starting"
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
@@ -123,7 +123,7 @@ def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
     """Format the groups like `clush -b`, the largest first, then the names of the stragglers."""
     shown = [line for group in groups for line in block(group)]
     shown += [
-        f"{answer.label}: no rank yet; torchrun is starting or waits for another node"
+        f"{answer.label}: no ranks yet; torchrun is starting or waiting for another node"
         for answer in answers
         if answer.state == "starting"
     ]

@@ -96,7 +96,7 @@ def size_of(text: str) -> int:
     """Parse a size such as 64m or 1g to bytes. Raises UsageError."""
     match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
-        raise UsageError(f"--max-size {text!r}: write 64m or 1g")
+        raise UsageError(f"--max-size {text!r}: use a size such as 64m or 1g")
     return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
 
 

@@ -104,7 +104,7 @@ class Watchdog:
         how = "did not arrive at"
         late = [r for r in range(self.job.world) if not self._arrived(r)]
         if not late:
-            how, store, ranks = "fell silent in", connect(self.job), range(self.job.world)
+            how, store, ranks = "stopped responding in", connect(self.job), range(self.job.world)
             before = [store.get(f"alive/{r}") for r in ranks]
             time.sleep(SILENCE)
             late = [r for r in ranks if store.get(f"alive/{r}") == before[r]]

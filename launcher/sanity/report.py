@@ -73,8 +73,8 @@ def problems(
         if right["verdict"] == "WRONG":
             ranks = ", ".join(str(rank) for rank in right["ranks"])
             found.append(
-                f"{right['collective']} gave wrong results on rank {ranks}: suspect memory or the "
-                "network card of that host; run its vendor's diagnostics"
+                f"{right['collective']} gave wrong results on rank {ranks}: memory or the "
+                "network card of that host may be faulty; run the vendor's diagnostics"
             )
     found += slow_pairs(report)
     if min_busbw is not None and report.sizes and report.busbw < min_busbw:
@@ -84,14 +84,14 @@ def problems(
         )
     elif last is not None and report.sizes and report.busbw < WORSE * last:
         found.append(
-            f"bus bandwidth {report.busbw:.3g} GB/s, the last run on these hosts had {last:.3g}: "
+            f"bus bandwidth is {report.busbw:.3g} GB/s, but was {last:.3g} in the last run on these hosts: "
             "`--pairwise` names the slow link"
         )
     if not report.all("done") and not found:
-        found.append("the check did not finish: its output says why")
+        found.append("the check did not finish: its output shows why")
     if code and not found:
         found.append(
-            f"everything was measured, but then the run exited with {code}: see `ddpctl logs`"
+            f"all measurements finished, but then the run exited with {code}: see `ddpctl logs`"
         )
     return found
 
@@ -138,12 +138,12 @@ def slow_pairs(report: Report) -> list[str]:
         return []
     ends = [{pair["source"], pair["target"]} for pair in slow]
     common = set.intersection(*ends)
-    rates = f"{min(pair['gbs'] for pair in slow):.3g} GB/s, the fastest pair {best:.3g}"
+    rates = f"{min(pair['gbs'] for pair in slow):.3g} GB/s, but {best:.3g} for the fastest pair"
     if len(common) == 1:
         return [f"{report.name(common.pop())} is slow to and from the others: {rates}"]
     return [
         f"the link {report.name(pair['source'])} to {report.name(pair['target'])} is slow: "
-        f"{pair['gbs']:.3g} GB/s, the fastest pair {best:.3g}"
+        f"{pair['gbs']:.3g} GB/s, but {best:.3g} for the fastest pair"
         for pair in slow
     ]
 

@@ -28,7 +28,7 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
         return
     if "publickey" not in methods:
         raise HostUnreachable(
-            f"{route.name}: sshd accepts no keys, only {', '.join(methods)}, and ddpctl logs in "
+            f"{route.name}: sshd accepts no keys, only {', '.join(methods)}, but ddpctl logs in "
             "with keys; set `PubkeyAuthentication yes` in its sshd_config"
         )
     with contextlib.closing(Keyring(route)) as keyring:
@@ -67,7 +67,7 @@ def _accepts(
         return False
     if more:
         raise HostUnreachable(
-            f"{route.name}: sshd requires {', '.join(more)} in addition to the key, and ddpctl has "
+            f"{route.name}: sshd requires {', '.join(more)} in addition to the key, but ddpctl has "
             "only keys; change AuthenticationMethods in its sshd_config"
         )
     return True

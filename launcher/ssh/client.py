@@ -108,7 +108,7 @@ class SshMachine:
         if connection.is_ending():
             return connection.lost()
         return HostUnreachable(
-            f"{self.host.name}: sshd runs no commands: {error or type(error).__name__}; check "
+            f"{self.host.name}: sshd refused to run a command: {error or type(error).__name__}; check "
             "ForceCommand and the account's shell there"
         )
 

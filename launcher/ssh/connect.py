@@ -115,7 +115,7 @@ def _connect(route: Route, timeout: float) -> Connection:
         except Dropped as drop:
             dropped = str(drop)
     raise HostUnreachable(
-        f"{route.name}: sshd at {route.hostname}:{route.port} hangs up before the login, "
+        f"{route.name}: sshd at {route.hostname}:{route.port} closed the connection before the login "
         f"{TRIES} times: {dropped}; check its MaxStartups and PerSourcePenalties, and whether a "
         "firewall or fail2ban blocks this machine"
     )
@@ -173,7 +173,7 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise HostUnreachable(
-            f"{route.name}: its sshd shares no algorithm with ddpctl: {error}; update OpenSSH there"
+            f"{route.name}: its sshd and ddpctl have no algorithm in common: {error}; update OpenSSH there"
         ) from None
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up

@@ -145,7 +145,7 @@ class Node:
             home = os.fsdecode(self.script('printf %s "$HOME"').stdout)
             if not home.startswith("/"):
                 raise CommandFailed(
-                    f"{self.name}: $HOME is `{home}`, which is no absolute path; give the account a "
+                    f"{self.name}: $HOME is `{home}`, which is not an absolute path; give the account a "
                     "home folder in that host's /etc/passwd"
                 )
             self._home = home

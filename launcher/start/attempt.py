@@ -145,7 +145,7 @@ def prepare_plan(
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
     progress = push.progress_for(console)
-    step = "pushing what the hosts lack" if parts else "reading what the hosts have"
+    step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
         pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
     with console.step(f"asking {nodes[0].name} which ports are taken"):

@@ -19,9 +19,7 @@ def check_command(job: Job) -> str | None:
     if script.is_absolute() or job.command[0].startswith("-"):
         return None
     if job.workdir is None:
-        hint = (
-            f"job.workdir is not set, so {script} of this folder is not sent; `workdir: .` sends it"
-        )
+        hint = f"job.workdir is not set, so {script} here is not sent; set `workdir: .` to send it"
         return hint if Path(script).is_file() else None
     workdir = Path(job.workdir)
     path = workdir / script

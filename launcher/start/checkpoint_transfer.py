@@ -94,7 +94,7 @@ def distribute_checkpoint(
         by_node = {folder.node: folder for folder in folders}
         seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
     for name in failures:
-        console.say(f"cannot see {name}: not using checkpoints that only it has")
+        console.say(f"no answer from {name}: not using checkpoints that only it has")
     choice = choose([*seen.values()])
     for host in seen.values():
         for path in host.damaged:
@@ -107,7 +107,7 @@ def distribute_checkpoint(
     aside = f".before-attempt-{len(record.attempts) + 1}"
     for transfer in choice.transfers:
         source, target = by_name[transfer.source.host], by_name[transfer.target.host]
-        with console.step(f"sending {transfer.what} of {source.node.name} to {target.node.name}"):
+        with console.step(f"sending {transfer.what} from {source.node.name} to {target.node.name}"):
             send(source, target, transfer, aside, open_to_all=open_to_all)
 
 
@@ -168,7 +168,7 @@ def send(
     if target.script(DIGESTS, f"checkpoints/{arriving}", stdin=paths).stdout != wanted:
         target.script(DROP, arriving)
         raise CommandFailed(
-            f"{target.node.name}: {transfer.what} of {source.node.name} arrived damaged; "
+            f"{target.node.name}: {transfer.what} from {source.node.name} arrived damaged; "
             "resume again, and check the disks of both hosts"
         )
     target.script(PUT, arriving, aside, "open" if open_to_all else "", stdin=paths)

@@ -142,12 +142,12 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
         answering.add(node.name)
         engine_of(node, cluster.job.engine).list("none")
 
-    with connected(cluster.hosts) as nodes, console.step("asking which hosts are there"):
+    with connected(cluster.hosts) as nodes, console.step("asking which hosts are up"):
         _, failures = ask_each(nodes, look)
     lost = {name: str(failure) for name, failure in failures.items()}
     unwanted = dict(lost)
     if cut_off:
-        unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost it")
+        unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost contact with it")
     hosts, spares = list(cluster.hosts), list(cluster.spares)
     for rank, host in enumerate(cluster.hosts):
         if host.name in unwanted and spares:

@@ -33,8 +33,8 @@ def resume(
     record = folder.load()
     if record.state == "SUCCEEDED" and not force:
         raise UsageError(
-            f"{record.run_id} has succeeded: `ddpctl resume {record.run_id} --force` "
-            "starts another attempt all the same"
+            f"{record.run_id} has already succeeded: `ddpctl resume {record.run_id} --force` "
+            "starts another attempt anyway"
         )
     before = kept_cluster(folder, job_files=hosts is None)
     if record.adopted:
@@ -93,10 +93,10 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
 def refuse_if_alive(
     hosts: tuple[Host, ...], cluster: Cluster, run_id: str, console: Console
 ) -> None:
-    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts whether it runs"):
+    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for the run"):
         statuses, _ = list_nodes(nodes, cluster, run_id)
     if alive := sorted({s.host for s in statuses if s.alive or s.waits}):
         raise UsageError(
-            f"{run_id} still runs or waits on {', '.join(alive)}: `ddpctl attach` follows it, "
+            f"{run_id} is still running or waiting on {', '.join(alive)}: `ddpctl attach` follows it, "
             "`ddpctl kill` ends it"
         )

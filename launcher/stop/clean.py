@@ -125,7 +125,7 @@ def clean(
         console.json(document(found, left, failures, removed=removed))
     elif removed:
         for traces in left.values():
-            after = "clean" if traces.none else f"{len(traces.lines())} things still there"
+            after = "clean" if traces.none else f"{len(traces.lines())} items are still there"
             console.say(f"{traces.host}: {after}")
     elif not unclean and not failures:
         console.say("no trace of ddpctl on these hosts")
@@ -203,7 +203,7 @@ def _remove(node: Node, script: str) -> None:
     done = node.script(script, timeout=TIMEOUT)
     if done.code != 0:
         raise CommandFailed(
-            f"{node.name}: {done.reason}; files of another user need that user (or root) to be removed"
+            f"{node.name}: {done.reason}; only that user or root can remove another user's files"
         )
 
 
@@ -215,9 +215,9 @@ def listed(
             console.print(line)
     for traces in found:
         for run_id in sorted(traces.runs & kept.keys()):
-            why = "is alive; stop it with `ddpctl kill`, or clean with --kill"
+            why = "is still running; stop it with `ddpctl kill`, or clean with --kill"
             if kept[run_id]:
-                why = f"may be alive on {kept[run_id]}, which was not asked; --kill removes it"
+                why = f"may be alive on {kept[run_id]}, which was not checked; --kill removes it"
             console.say(f"{traces.host}: not cleaned: {run_id} {why}")
 
 

@@ -106,7 +106,7 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     if failures and not run_ids:
         raise nodes_failed(failures)
     if len(run_ids) > 1 and not everything:
-        raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or give --all")
+        raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or pass --all")
     return run_ids
 
 

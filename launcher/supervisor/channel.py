@@ -113,7 +113,7 @@ class Channel:
                 self._out = self._out[self.sock.send(self._out) :]
         except BlockingIOError:
             if len(self._out) > BACKLOG:
-                raise ConnectionAbortedError("the peer does not read") from None
+                raise ConnectionAbortedError("the peer stopped reading") from None
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the received messages. Raises OSError if disconnected, Refused if not a peer's."""

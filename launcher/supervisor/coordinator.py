@@ -84,7 +84,7 @@ class Coordinator:
         gone = {rank for rank, status in self.statuses.items() if status.phase != "stopped"}
         for rank, since in self.disconnected.items():
             if rank in gone and now - since > RECONNECT:
-                message = "its supervisor closed the connection and did not come back"
+                message = "its supervisor closed the connection and did not reconnect"
                 return self._reason("peer-lost", message, rank)
         for rank, heard in list(self.heard.items()):
             if rank in gone and now - heard > self.spec.peer_timeout:

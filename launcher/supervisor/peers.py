@@ -115,7 +115,7 @@ class NodePeer(Peers):
         elif self.joined:
             if now - (self.lost_at or now) <= RECONNECT:
                 return None
-            how = "its supervisor closed the connection and did not come back"
+            how = "its supervisor closed the connection and did not reconnect"
         else:
             if now - self.began <= self.spec.start_timeout:
                 return None

@@ -156,7 +156,7 @@ class Console:
         except OSError as error:  # the reader has left, or the disk is full
             self.stdout_closed = True
             _abandon(sys.stdout)
-            reason = "its reader has left" if error.errno == errno.EPIPE else error.strerror
+            reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
             self.say(f"nothing more is printed on stdout: {reason}")
 
     def _stderr(self, text: str) -> None:

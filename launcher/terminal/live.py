@@ -35,8 +35,7 @@ class Live:
     """Draws the lines that `render` returns on stderr. Thread-safe."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: (columns, rows) -> lines without newlines. share: maximum part of the terminal's
-        height."""
+        """render: (columns, rows) -> lines without newlines. share: of the terminal's height."""
         self._share = share
         self._render = render
         self._lock = threading.RLock()

@@ -87,7 +87,7 @@ class PruneResult:
 
     def summary(self) -> str:
         if not self.trees:
-            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
+            return "nothing to delete: runs or this hosts file use all data and code there"
         size = format_bytes(sum(tree.size for _, tree in self.trees))
         return f"{'deleted' if self.removed else 'kept'} {len(self.trees)} folders, {size}"
 

@@ -181,8 +181,8 @@ class _Walk:
         inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
             self.problems.append(
-                f"{shown(os.path.join(self.root, path))}: links out of the folder "
-                f"(to {shown(target)}), where the hosts cannot follow; put the file itself there"
+                f"{shown(os.path.join(self.root, path))}: is a link out of the folder "
+                f"(to {shown(target)}), which the hosts do not have; put the file itself there"
             )
             return
         self.entries.append(Entry(path, "l", 0, target))

@@ -181,8 +181,8 @@ class TreePush:
         base, delta = self._best_base(node, trees.earlier)
         if trees.free is not None and delta.size > trees.free:
             raise PushFailed(
-                f"{node.name}: {self.part}: needs {format_bytes(delta.size)} and the disk of ~/.ddpctl "
-                f"has {format_bytes(trees.free)} free; free space there, then push again"
+                f"{node.name}: {self.part}: needs {format_bytes(delta.size)} but the disk of ~/.ddpctl "
+                f"has {format_bytes(trees.free)} free; free some space, then push again"
             )
         self._script(node, PREPARE, base, stdin=b"\0".join((*delta.remove, b"")))
         return Start(base, delta.write)

@@ -44,7 +44,7 @@ def push_image(
             tracker.hosts[node].layers_skipped += len(image.layers)
         elif image is not None:
             tracker.say(
-                f"{node.name}: {name} is another image there ({image.id[:19]}); updating it"
+                f"{node.name}: {name} is a different image there ({image.id[:19]}); updating it"
             )
     without = [node for node in there if node not in found]
     if here is None:
@@ -148,7 +148,7 @@ class _Sending:
         elif not same(image, self.here):
             raise PushFailed(
                 f"{node.name}: {self.name} there is not the image that was sent; another user may "
-                "have tagged another one meanwhile"
+                "have tagged another one in the meantime"
             )
         return image
 
@@ -162,7 +162,7 @@ def different_images(
         return {}
     return {
         node: PushFailed(
-            f"{node.name}: {name} is another image there than on {first[0].name} "
+            f"{node.name}: {name} is not the same image as on {first[0].name} "
             f"({image.id[:19]}, {first[1].id[:19]}); {remedy}"
         )
         for node, image in there.items()

@@ -146,7 +146,7 @@ class Chain:
             for event in relay.events():
                 self._handle(relay, event)
         except DdpctlError as error:
-            why = HostUnreachable(f"{error}; the next push continues from there")
+            why = HostUnreachable(f"{error}; the next push continues where this one stopped")
         except (OSError, ValueError):
             pass
         relay.lost = why
@@ -167,7 +167,7 @@ class Chain:
         if event.kind == "starved":
             self._feed_from_here(transfer, relay, event)
         elif event.kind == "failed":
-            why = "damaged on the way" if event.text == "damaged" else event.text
+            why = "damaged in transit" if event.text == "damaged" else event.text
             self._end(transfer, relay, TransferDamaged(str(failed(host, part, why))))
         elif event.kind == "done" and event.count != 0:
             why = event.text or f"exit {event.count}"
@@ -211,7 +211,7 @@ class Chain:
             why = " ".join(event.text.split())
             self._tracker.say(
                 f"{relay.node.name}: cannot take the {transfer.payload.part} from the other hosts "
-                f"({why}): sending it from here, over this machine's uplink once more"
+                f"({why}): sending it from this machine instead"
             )
         threading.Thread(
             target=self._feed, args=(transfer, relay, event.count), daemon=True
@@ -298,7 +298,7 @@ class Chain:
 
     def _make_leaf(self, transfer: Transfer, slow: Relay) -> None:
         self._leaves.add(slow)
-        self._tracker.say(f"{slow.node.name}: slow; no other host waits for it any more")
+        self._tracker.say(f"{slow.node.name}: slow; the other hosts no longer wait for it")
         for relay, host in transfer.hosts.items():
             with self._changed:
                 host.restart_measurement()  # earlier rates belong to the old order

@@ -341,7 +341,7 @@ class Agent:
 def exactly(stream: Any, size: int) -> bytes:
     data: bytes = stream.read(size)
     if len(data) < size:
-        raise ValueError("it stopped")
+        raise ValueError("the connection closed early")
     return data
 
 

@@ -83,7 +83,7 @@ class Relay:
             self.order("hello", certificate=certificate, key=key, address=self.address)
             event = self._read(READY_TIMEOUT)
             if event is None or event.kind != "ready":
-                raise ValueError("it ended at once")
+                raise ValueError("it ended immediately")
             self.port = event.count
         except (OSError, ValueError) as error:
             lines = self._stream.stderr_tail().splitlines() if self._stream else []
@@ -129,7 +129,7 @@ class Relay:
                 return None
             self._unread += chunk
             if len(self._unread) > MAX_EVENT:
-                raise ValueError("a message without an end")
+                raise ValueError("a message that does not end")
         line, _, self._unread = self._unread.partition(b"\n")
         return parse_event(line)
 

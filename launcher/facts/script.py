@@ -153,7 +153,7 @@ class Facts:
     rdma_ports: tuple[RdmaPort, ...] = ()
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
     boot_id: str = ""  # equal for two names of one machine; "" if unknown
-    seconds: float = 0.0  # how long the script took
+    seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # maximum error of clock_skew: half the network time
     details: Details | None = None  # if requested

@@ -67,7 +67,7 @@ class NodeOutcome(NodeEvidence):
     unreadable: bool = False  # some events were malformed and were skipped
     end_received: float = 0.0  # time.monotonic()
     exited: bool = False  # according to the engine
-    lost_since: float | None = None  # time.monotonic() of the host's last answer
+    lost_since: float | None = None  # time.monotonic() when contact was lost
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
 

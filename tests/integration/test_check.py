@@ -262,8 +262,8 @@ def test_a_run_that_was_left_paused(cluster: Cluster, check: Check) -> None:
 # Decoys: plain torchrun over Gloo listens where nobody comes, ddpctl does not
 
 TALK = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
 one = torch.ones(1)
 dist.all_reduce(one)
 print("sum", int(one.item()), flush=True)

@@ -21,7 +21,7 @@ MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\
 
 
 def pages() -> dict[str, str]:
-    """Every page, as file name -> text."""
+    """Return every page as file name -> text."""
     group = typer.main.get_command(application())
     commands: dict[str, Any] = vars(group)["commands"]
     made = {f"{name}.md": page(name, commands[name]) for name in COMMANDS}
@@ -49,7 +49,7 @@ def page(name: str, command: Any) -> str:
 
 
 def told(command: Any) -> tuple[str, str]:
-    """The help's prose, and the examples after its \\b mark."""
+    """Return the text of a command's help, and the examples after its \\b mark."""
     prose, _, examples = (command.help or "").partition("\b")
     return prose.strip(), examples.strip("\n")
 

@@ -96,7 +96,7 @@ def tour(folder: Path) -> str:
 
 
 def anybodys(output: str, home: Path) -> str:
-    """Replace this machine's folders, host name and user name."""
+    """Replace this machine's folders, host name and user name by neutral ones."""
     text = output.replace(str(home), "~")
     text = re.sub(r"\S+@\S+", "you@laptop", text)
     text = re.sub(r"host \S+, pid", "host laptop, pid", text)

@@ -1,4 +1,4 @@
-"""Why a rank ended: by its exit code, its signal and its last lines. Pure."""
+"""Explain why a rank ended, from its exit code, its signal and its last lines. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
 
 def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
-    """None for a rank that exited with 0 when it was told to stop."""
+    """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     lines: Sequence[str] = ()
     if exit.exit_code != 0:
         lines = (
@@ -24,7 +24,7 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
         weight, kind, message = _judged(node, exit, lines)
     elif exit.stopping:
         return None
-    else:  # a success, unless everything that came later is an effect of it
+    else:  # a success, unless all later failures are effects of it
         weight, kind = Weight.WITNESS, FailureKind.EARLY_EXIT
         message = "exited with code 0 while other ranks were still running"
     return Candidate(
@@ -54,9 +54,9 @@ def _judged(
         return Weight.WITNESS, kind, message
     if kind in (FailureKind.EXIT_CODE, FailureKind.KILLED) and (full := node.full_disks):
         kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
-        message = f"{message}; no space was left for {' and '.join(full)}"
+        message = f"{message}; no space was left on {' and '.join(full)}"
     if exit.exit_code is None and kind == FailureKind.EXIT_CODE:
-        return Weight.WITNESS, kind, message  # torchrun reaps a rank that succeeded, too
+        return Weight.WITNESS, kind, message  # torchrun also reaps ranks that succeeded
     return Weight.CAUSE, kind, message
 
 
@@ -68,7 +68,7 @@ def _we_did_it(exit: RankExit) -> bool:
 def how_it_ended(
     code: int | None, signal: str | None, lines: Sequence[str], recorded: str | None = None
 ) -> tuple[FailureKind, str]:
-    """(kind, message) of a failed process. `recorded`: the exception, as torch's @record wrote it."""
+    """Return (kind, message) of a failed process. recorded: the exception from torch's @record."""
     known = log_patterns.known_kind(lines)
     raised = log_patterns.exception_line(lines) or recorded
     if signal and signal != "SIGABRT":
@@ -90,4 +90,4 @@ def how_it_ended(
 def oom_message(node: NodeEvidence) -> str:
     limits = [event.memory_limit for _, event in node.of(ResourceUsage)]
     limit = next((f" of {value / 2**30:.1f} GiB" for value in limits if value), "")
-    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} was used up"
+    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} ran out"

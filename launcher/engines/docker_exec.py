@@ -10,9 +10,9 @@ import docker.errors
 from ..ssh.stream import CHUNK
 from .docker_client import Client, doing
 
-HEADER_BYTES = 8  # of a frame: the stream's number, three zeros, the size of the data
-POLL = 0.05  # seconds between questions whether the command has ended or started
-RESIZE_TIMEOUT = 2.0  # seconds for the command to have a terminal
+HEADER_BYTES = 8  # of a frame: stream number, three zeros, size of the data
+POLL = 0.05  # seconds between polls for the start or the end of the command
+RESIZE_TIMEOUT = 2.0  # seconds until the command must have a terminal
 CONTAINER_GONE = 137  # as if the command had been killed
 
 
@@ -47,7 +47,7 @@ class DockerExec:
         self._connection.close_write()
 
     def resize(self, rows: int, columns: int) -> None:
-        """The engine refuses this until the command has started, so ask again."""
+        """Resize the terminal. Retries, because the engine refuses until the command has started."""
         deadline = time.monotonic() + RESIZE_TIMEOUT
         while time.monotonic() < deadline:
             try:

@@ -1,4 +1,4 @@
-"""Running an attempt as soon as other runs let it: at once, or after waiting in line with --wait."""
+"""Run an attempt as soon as the GPUs are free: at once, or after waiting in line with --wait."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .detach import start_recorder
 from .hooks import EventHook
 from .line import POLL, Line
 
-WAITING = "waiting.lock"  # held by the process that waits in line for the run
+WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
-    """Checks, pushes, starts on every node and follows to the end, or detaches."""
+    """Check, push, start on every node, then follow to the end or detach."""
     with (
         connected(wanted.cluster.hosts) as nodes,
         connected(wanted.former) as former,
@@ -74,7 +74,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
 
 
 def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAttempt:
-    """Records that the run waits; returns the attempt with its place in line."""
+    """Record that the run waits. Return the attempt with its place in line."""
     limit = wanted.options.wait
     until = wanted.until or (time.time() + limit if limit else None)
     placed = dataclasses.replace(wanted, since=taken.plan.since, until=until)
@@ -94,7 +94,7 @@ def wait(
     interrupts: Interrupts,
     console: Console,
 ) -> int | None:
-    """Returns None when it is this run's turn, or the exit code after another process took over."""
+    """Wait in line. Return None at this run's turn, or the exit code if another process took over."""
     folder = wanted.folder
     if wanted.options.detach:
         console.print(folder.run_id)
@@ -114,7 +114,7 @@ def wait(
 
 
 def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> int:
-    """Goes on where the process that waited before stopped."""
+    """Continue the wait of a process that has stopped."""
     record = folder.load()
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
@@ -134,7 +134,7 @@ def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console
 def failing_start_recorded(
     folder: RunFolder, on_event: str | None, console: Console
 ) -> Iterator[None]:
-    """Records, and tells --on-event, that an attempt has ended before it ran."""
+    """If the block fails, record the attempt's end and run --on-event."""
     try:
         yield
     except BaseException as error:
@@ -152,7 +152,7 @@ def failing_start_recorded(
 def choose_hosts(
     wanted: NextAttempt, nodes: Sequence[Node], console: Console
 ) -> tuple[NextAttempt, Sequence[Node]]:
-    """With --nodes N, the attempt on N hosts whose GPUs are free. Raises GpusTaken."""
+    """With --nodes N, choose N hosts whose GPUs are free. Raises GpusTaken."""
     count = wanted.options.nodes or len(nodes)
     if count >= len(nodes):
         return wanted, nodes
@@ -189,7 +189,7 @@ def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
 
 
 def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
-    """The nodes that have the GPUs that the hosts file names; CPU nodes if none has a GPU."""
+    """Return the nodes that have the GPUs in the hosts file, or CPU nodes if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [

@@ -57,6 +57,6 @@ def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path)
     garbage = b'1.0\t!\t{"kind": "end"}\n1.1\t!\t\xff\n1.2\t!\t{"kind": "of a newer version"}\n'
     *notices, outcome = followed(tmp_path, garbage + JOURNAL, 0)
     assert [event for event in notices if isinstance(event, str)] == [
-        "local: skipping events that cannot be read in its journal"
+        "local: skipping unreadable events in its journal"
     ]
     assert [event.kind for _, event in outcome.events] == ["stopping", "end"]

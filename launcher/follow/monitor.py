@@ -67,7 +67,7 @@ class NodeOutcome(NodeEvidence):
     unreadable: bool = False  # some events were malformed and were skipped
     end_received: float = 0.0  # time.monotonic()
     exited: bool = False  # according to the engine
-    lost_since: float | None = None  # time.monotonic() of the host's last answer
+    lost_since: float | None = None  # time.monotonic() when contact was lost
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
 
@@ -254,8 +254,8 @@ class Monitor:
         for outcome in ended:
             outcome.done = True
             yield outcome
-        self._probe_the_rest(now)
-        if self._rest_is_lost(now):
+        self._probe_remaining_nodes(now)
+        if self._remaining_nodes_are_lost(now):
             for outcome in self._waiting():
                 outcome.done = True
                 yield outcome
@@ -271,7 +271,7 @@ class Monitor:
         late = now - self._reported[outcome.node_rank] > DRAIN_TIMEOUT and self._caught_up
         return late or self._consumed[outcome.node_rank] >= self._sizes[outcome.node_rank]
 
-    def _rest_is_lost(self, now: float) -> bool:
+    def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.
 
         As long as no node has ended, losing contact with all of them proves nothing about the run.
@@ -289,7 +289,7 @@ class Monitor:
             return False
         return now - max(silent) > SILENCE_TIMEOUT
 
-    def _probe_the_rest(self, now: float) -> None:
+    def _probe_remaining_nodes(self, now: float) -> None:
         """Probe the nodes that still seem to run a while after another node failed.
 
         After a failure all nodes end within seconds. One that does not may have lost power, and SSH

@@ -45,15 +45,11 @@ class Transport(paramiko.Transport):
         return channel
 
     def seconds_silent(self) -> float:
-        """Return the seconds since the last packet arrived."""
         packets: Any = self.packetizer
         return time.monotonic() - float(packets.last_packet)
 
     def ask_when_silent(self, interval: float) -> None:
-        """Request a reply from the server after each `interval` seconds without traffic.
-
-        Unlike this, `set_keepalive` does not request a reply.
-        """
+        """Request replies every `interval` seconds without traffic; `set_keepalive` requests none."""
         message = paramiko.Message()
         message.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")

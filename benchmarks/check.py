@@ -1,7 +1,7 @@
-"""How long `ddpctl check` takes: python -m benchmarks.check [--hosts 16] [--write]
+"""Measure how long `ddpctl check` takes: python -m benchmarks.check [--hosts 16] [--write]
 
-All simulated hosts share this machine's cores, and each starts a test container that imports torch, so real
-hosts are faster. Bar: 30 s for 16 hosts.
+All simulated hosts share this machine's cores, and each starts a test container that imports torch,
+so real hosts are faster. Bar: 30 s for 16 hosts.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def measure(cluster: Cluster, number: int) -> str:
-    """One row of the table: ddpctl, then torchrun by hand."""
+    """Measure one row of the table: ddpctl, then torchrun by hand."""
     trial = TRIALS[number]
     cluster.reset()
     ours = trial.ours(cluster, Path(tempfile.mkdtemp()))
@@ -117,7 +117,7 @@ def write_row(number: int, row: str) -> None:
 # --- with ddpctl ----------------------------------------------------------------------------------
 
 
-def suffered(cluster: Cluster, fault: Fault, folder: Path) -> Outcome:
+def run_fault(cluster: Cluster, fault: Fault, folder: Path) -> Outcome:
     with small_disk(cluster, fault):
         run = launch(cluster, cluster.home_at(folder / "state"), folder, fault)
         seconds = suffer(run, fault)
@@ -163,7 +163,7 @@ def launcher_killed(cluster: Cluster, folder: Path) -> Outcome:
 
 
 def began(run: Run, fault: Fault, lines: str) -> float:
-    """When an unwatched fault happened, in Unix seconds: the rank's own line, or its death."""
+    """Return the unix time of a fault: from the rank's own line, or its death."""
     if fault.act:
         return run.fault_at
     if fault.deed in SLOW_DEEDS:
@@ -206,13 +206,13 @@ def plain(cluster: Cluster, fault: Fault, folder: Path) -> Iterator[Run]:
                 login.kill()
 
 
-def suffered_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
+def run_fault_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
     with plain(cluster, fault, folder) as run:
         run.working()
         if fault.before:
             fault.before(run)
         (fault.act or Run.done_by_script)(run)
-        if fault.deed in SLOW_DEEDS:  # the time counts from the death of the rank
+        if fault.deed in SLOW_DEEDS:  # the time counts from the rank's death
             until(lambda: rank_died(cluster), 90, "the rank ends")
             run.now()
         left = cluster.nodes if fault.act is None else others(cluster)
@@ -250,7 +250,7 @@ def ssh_was_cut_by_hand(cluster: Cluster, folder: Path) -> str:
 
 
 def stopped_after(run: Run, nodes: list[str]) -> float | None:
-    """Seconds from the fault until no rank is left on `nodes`; None beyond CAP."""
+    """Return the seconds from the fault until no rank is left on `nodes`; None beyond CAP."""
     try:
         until(lambda: not any(run.cluster.ranks(node) for node in nodes), CAP, "all have ended")
     except AssertionError:
@@ -281,8 +281,8 @@ def ordinary(fault: Fault) -> Trial:
     return Trial(
         fault.name,
         f"{fault.within:g} s",
-        lambda cluster, folder: suffered(cluster, fault, folder),
-        lambda cluster, folder: suffered_by_hand(cluster, fault, folder),
+        lambda cluster, folder: run_fault(cluster, fault, folder),
+        lambda cluster, folder: run_fault_by_hand(cluster, fault, folder),
     )
 
 

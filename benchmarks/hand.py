@@ -15,7 +15,7 @@ from cluster import USER, Cluster
 
 
 def ssh(cluster: Cluster, node: str, argv: Sequence[str]) -> list[str]:
-    """The `ssh` command line that runs `argv` on a host."""
+    """Return the `ssh` command line that runs `argv` on a host."""
     options = ["-F", str(cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
     options += ["-o", f"UserKnownHostsFile={cluster.home}/.ssh/known_hosts"]
     options += ["-i", str(cluster.home / ".ssh" / "id_ed25519"), "-l", USER]
@@ -25,7 +25,7 @@ def ssh(cluster: Cluster, node: str, argv: Sequence[str]) -> list[str]:
 def torchrun(
     cluster: Cluster, rank: int, nproc: int, port: int, docker: Sequence[str], script: Sequence[str]
 ) -> list[str]:
-    """`docker run` for one node with the same options that ddpctl uses, plus those in `docker`."""
+    """Return `docker run` for one node with ddpctl's own options, plus those in `docker`."""
     run = ["docker", "run", "--rm", "--network=host", "--init", "--shm-size=16g"]
     run += ["--env=PYTHONUNBUFFERED=1", "--env=OMP_NUM_THREADS=1", "--env=GLOO_SOCKET_IFNAME=eth0"]
     run += [*docker, cluster.engine_has, "torchrun", f"--nnodes={len(cluster.nodes)}"]
@@ -42,7 +42,7 @@ def start_all(
     script: Sequence[str],
     out: IO[bytes],
 ) -> list[subprocess.Popen[bytes]]:
-    """Start all nodes at once; all their output goes into one file."""
+    """Start all nodes concurrently. All their output goes to one file."""
     return [
         subprocess.Popen(
             ssh(cluster, node, torchrun(cluster, rank, nproc, port, docker, script)),

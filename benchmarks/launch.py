@@ -66,7 +66,7 @@ def main() -> None:
     with running(args.hosts) as (cluster, home, hosts):
         for case, (script, options) in CASES.items():
             for number in range(args.rounds):
-                if number % 2:  # alternate which one goes first
+                if number % 2:  # alternate the order
                     theirs[case].append(by_hand(cluster, script))
                 ours[case].append(by_ddpctl(cluster, home, hosts, [*options, "--", script]))
                 if not number % 2:
@@ -88,7 +88,7 @@ class Launched:
 
 @contextmanager
 def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
-    """Hosts that already have everything; ddpctl is compiled, as pip does it."""
+    """Start hosts that already have everything. Compiles ddpctl, as pip does."""
     compileall.compile_dir(Path(__file__).parents[1] / "launcher", quiet=1)
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder) / "cluster", [DOCKER] * count)
@@ -133,7 +133,7 @@ def at_rest(cluster: Cluster) -> None:
 
 
 def finished(cluster: Cluster, node: str) -> float:
-    """Unix seconds; the hosts share this machine's clock."""
+    """Return unix seconds. All hosts share this machine's clock."""
     [container] = cluster.containers(node)
     return datetime.fromisoformat(container["State"]["FinishedAt"]).timestamp()
 

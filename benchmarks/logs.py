@@ -27,16 +27,16 @@ from talking import SCRIPT, Heard, Progress, heard, peak
 
 RANKS, NPROC = 6, 2
 TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
-TIMEOUT = 240.0  # seconds allowed for one way of following
+TIMEOUT = 240.0  # seconds for one way of following
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured between the first line shown and the last."""
+    """Values measured between the first and the last line shown."""
 
     seconds: float
-    cpu: float  # seconds of the processes that follow
-    machine: float  # seconds of all cores, the simulated hosts among them
+    cpu: float  # CPU seconds of the following processes
+    machine: float  # CPU seconds of all cores, including the simulated hosts
     peak: int  # KiB
     heard: Heard
 
@@ -108,7 +108,7 @@ class Bench:
         return Measured(*measured, self._heard())
 
     def by_hand(self) -> Measured:
-        """The engine's own log, which is not rotated here."""
+        """Follow the engine's own log, which is not rotated here."""
         options = ["-F", str(self.cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
         options += ["-o", f"UserKnownHostsFile={self.cluster.home}/.ssh/known_hosts"]
         options += ["-i", str(self.cluster.home / ".ssh" / "id_ed25519"), "-l", USER]
@@ -141,8 +141,10 @@ class Bench:
     def _follow(
         self, pids: list[int], progress: Progress, acts: list[Callable[[], None]]
     ) -> tuple[float, float, float, int]:
-        """Seconds, CPU of the processes and CPU of the machine from the first line to the last, and the
-        peak memory of a process in KiB."""
+        """Return seconds, CPU of the processes, CPU of the machine, and peak memory of a process in KiB.
+
+        Times are from the first line to the last.
+        """
         until(progress.look, TIMEOUT, "the first line", pause=0.01)
         before = sum(map(cpu_of, pids)), cpu_of_machine()
         for act in acts:

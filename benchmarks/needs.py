@@ -1,4 +1,4 @@
-"""What a benchmark needs: anything missing ends it with one line and the remedy, before it measures."""
+"""Check a benchmark's requirements. A missing one ends it with one line and the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def need_root_and(benchmark: str, *programs: str) -> None:
 
 
 def need_cluster(benchmark: str) -> None:
-    """A Docker Engine and the images of the simulated cluster."""
+    """Require a Docker Engine and the images of the simulated cluster."""
     _refuse(benchmark, "program", [] if shutil.which("docker") else ["docker"])
     _refuse(benchmark, "Docker Engine or image", [i for i in CLUSTER_IMAGES if not _is_here(i)])
 

@@ -112,7 +112,7 @@ class Net:
 def network(count: int, rate: int) -> Iterator[Net]:
     folder = Path(tempfile.mkdtemp(prefix="ddpctl-bench."))
     net = Net(folder, count, rate, [])
-    sh("mount", "-t", "tmpfs", "-o", "size=16g", "tmpfs", folder)  # no disk in the way
+    sh("mount", "-t", "tmpfs", "-o", "size=16g", "tmpfs", folder)  # so that no disk limits the rate
     try:
         _wire(net)
         _servers(net)
@@ -188,14 +188,14 @@ def until(true, seconds: float = 20.0) -> None:  # type: ignore[no-untyped-def]
         time.sleep(0.1)
 
 
-# what is measured
+# measurements
 
 
 @dataclass
 class Measured:
     seconds: float
     document: dict[str, object]
-    memory: int  # bytes, the launcher's most
+    memory: int  # peak memory of the launcher in bytes
     code: int
 
     def slowest(self, without: Sequence[int] = ()) -> float:
@@ -246,7 +246,7 @@ sys.exit(code)
 
 
 def check(net: Net, data: Path, numbers: Sequence[int]) -> None:
-    """Compare what arrived with what was sent, byte for byte."""
+    """Compare the received data with the sent data, byte for byte."""
     for number in numbers:
         (tree,) = (net.home(number) / ".ddpctl" / "datasets").glob("[!.]*")
         sh("diff", "-r", data, tree)
@@ -264,7 +264,7 @@ def timed(commands: Sequence[str], *, at_once: bool) -> float:
 
 
 def pipes(net: Net, file: Path, numbers: Sequence[int]) -> list[str]:
-    """Send what `docker save | ssh HOST docker load` would, without the engines' own time."""
+    """Send what `docker save | ssh HOST docker load` would send, without the engines."""
     words = []
     for number in numbers:
         ssh = " ".join(net.inside(0, *net.ssh(number)))
@@ -286,8 +286,8 @@ def rsyncs(net: Net, folder: Path, numbers: Sequence[int]) -> list[str]:
 class Row:
     what: str
     seconds: float | None
-    value: float  # what the bar is about
-    bar: float | None  # an upper bar, or a lower one if `least`
+    value: float  # compared with the bar
+    bar: float | None  # maximum, or minimum if `least`
     unit: str = "x limit"
     least: bool = False
 
@@ -445,7 +445,7 @@ def _layer_rows(folder: Path, name: str, megabytes: int) -> list[Row]:
     rows = []
     for label in ("an image for the first time", "its last layer changed", "unchanged"):
         if label != "unchanged":
-            text = os.urandom(megabytes * 25_000).hex().encode()  # compresses to a half
+            text = os.urandom(megabytes * 25_000).hex().encode()  # compresses to half its size
             (context / "top").write_bytes(text * 2)
         environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
         sh("docker", "build", "-q", "-t", name, context, env=environment)

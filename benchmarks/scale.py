@@ -34,7 +34,7 @@ from benchmarks import hand
 from benchmarks.needs import need_cluster, need_root_and
 from benchmarks.push import Net, big_file, network, push
 from benchmarks.results import write_section
-from benchmarks.simulated import simulated, spoken_by
+from benchmarks.simulated import expected_log, simulated
 from benchmarks.star import measure_star
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -78,15 +78,15 @@ while [ "$local" -lt "$nproc" ]; do
 done
 wait
 """
-# What `check` asks of torch.
+# The parts of torch that `check` uses.
 TORCH = """
 __version__ = "0"
 class version: cuda = None
 class cuda: device_count = staticmethod(lambda: 0)
 """
 DISTRIBUTED = "def is_nccl_available(): return False\n"
-REST = 3.0  # seconds between two measurements
-MOST_CHECKED = 256  # hosts: a check starts some 25 programs on each, here all on one machine
+REST = 3.0  # seconds between measurements
+MOST_CHECKED = 256  # hosts; a check starts some 25 programs on each, here all on one machine
 NAP = 3.0  # seconds that a rank lives after its first line
 SCRIPT = f'echo "first line of $RANK"; exec sleep {NAP:g}\n'
 FIRST = re.compile(rb"first line of (\d+)")
@@ -94,14 +94,14 @@ FIRST = re.compile(rb"first line of (\d+)")
 
 @dataclass
 class Watched:
-    """A run of ddpctl: how long it took, what it printed, and the most that its process used."""
+    """A run of ddpctl: its duration, its output, and the peak use of its process."""
 
     code: int = 0
     out: str = ""
     err: str = ""
     seconds: float = 0.0
     first: float = 0.0  # seconds to the first line of the last rank
-    cpu: float = 0.0  # seconds, with the programs that it started
+    cpu: float = 0.0  # seconds, including its child processes
     peak: int = 0  # MB
     threads: int = 0
     files: int = 0  # open descriptors
@@ -137,7 +137,7 @@ def watch(process: subprocess.Popen[bytes], began: float) -> Watched:
         except OSError:
             break
         found = dict(re.findall(r"(VmHWM|Threads):\s+(\d+)", status))
-        if "VmHWM" not in found:  # it has ended
+        if "VmHWM" not in found:  # the process has ended
             break
         seen.peak = int(found["VmHWM"]) // 1024
         seen.threads = max(seen.threads, int(found["Threads"]))
@@ -223,7 +223,7 @@ def cluster_rows(counts: Sequence[int]) -> list[str]:
 
 
 def on_cluster(cluster: Cluster, home: Home, hosts: Path, rounds: int = 2) -> Iterator[str]:
-    """Ratios of each round, side by side; seconds of the last one."""
+    """Yield the ratios of each round side by side, and seconds of the last round."""
 
     def row(what: str, done: Watched, bar: str = "") -> str:
         say(f"{what}: {done.seconds:.1f} s, {done.cost}")
@@ -236,7 +236,7 @@ def on_cluster(cluster: Cluster, home: Home, hosts: Path, rounds: int = 2) -> It
     for node in cluster.nodes:
         put = ["sh", "-c", "mkdir -p ~/code && cat > ~/code/say.sh"]
         cluster.exec(node, *put, user=USER, stdin=SCRIPT.encode())
-    by_hand(cluster)  # the first containers of an engine take longer
+    by_hand(cluster)  # an engine's first containers are slower
     firsts, totals = [], []
     for _ in range(rounds):
         hand_first, hand_total = by_hand(cluster)
@@ -271,7 +271,7 @@ def on_cluster(cluster: Cluster, home: Home, hosts: Path, rounds: int = 2) -> It
 
 
 def by_hand(cluster: Cluster) -> tuple[float, float]:
-    """Seconds to the first line of the last rank, and to the end."""
+    """Return the seconds to the first line of the last rank, and to the end."""
     options = ["--user=1000:1000", "--env=HOME=/tmp", "--stop-timeout=60"]
     options += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace"]
     began = time.monotonic()
@@ -305,8 +305,8 @@ def simulated_rows(counts: Sequence[int]) -> list[str]:
             for words in (
                 ("launch", file, "--dry-run"),
                 *([("check", file)] if count <= MOST_CHECKED else []),
-                launch,  # ranks speak for a second, after two
-                (*launch, "--detach"),  # they run until they are killed
+                launch,  # ranks write for one second, after two
+                (*launch, "--detach"),  # ranks run until they are killed
                 ("ps", file),
                 ("kill", file),
             ):
@@ -367,14 +367,14 @@ def logs_rows(
 
 
 def is_whole(logs: Path, node: int, ranks: int, rate: int, seconds: int) -> bool:
-    """Whether a node's log is, byte for byte, what its ranks wrote."""
-    parts = spoken_by(node, ranks, rate, seconds)
+    """Return whether a node's log equals its ranks' output, byte for byte."""
+    parts = expected_log(node, ranks, rate, seconds)
     with (logs / f"node-{node}.log").open("rb") as file:
         return all(file.read(len(part)) == part for part in parts) and not file.read()
 
 
 def push_rows(counts: Sequence[int], rate: int = 10, megabytes: int = 15) -> list[str]:
-    """To each number of hosts, and to the most of them with one dead and one slow."""
+    """Push to each number of hosts, and to the largest number with one dead and one slow host."""
     count = max(counts)
     limit = megabytes * 8 / rate
     rows = ["| push | seconds | x the link's time |", "|---|---|---|"]

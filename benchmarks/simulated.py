@@ -1,11 +1,11 @@
-"""Hundreds of hosts that are one sshd, each with an address of loopback, a home folder and an engine.
+"""Simulate hundreds of hosts with one sshd: each has a loopback address, a home and an engine.
 
-SSH is real, and so is every command that a host runs, but for two: `docker system dial-stdio` passes bytes
-to a process that answers as a Docker Engine does and starts nothing, and no search finds processes of a
-run. All is inside a network namespace, and root's. A started container writes its journal: an event, lines
-if asked for, and its end.
+SSH is real, and so are all commands on a host except two. `docker system dial-stdio` passes bytes
+to a process that answers like a Docker Engine and starts nothing. Searches for processes of a run
+find nothing. Everything is in a network namespace and runs as root. A started container writes its
+journal: an event, optional lines, and its end.
 
-    python -m benchmarks.simulated FOLDER COUNT    the engines, until they are killed
+python -m benchmarks.simulated FOLDER COUNT    the engines, until they are killed
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PORT = 2222
 IMAGE = "scale:latest"
 LAYER = "sha256:" + "0" * 64
 SOURCE = Path(__file__).parents[1]
-# sshd runs this for every command. $3 of SSH_CONNECTION is the address that was dialled.
+# sshd runs this for every command. $3 of SSH_CONNECTION is the server's address.
 HOST = """#!/bin/sh
 set -- $SSH_CONNECTION
 export HOME=%(folder)s/hosts/$3 PATH=%(folder)s/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd "$HOME" || exit 1
 exec sh -c "$SSH_ORIGINAL_COMMAND"
 """
-# `docker system dial-stdio`: perl, because a thousand of them must fit into memory.
+# `docker system dial-stdio` in Perl, because a thousand of them must fit into memory.
 DOCKER = r"""#!/usr/bin/perl
 use Socket;
 socket(S, PF_UNIX, SOCK_STREAM, 0) and connect(S, pack_sockaddr_un("$ENV{HOME}/engine.sock"))
@@ -63,7 +63,7 @@ while (select(my $ready = $open, undef, undef, undef)) {
     }
 }
 """
-# A host's own processes, when `kill` looks for what is left: there are none, and not a thousand hosts'.
+# When `kill` looks for leftover processes of a host, it finds none instead of all hosts'.
 GREP = """#!/bin/sh
 case $1 in -lzxF) exit 1 ;; esac
 exec /usr/bin/grep "$@"
@@ -85,7 +85,7 @@ def address(number: int) -> str:
 
 @dataclass
 class Simulated:
-    """The hosts as the launching machine sees them."""
+    """The hosts from the point of view of the launching machine."""
 
     folder: Path
     count: int
@@ -116,7 +116,7 @@ class Simulated:
 
 @contextmanager
 def simulated(folder: Path, count: int, **generate: str) -> Iterator[Simulated]:
-    """generate: environment of the engines, see `Engines`."""
+    """Start simulated hosts. generate: environment of the engines, see `Engines`."""
     namespace = f"scale{os.getpid()}"
     for name in ("bin", "home/.ssh"):
         (folder / name).mkdir(parents=True)
@@ -219,7 +219,7 @@ class Container:
 
 
 class Engine:
-    """One host's. Answers the calls that ddpctl makes."""
+    """The engine of one host. Implements the calls that ddpctl makes."""
 
     def __init__(self) -> None:
         self.containers: dict[str, Container] = {}
@@ -306,12 +306,12 @@ async def engines(folder: Path, count: int) -> None:
     await asyncio.Event().wait()
 
 
-TICK = 0.1  # seconds between two blocks of lines
+TICK = 0.1  # seconds between blocks of lines
 BLOCK = b"########"
 
 
 def block_of(node_rank: int, ranks: int, lines: int) -> bytes:
-    """What the ranks of a node write at once, as a supervisor records it; BLOCK stands for its number."""
+    """Return a block of output of a node's ranks, as recorded by a supervisor; BLOCK is its number."""
     text = b"x" * 40
     return b"".join(
         b"@TIME\t%d\t@%d/%b/%d %b\n" % (rank, rank, BLOCK, line, text)
@@ -320,8 +320,8 @@ def block_of(node_rank: int, ranks: int, lines: int) -> bytes:
     )
 
 
-def spoken_by(node_rank: int, ranks: int, rate: int, seconds: float) -> Iterator[bytes]:
-    """A node's log as the launcher must write it, in parts."""
+def expected_log(node_rank: int, ranks: int, rate: int, seconds: float) -> Iterator[bytes]:
+    """Yield a node's log as the launcher must write it, in parts."""
     host = address(node_rank).encode()
     rows = (row.split(b"\t") for row in block_of(node_rank, ranks, int(rate * TICK)).splitlines())
     block = b"".join(b"[%b:%b] %b\n" % (host, rank, text) for _, rank, text in rows)
@@ -331,7 +331,7 @@ def spoken_by(node_rank: int, ranks: int, rate: int, seconds: float) -> Iterator
 
 
 async def speak(folder: Path, every: list[Engine], seconds: float, ranks: int, rate: int) -> None:
-    """Once all containers run: `rate` lines a second from each of a node's `ranks`, then their end."""
+    """Write `rate` lines a second for each of a node's `ranks` once all containers run; then end."""
 
     def running() -> list[Container]:
         found = [c for engine in every for c in engine.containers.values() if c.state == "running"]

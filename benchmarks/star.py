@@ -1,4 +1,4 @@
-"""The supervisors' star: node 0's real code in one process, that of all other nodes in another."""
+"""Measure the supervisors' star: node 0's real code in one process, all other nodes in another."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PORT = 29999
 
 @dataclass(frozen=True)
 class Star:
-    """CPU and heartbeats are node 0's, in the steady state. Times are in seconds."""
+    """Measurements. cpu, heartbeats: node 0's in the steady state. Times in seconds."""
 
     nodes: int
     joined: float  # until all nodes had joined
     cpu: float  # share of a core
-    heartbeats: float  # a second
-    told: float  # from a rank's failure until the last node knew of it
-    over: float  # and until the last node knew that all had stopped
+    heartbeats: float  # per second
+    told: float  # from a rank's failure until the last node knew about it
+    over: float  # from then until the last node knew that all had stopped
     memory: int  # MB
 
 
@@ -88,7 +88,7 @@ def _hub(spec: Spec, pipe: Connection) -> None:
 
 def _nodes(nodes: int, folder: str, pipe: Connection) -> Star:
     class FromItsOwnAddress(socket.socket):
-        """Node 0 bounds what one address may ask."""
+        """Connects from an address of its own, because node 0 limits connections per address."""
 
         def connect(self, where: Any) -> None:
             self.bind((f"127.2.{next(numbers) % 250}.{os.getpid() % 250 + 1}", 0))

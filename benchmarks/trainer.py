@@ -43,13 +43,13 @@ SHIM = HERE.parent / "tests" / "trainer" / "torchvision_on_cpu.py"
 
 @dataclass(frozen=True)
 class Stem:
-    """How much to train: enough steps that start-up does not dominate."""
+    """One comparison, with enough steps that start-up time does not dominate."""
 
     name: str
-    bar: float  # images/s, ours to theirs
+    bar: float  # minimum ratio of images/s, ours to the recipe's
     images: int
-    batch: int  # a rank; the published recipe for the ImageNet stem has 256
-    lr: float = 0.1  # of both
+    batch: int  # per rank; the published recipe for the ImageNet stem has 256
+    lr: float = 0.1  # for both
 
 
 STEMS = (Stem("cifar", 2.0, 2560, 64), Stem("imagenet", 1.7, 12800, 256, lr=0.05))
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def on_gpu() -> int:
-    """The trainer's own tables on the GPUs of this machine: techniques, scaling, baseline speed."""
+    """Run the trainer's own benchmarks on this machine's GPUs: techniques, scaling, baseline speed."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         print("no GPU here: nothing to measure")
@@ -120,7 +120,7 @@ def on_gpu() -> int:
 
 
 def scaling() -> int:
-    """The same training with 1, 2, 4 and 8 ranks of one thread each, at the same global batch."""
+    """Run one training with 1, 2, 4 and 8 ranks of one thread each, at the same global batch."""
     with tempfile.TemporaryDirectory() as scratch:
         data = subset(10_000, Path(scratch))
         flags = ["--data", str(data), "--model", "resnet8", "--global-batch", "256"]
@@ -138,7 +138,7 @@ def scaling() -> int:
 
 
 def loader() -> int:
-    """ResNet-18 at 224 pixels, with two threads that decode JPEGs of ImageNet's usual size."""
+    """Measure ResNet-18 at 224 pixels with two threads that decode JPEGs of ImageNet's usual size."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "sitecustomize.py").write_text(SHIM.read_text())
         os.environ["PYTHONPATH"] = scratch
@@ -161,8 +161,10 @@ def loader() -> int:
 
 
 def photographs(tree: Path, counts: dict[str, int]) -> int:
-    """An ImageFolder tree of pictures that are as hard to decode as photographs. Returns the mean
-    size of a file in kB."""
+    """Create an ImageFolder tree of images that are as slow to decode as photographs.
+
+    Return the mean size of a file in kB.
+    """
     generator, sizes = torch.Generator().manual_seed(0), []
     for split, count in counts.items():
         for number in range(count):
@@ -267,7 +269,7 @@ def train(stem: Stem, data: Path, given: argparse.Namespace, scratch: Path) -> l
 
 
 def shares(stem: Stem, given: argparse.Namespace, scratch: Path) -> list[str]:
-    """The share of an epoch outside forward, backward and optimizer, and of its checkpoint."""
+    """Measure the share of an epoch outside forward, backward and optimizer, and of its checkpoint."""
     found = train(stem, subset(stem.images, scratch), given, scratch)
     spans = [record for record in found if record["kind"] == "train"]
     data_share = statistics.median(r["data_ms"] / r["step_ms"] for r in spans)

@@ -1,6 +1,6 @@
-"""The `ddpctl` command: its commands in the order of `--help`, errors and exit codes.
+"""The `ddpctl` command line: commands in the order of `--help`, errors, exit codes.
 
-Each command module imports what it needs inside its function, so that `ddpctl --help` is fast.
+Command modules import their dependencies inside the command's function to keep `--help` fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .errors import DdpctlError
 from .state import make_folder, state_home, write_atomically
 from .terminal.console import Console
 
-COMMANDS = (  # in commands/, each in the function and the file of its name
+COMMANDS = (  # each is a function in commands/, in the file of the same name
     "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
 ).split()
 KINDS = {"launch": WithCommandLine, "exec": WithCommandLine, "push": WithFolders}
@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 
 class Shell(enum.StrEnum):
-    """A shell that Tab completion is made for."""
+    """A shell that Tab completion supports."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -42,7 +42,7 @@ class Shell(enum.StrEnum):
 
 
 def main() -> None:
-    """Runs the command line. Exit codes: CONTRACT section 6; usage errors exit 2 in typer itself."""
+    """Run the command line. Exit codes: CONTRACT section 6. typer exits with 2 on usage errors."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a followed node takes three
     application()(prog_name="ddpctl")
@@ -53,7 +53,7 @@ def application() -> typer.Typer:
         name="ddpctl",
         help="Launch PyTorch DDP training in containers on several hosts over plain SSH.",
         no_args_is_help=True,
-        add_completion=False,  # its own options guess the shell, and guess wrong in scripts
+        add_completion=False,  # typer's own options guess the shell, and guess wrong in scripts
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={
@@ -90,7 +90,7 @@ def root(
 
 
 def exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """The command as typer runs it: its return value, or its error, becomes the exit code."""
+    """Wrap a command for typer: its return value, or its error, becomes the exit code."""
 
     @functools.wraps(function)
     def command(*args: object, **kwargs: object) -> None:
@@ -113,7 +113,7 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
 
 
 def internal_error(error: Exception) -> str:
-    """One line about a bug of ours; the traceback goes to the file that it names."""
+    """Write the traceback of a bug to a file; return one line that names the file."""
     details = "".join(traceback.format_exception(error))
     name = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     where = f"{type(error).__name__}: {error}"

@@ -80,7 +80,7 @@ class StopUnconfirmed(DdpctlError):
 
 
 class RunFailed(DdpctlError):
-    """Raised by `ddpctl.run`. `ddpctl.find_run(error.run_id)` has the logs and the first failure."""
+    """A call by `ddpctl.run` failed. `ddpctl.find_run(error.run_id)` has the logs and first failure."""
 
     def __init__(self, run_id: str, message: str) -> None:
         super().__init__(f"{run_id}: {message}")
@@ -88,7 +88,7 @@ class RunFailed(DdpctlError):
 
 
 class RemoteError(RunFailed):
-    """The exception of one rank. type: its name; traceback: as printed there."""
+    """An exception of one rank. type: its class name. traceback: as printed on the rank."""
 
     def __init__(
         self, run_id: str, host: str, rank: int, type: str, message: str, traceback: str
@@ -103,11 +103,11 @@ class RunKilled(DdpctlError):
 
 
 class NodesFailed(DdpctlError):
-    """failures: the error of each host that failed, by host name. lines: what to print of them."""
+    """Errors of several hosts. failures: by host name. lines: how to print them."""
 
     def __init__(self, failures: Mapping[str, DdpctlError], lines: Iterable[str]) -> None:
         super().__init__("\n".join(lines))
         self.failures = dict(failures)
-        # An unreachable host comes first: the state of all others is known.
+        # Unreachable hosts come first: the state of all others is known.
         codes = [error.exit_code for error in failures.values()]
         self.exit_code = 4 if 4 in codes else max(codes, default=1)

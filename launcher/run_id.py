@@ -1,7 +1,7 @@
-"""Run ids: how one is made, and the one definition of what may stand for one.
+"""Run ids: how they are made, and which texts are valid ones.
 
-A run id becomes a folder, a container's name and a label, and hosts report it: what does not match
-is not a run id.
+A run id becomes a folder, a container name and a label. Hosts report run ids, so a text that does
+not match the pattern is rejected.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def is_run_id(text: object) -> bool:
 
 
 def is_sanity_run(run_id: str) -> bool:
-    """Whether `sanity` started the run: such a run is never the one meant by "the newest"."""
+    """Return whether `sanity` started the run. Such a run never counts as the newest."""
     return re.match(r"sanity-\d{8}-\d{6}-", run_id) is not None
 
 
 def new_run_id(name: str) -> str:
-    """Unique, and sorts by time among the runs of one name."""
+    """Return a unique run id. Ids of one name sort by time."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return "-".join(part for part in (name, now, secrets.token_hex(2)) if part)

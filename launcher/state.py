@@ -1,4 +1,4 @@
-"""The folders of this machine that ddpctl keeps its own files in, and how it replaces a file."""
+"""ddpctl's own folders on this machine, and atomic writes to them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PROBE_SIZE = 1 << 20  # bytes
 def home_folder() -> Path:
     try:
         return Path.home()
-    except RuntimeError:  # no HOME, and this uid has no entry in the user database
+    except RuntimeError:  # HOME is not set, and this uid has no entry in the user database
         raise UsageError("your home folder is unknown: set HOME") from None
 
 
 def expanded(path: str) -> Path:
-    """A path whose `~` or `~NAME` is replaced, or left where that home folder is unknown."""
+    """Expand `~` or `~NAME`; leave it as it is if that home folder is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -39,20 +39,20 @@ def current_folder() -> Path:
 
 
 def state_home() -> Path:
-    """$XDG_STATE_HOME/ddpctl, by default ~/.local/state/ddpctl."""
+    """Return $XDG_STATE_HOME/ddpctl, by default ~/.local/state/ddpctl."""
     base = os.environ.get("XDG_STATE_HOME", "")
     home = Path(base) if base.startswith("/") else home_folder() / ".local" / "state"
     return home / "ddpctl"
 
 
 def cache_home() -> Path:
-    """$XDG_CACHE_HOME/ddpctl, by default ~/.cache/ddpctl."""
+    """Return $XDG_CACHE_HOME/ddpctl, by default ~/.cache/ddpctl."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else home_folder() / ".cache") / "ddpctl"
 
 
 def make_folder(path: Path) -> Path:
-    """Creates a folder and returns it. Only this user may enter the state folder."""
+    """Create a folder and return it. The state folder is accessible only to this user."""
     home = state_home()
     try:
         if path.is_relative_to(home):
@@ -60,12 +60,12 @@ def make_folder(path: Path) -> Path:
             home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StateError(_cannot(error, "created", path)) from None
+        raise StateError(_error_message(error, "created", path)) from None
     return path
 
 
 def require_writable(folder: Path) -> None:
-    """Raises StateError unless a file of a realistic size can be written in `folder`."""
+    """Raise StateError unless PROBE_SIZE bytes can be written to a file in `folder`."""
     make_folder(folder)
     probe = folder / f".probe-{os.getpid()}"
     write_atomically(probe, "x" * PROBE_SIZE)
@@ -73,7 +73,7 @@ def require_writable(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
-    """Replaces the file at `path`: readers see all of the old text or all of the new."""
+    """Replace the file at `path`. Readers see either the whole old text or the whole new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
@@ -84,12 +84,12 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise StateError(_cannot(error, "written", path)) from None
+        raise StateError(_error_message(error, "written", path)) from None
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Holds a lock that this machine's other processes see. Waits while another holds it unshared."""
+    """Hold a lock between processes of this machine. Blocks while another holds it exclusively."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
@@ -107,13 +107,13 @@ def is_locked(path: Path) -> bool:
 
 
 def write_cache(path: Path, text: str | bytes) -> None:
-    """Replaces a file of the cache. Best effort: without it the next command takes longer."""
+    """Replace a cache file. Best effort: without it, the next command only takes longer."""
     with contextlib.suppress(StateError):
         write_atomically(make_folder(path.parent) / path.name, text)
 
 
 def read_cache(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the cache; empty if there is none or it is damaged."""
+    """Return the JSON object in a cache file; empty if the file is missing or damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -121,9 +121,9 @@ def read_cache(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _cannot(error: OSError, act: str, path: Path) -> str:
+def _error_message(error: OSError, action: str, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free space there"
     else:
         remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write"
-    return f"{path}: cannot be {act}: {(error.strerror or str(error)).lower()}; {remedy}"
+    return f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}; {remedy}"

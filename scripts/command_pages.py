@@ -21,7 +21,7 @@ MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\
 
 
 def pages() -> dict[str, str]:
-    """Every page, as file name -> text."""
+    """Return every page as file name -> text."""
     group = typer.main.get_command(application())
     commands: dict[str, Any] = vars(group)["commands"]
     made = {f"{name}.md": page(name, commands[name]) for name in COMMANDS}
@@ -39,7 +39,7 @@ def index(commands: dict[str, Any]) -> str:
 def page(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=f"ddpctl {name}")
     usage = " ".join(command.collect_usage_pieces(context)).replace("[[", "[").replace("]]", "]")
-    prose, examples = told(command)
+    prose, examples = help_and_examples(command)
     parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose, ""]
     if examples:
         parts += ["## Examples", "", "```", examples, "```", ""]
@@ -48,14 +48,14 @@ def page(name: str, command: Any) -> str:
     return "\n".join([*parts, ""])
 
 
-def told(command: Any) -> tuple[str, str]:
-    """The help's prose, and the examples after its \\b mark."""
+def help_and_examples(command: Any) -> tuple[str, str]:
+    """Return the text of a command's help, and the examples after its \\b mark."""
     prose, _, examples = (command.help or "").partition("\b")
     return prose.strip(), examples.strip("\n")
 
 
 def first_line(command: Any) -> str:
-    return told(command)[0].split("\n")[0]
+    return help_and_examples(command)[0].split("\n")[0]
 
 
 def row(parameter: Any, context: Any) -> str:

@@ -1,9 +1,10 @@
-"""The demo: two nodes on this machine, no Docker, no SSH, no root; real images where there are any.
+"""The demo: two nodes on this machine without Docker, SSH or root; on real images if available.
 
-    python scripts/demo.py [FOLDER]        (make demo does the set-up first; FOLDER: .demo)
+python scripts/demo.py [FOLDER]        (`make demo` does the set-up first; default: .demo)
 
-Everything that ddpctl does for a cluster happens here too: a plan, two supervisors, two torchruns
-that rendezvous, merged logs, checkpoints. Only what holds a node is a process, not a container.
+The demo does everything that ddpctl does on a cluster: a plan, two supervisors, two torchruns that
+rendezvous, merged logs, checkpoints. The only difference is that each node is a process, not a
+container.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> int:
 
 
 def images(folder: Path) -> Path | None:
-    """Real images, or None for the trainer's synthetic ones; says which."""
+    """Return the folder of real images, or None to use synthetic ones. Prints which."""
     if (folder / "cifar-10-batches-py").is_dir():
         say(f"images: those in {folder}")
         return folder
@@ -68,7 +69,7 @@ def installed() -> Path | None:
 
 
 def debian_package(folder: Path) -> Path | None:
-    """Fashion-MNIST from Debian's package, unpacked in a folder of our own: this needs no root."""
+    """Unpack Fashion-MNIST from Debian's package in a folder of our own, which needs no root."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return None
     folder.mkdir(exist_ok=True)
@@ -84,10 +85,10 @@ def debian_package(folder: Path) -> Path | None:
 
 
 def hosts_file(folder: Path, data: Path | None) -> Path:
-    """Two nodes on this machine; a GPU each where there are two, the CPU otherwise."""
+    """Write a hosts file with two nodes on this machine: a GPU each if there are two, else the CPU."""
     gpus = [[0], [1]] if gpu_count() >= 2 else [0, 0]
     command = ["-m", "trainer", "--model", "resnet8", "--epochs", str(EPOCHS), "--amp", "bf16"]
-    # 91.6 % on Fashion-MNIST; with random crops, which pay off in longer runs, 89.7 %.
+    # 91.6 % on Fashion-MNIST; 89.7 % with random crops, which help only longer runs
     command += ["--global-batch", "128", "--lr", "0.2", "--schedule", "triangular", "--no-augment"]
     command += ["--data", str(data) if data else "synthetic"]
     document = {

@@ -32,13 +32,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     def on_site(link: re.Match[str]) -> str:
         text, path, anchor = link[1], (folder / link[2]).resolve(), link[3] or ""
         if not path.exists():
-            return link[0]  # mkdocs reports it
+            return link[0]  # mkdocs reports the broken link
         if path in PAGES:
             target = PAGES[path]
         elif path.is_file() and path.is_relative_to(ROOT / "docs"):
             target = str(path.relative_to(ROOT / "docs"))
         else:
-            return text  # a folder or a file that is only in the repository
+            return text  # the link leads to a folder or a file that is only in the repository
         return f"[{text}]({os.path.relpath(target, Path(name).parent)}{anchor})"
 
     return LINK.sub(on_site, markdown)

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def scenes(cluster: Cluster, folder: Path) -> list[str]:
-    """The output of a launch that trains and of one whose rank 3 raises."""
+    """Return the output of a launch that trains, and of one whose rank 3 raises."""
     code = folder / "code"
     code.mkdir()
     (code / "train.py").write_text(FAILING)
@@ -67,7 +67,7 @@ def draw(lines: list[str], target: Path) -> None:
     for line in lines:
         console.print(coloured(line[:WIDTH]))
     picture = console.export_svg(title="three hosts, six ranks")
-    # a page that shows it must not load a font from another server
+    # a page with this picture must not load a font from another server
     target.write_text(re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL))
 
 

@@ -237,7 +237,7 @@ def set_aside(path: Path, prefix: str) -> Path | None:
         target = path.with_name(f"{prefix}-{path.name}" + (f"-{number}" if number > 1 else ""))
         if not target.exists():
             return path.rename(target)
-    raise CheckpointError(f"{path}: too many earlier ones beside it: remove some")
+    raise CheckpointError(f"{path}: too many old copies beside it: remove some")
 
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             return spawn(config, argv, other["env"])
         if config.spawn and "TRAINER_SPAWNED" not in os.environ:
             raise UsageError(
-                "--spawn beside RANK in the environment: torchrun has started the ranks already"
+                "--spawn with RANK in the environment: torchrun has already started the ranks"
             )
         return _train(config)
     except TrainerError as error:

@@ -49,9 +49,9 @@ class Config:
                       "--arch", "--net")
     stem: str = flag("auto", "first layers: cifar (3x3), imagenet (7x7), or by image size",
                      choices=("auto", "cifar", "imagenet"))
-    width: int | None = flag(None, "channels of the first stage", kind=int)
-    num_classes: int | None = flag(None, "classes (default: as many as the data has)", kind=int)
-    weights: str = flag("", "file of weights to start from (.pth), for fine-tuning")
+    width: int | None = flag(None, "channels in the first stage", kind=int)
+    num_classes: int | None = flag(None, "number of classes (default: from the data)", kind=int)
+    weights: str = flag("", "weights to start from (a .pth file), for fine-tuning")
     bn: str = flag("local", "batch-norm statistics: per rank, over all ranks (GPU), or fixed",
                    choices=("local", "sync", "frozen"))
     channels_last: bool = flag(True, "NHWC memory layout")
@@ -68,10 +68,10 @@ class Config:
     val_split: float = flag(0.0, "share of the training images held out to choose the best epoch "
                             "(0 to 0.5)")
     augment: bool = flag(True, "random crops and flips of the training images")
-    randaugment: int = flag(0, "magnitude of RandAugment for image folders, 1 to 30, usually 9 "
+    randaugment: int = flag(0, "RandAugment magnitude for image folders, 1 to 30, usually 9 "
                             "(0: off)", "--ra-magnitude")
     cutout: int = flag(0, "width in pixels of a square erased from each image (0: off)")
-    mixup: float = flag(0.0, "alpha of mixup (0: off); with --cutmix, each batch has one of the two",
+    mixup: float = flag(0.0, "alpha of mixup (0: off); with --cutmix, each batch gets one of the two",
                         "--mixup-alpha")
     cutmix: float = flag(0.0, "alpha of CutMix (0: off)", "--cutmix-alpha")
     image_size: int = flag(224, "width in pixels of images from an ImageFolder tree")
@@ -80,7 +80,7 @@ class Config:
 
     batch_size: int | None = flag(None, "images per rank and optimizer step (default 128)", "-b",
                                   "--batch-per-rank", kind=int)
-    global_batch: int | None = flag(None, "images per optimizer step over all ranks",
+    global_batch: int | None = flag(None, "images per optimizer step across all ranks",
                                     "--global-batch-size", kind=int)
     grad_accum_steps: int = flag(1, "micro-batches per rank and optimizer step",
                                  "--grad-accu-steps")
@@ -104,13 +104,13 @@ class Config:
     norm_weight_decay: float | None = flag(
         None, "weight decay of batch norms and biases (default: the same)", kind=float)
     label_smoothing: float = flag(0.0, "label smoothing (0 to 1)", "--smoothing")
-    clip_grad_norm: float = flag(0.0, "largest gradient norm (0: no limit)", "--clip-grad")
-    ema: float = flag(0.0, "decay of averaged weights, which are then evaluated (0: off)",
+    clip_grad_norm: float = flag(0.0, "maximum gradient norm (0: no limit)", "--clip-grad")
+    ema: float = flag(0.0, "EMA decay; the averaged weights are evaluated (0: off)",
                       "--ema-decay")
 
     epochs: int = flag(10, "passes over the training images", "--num-epochs")
     max_steps: int = flag(0, "stop after this many steps (0: by epochs)")
-    schedule: str = flag("cosine", "shape of the learning rate", "--lr-scheduler", "--sched",
+    schedule: str = flag("cosine", "learning-rate schedule", "--lr-scheduler", "--sched",
                          choices=("cosine", "multistep", "triangular", "constant"))
     warmup_epochs: float = flag(1.0, "epochs of linear warm-up", "--lr-warmup-epochs", "--warm")
     milestones: str = flag("60,120,160", "epochs at which multistep decays", "--lr-milestones")
@@ -126,12 +126,12 @@ class Config:
     threads: int = flag(0, "CPU threads per rank (0: torch's choice)")
     timeout: float = flag(120.0, "seconds after which a silent rank counts as lost")
     check_every: int = flag(1000, "steps between checks that replicas are equal (0: off)")
-    poll_every: int = flag(0, "steps between agreements on stop signals (0: 1 on CPU, 10 on GPU)")
+    poll_every: int = flag(0, "steps between checks for stop signals (0: 1 on CPU, 10 on GPU)")
     profile: str = flag("", "write a Chrome trace of these steps since the start, per rank: 10:20")
 
     resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl)",
                        bare="auto")
-    resume_override: bool = flag(False, "accept a checkpoint of other data, batch or seed")
+    resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed")
     checkpoint_dir: str = flag("", "where ckpt/step-* go (default: the output folder)",
                                "--model-dir")
     save_every: str = flag("60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)")
@@ -182,7 +182,7 @@ class Config:
             try:
                 getattr(self, f"parsed_{name}")
             except ValueError:
-                yield f"--{name.replace('_', '-')} {getattr(self, name)!r}: see --help for its form"
+                yield f"--{name.replace('_', '-')} {getattr(self, name)!r}: see --help for the format"
 
     @property
     def parsed_milestones(self) -> list[int]:

@@ -219,7 +219,7 @@ def exchange(
             signs, since = seen, time.monotonic()
         if time.monotonic() - since > timeout:
             absent = ", ".join(map(str, sorted(missing)))
-            raise TrainerError(f"no sign of rank {absent} for {timeout:g} s: see the logs there")
+            raise TrainerError(f"no sign of rank {absent} for {timeout:g} s: see its host's logs")
         time.sleep(0.05)
     facts = [json.loads(store.get(f"{name}/{rank}")) for rank in range(ranks.world_size)]
     store.add(f"{name}/read", 1)

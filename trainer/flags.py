@@ -22,7 +22,7 @@ from .errors import UsageError
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 EPILOG = """\
-Under torchrun the ranks come from its environment. Alone it is one process; --spawn N starts N.
+Under torchrun the ranks come from its environment. Otherwise it is one process; --spawn N starts N.
   torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3
   python -m trainer --spawn 2 --data ./data --preset baseline
 Other commands: trainer ckpt ls|verify|export, trainer data ..., trainer bench, trainer plot.
@@ -89,7 +89,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
     for layer in [PRESETS.get(preset, {}), *layers]:
         if "batch_size" in layer and "global_batch" in layer:
             raise UsageError(
-                "--batch-size is per rank and --global-batch for all ranks: give one of them"
+                "--batch-size is per rank and --global-batch for all ranks: use only one"
             )
         if "batch_size" in layer or "global_batch" in layer:
             settings.pop("batch_size", None)

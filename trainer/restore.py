@@ -80,7 +80,7 @@ def _touch(token: Path) -> None:
             token.unlink()
         raise CheckpointError(
             f"cannot write to {token.parent}: {error.strerror or error}: "
-            "give another --out or --checkpoint-dir"
+            "pass another --out or --checkpoint-dir"
         ) from error
 
 
@@ -147,7 +147,7 @@ def check_fits(
     never = [w for key, w in zip(changed, words, strict=True) if key in ("network", "optimizer")]
     if never:
         raise CheckpointError(
-            f"the checkpoint is of another {'; '.join(never)}: "
+            f"the checkpoint is for another {'; '.join(never)}: "
             "use the same flags, or --resume none to start over"
         )
     if words and not config.resume_override:
@@ -166,7 +166,7 @@ def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
     if exact is None:
         return checkpoint.newest_intact(Path(config.checkpoint_dir))
     if exact.is_file():
-        return None, [f"{exact}: not a checkpoint folder: give a ckpt/step-* folder"]
+        return None, [f"{exact}: not a checkpoint folder: pass a ckpt/step-* folder"]
     if not checkpoint.NAME.fullmatch(exact.name):
         return checkpoint.newest_intact(exact.parent if exact.name == "ckpt" else exact)
     try:

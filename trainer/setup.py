@@ -60,7 +60,7 @@ def begin(
     fingerprints = ranks.gather(data.fingerprint)
     if len(set(fingerprints)) > 1:
         odd = next(rank for rank, value in enumerate(fingerprints) if value != fingerprints[0])
-        raise DataError(f"rank {odd} has other images than rank 0: push the same folder everywhere")
+        raise DataError(f"rank {odd}'s images differ from rank 0's: push the same to every host")
     with ranks.agreeing():
         plan = make_plan(config, data.size("train"), ranks.world_size)
         t = build(config, plan, ranks, data, stop)
@@ -236,7 +236,7 @@ def start_metrics(t: Training, restored: Restored | None, env: Mapping[str, str]
             )
         except OSError as error:
             raise TrainerError(
-                f"cannot write to {c.out}: {error.strerror or error}: give another --out"
+                f"cannot write to {c.out}: {error.strerror or error}: pass another --out"
             ) from error
     return metrics
 
@@ -253,7 +253,7 @@ def introduce(
             say(f"WARNING: damaged checkpoint, falling back to an older one: {warning}")
         say(f"resumed from ckpt/{restored.name} (step {t.step} of {plan.total_steps})")
         if restored.sender is not None:
-            say(f"rank {restored.sender} sent the checkpoint to ranks whose disk lacks it")
+            say(f"rank {restored.sender} sent the checkpoint to ranks that do not have it on disk")
         before = restored.meta["world_size"]
         if before != plan.world_size:
             say(f"world size {before} -> {plan.world_size}: same batches, same order")

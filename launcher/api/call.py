@@ -1,4 +1,4 @@
-"""`ddpctl.run`: calls a function on every rank and returns what each returned."""
+"""`ddpctl.run`: call a function on every rank and return the results."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ def run(
     hang_timeout: float | None = None,
     **job: Unpack[JobOptions],
 ) -> list[Any]:
-    """Call function(*args, **kwargs) on every rank; return what each returned, by rank.
+    """Call function(*args, **kwargs) on every rank; return the results, by rank.
 
-    The function's module is sent, and the workdir if the job has one; of a function of a notebook or
-    script, its source and what it uses. torchrun's variables are set on the ranks. Arguments and
-    results are JSON values (tuples become lists), or with trust=True whatever pickle can carry: a
-    host can then run code here. Ctrl-C stops the run.
+    ddpctl sends the function's module, and the workdir if the job has one. Of a function from a
+    notebook or script, it sends the source and the names that this uses. torchrun's variables are
+    set on the ranks. Arguments and results are JSON values (tuples become lists). With trust=True
+    they are anything that pickle can carry, and a host can then run code on this machine. Ctrl-C
+    stops the run.
 
-    Raises the exception of the first rank that failed, from a RemoteError with its traceback; a
-    RemoteError itself if the type is none of Python's own; RunFailed if a rank died otherwise.
+    Raises the exception of the first rank that failed, from a RemoteError with its traceback. If
+    that type is not one of Python's own, raises the RemoteError itself. Raises RunFailed if a rank
+    ended without an exception.
     """
     cluster = cluster_of(hosts, job, include, exclude, source="run()")
     with tempfile.TemporaryDirectory(prefix="ddpctl-run-") as folder:
@@ -69,20 +71,20 @@ def run(
 
 
 def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> list[Any]:
-    """By rank. Raises what the ranks raised, or RunFailed."""
+    """Return the results by rank. Raises the exception of a rank, or RunFailed."""
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
     first = failure.rank if failure else None
     if raised and first is None:
         first = min(raised)
-    if first in raised:  # otherwise it was killed, and the others raised because of that
+    if first in raised:  # otherwise that rank was killed, and the others raised because of it
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state != "SUCCEEDED":
         why = headline(failure) if failure else record.state.lower()
         raise RunFailed(record.run_id, why)
     missing = [rank for rank in range(record.attempt.world_size) if rank not in outcomes]
     if missing:
-        raise RunFailed(record.run_id, f"rank {missing[0]} ended without a result")
+        raise RunFailed(record.run_id, f"rank {missing[0]} ended without returning a result")
     ordered = [outcomes[rank] for rank in range(record.attempt.world_size)]
     return [unpickled(each) if trust else each.result for each in ordered]
 
@@ -97,7 +99,7 @@ def raise_again(run_id: str, rank: int, outcome: Outcome, trust: bool) -> None:
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             same = kind(error.message)
-        except TypeError:  # it is made from other values
+        except TypeError:  # the exception has other constructor arguments
             raise remote from None
         raise same from remote
     raise remote
@@ -107,4 +109,4 @@ def unpickled(outcome: Outcome) -> Any:
     try:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
-        raise CommandFailed(f"{outcome.host}: a result cannot be unpickled here: {error}") from None
+        raise CommandFailed(f"{outcome.host}: cannot unpickle its result: {error}") from None

@@ -1,4 +1,4 @@
-"""A run as a Python object, and how to get one: start it, or find it again."""
+"""A run as a Python object: start one, or find an existing one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ POLL = 0.2  # seconds
 
 
 class Run:
-    """A run. It goes on when this object, or this Python, is gone: `find_run(id)` finds it again.
+    """A run. It continues after this object, or this Python, has gone; see `find_run(id)`.
 
-    Methods that ask the hosts raise HostUnreachable, or another DdpctlError with the remedy.
+    Methods that contact hosts raise HostUnreachable, or another DdpctlError with the remedy.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -53,25 +53,25 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Of the newest attempt: PENDING WAITING RUNNING SUCCEEDED FAILED CANCELLED or UNKNOWN.
+        """State of the newest attempt, as recorded on this machine. Contacts no host.
 
-        As this machine recorded it; no host is asked.
+        PENDING WAITING RUNNING SUCCEEDED FAILED CANCELLED or UNKNOWN.
         """
         return self._folder.load().state
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """Which rank of the newest attempt failed first, and why; None if none has failed."""
+        """Which rank of the newest attempt failed first, and why. None if none has failed."""
         return self._folder.load().attempt.first_failure
 
     def wait(self, timeout: float | None = None) -> str:
-        """The final state, once the run and all its automatic restarts have ended.
+        """Wait until the run and all its automatic restarts have ended; return the final state.
 
-        Raises TimeoutError after `timeout` seconds; the run goes on then, as after Ctrl-C.
+        Raises TimeoutError after `timeout` seconds. The run continues after that, and after Ctrl-C.
         """
         began = time.monotonic()
         if self.state not in FINAL and not has_recorder(self._folder):
-            start_recorder(self._folder)  # the last one was killed, or the run is another machine's
+            start_recorder(self._folder)  # the last one was killed, or ran on another machine
         while has_recorder(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")
@@ -92,10 +92,11 @@ class Run:
         tail: int | None = None,
         grep: str | None = None,
     ) -> Iterator[str]:
-        """Lines of all nodes, merged by time: `[host:rank] text`. Colours stay, other escapes go.
+        """Yield the lines of all nodes, merged by time: `[host:rank] text`.
 
-        node, rank: a number, or several such as "0-3,5". grep: a regular expression.
-        follow: go on until the run has ended. If a host did not answer, NodesFailed comes last.
+        node, rank: a number, or several such as "0-3,5". grep: a regular expression. follow:
+        continue until the run has ended. Colours are kept, other escape sequences removed. Raises
+        NodesFailed at the end if a host did not answer.
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         lines = Wanted(tail=tail, grep=re.compile(grep.encode()) if grep else None)
@@ -116,7 +117,7 @@ class Run:
         sanitizer = Sanitizer()
         shown: Mapping[int, Mark] = {}
         while True:
-            last = not (follow and has_recorder(self._folder))  # asked before the lines are read
+            last = not (follow and has_recorder(self._folder))  # before reading the lines
             known = known_marks(self._folder.logs)
             for _, text in merged(self._folder.logs, wanted, known, shown):
                 yield from sanitizer.feed(text).split("\n")[:-1]
@@ -128,9 +129,10 @@ class Run:
             raise nodes_failed(failures)
 
     def kill(self) -> None:
-        """Stop the run on all hosts and prove that nothing is left; safe to repeat.
+        """Stop the run on all hosts and prove that nothing is left. Safe to repeat.
 
-        Raises StopUnconfirmed if a host did not answer: the next contact finishes it.
+        Raises StopUnconfirmed if a host did not answer; the next contact with it completes the
+        stop.
         """
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as nodes:
@@ -140,9 +142,9 @@ class Run:
             raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}; call kill() again")
 
     def fetch(self, to: str | Path | None = None) -> Path:
-        """Copy checkpoints, output and logs here, verified; returns the folder (default: ./ID).
+        """Copy checkpoints, output and logs here, verified. Return the folder (default: ./ID).
 
-        Raises NodesFailed if a host did not answer, after it has fetched from the others.
+        Raises NodesFailed if a host did not answer, after fetching from the others.
         """
         done = fetch(self._folder, Path(to or self.id), self._console)
         if done.failures:
@@ -166,13 +168,14 @@ def launch(
     on_event: str | None = None,
     **job: Unpack[JobOptions],
 ) -> Run:
-    """Check the hosts, push what they lack and start the run; it then goes on by itself.
+    """Check the hosts, push what they lack and start the run, which continues by itself.
 
-    hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], what `ddpctl.hosts.load` returned,
-    or None for ./hosts.yaml. command: what torchrun runs, such as ["train.py", "--epochs", "3"].
-    wait: seconds in line for GPUs that other runs have; 0 waits as long as it takes. nodes: any so
-    many of the hosts. hang_timeout: seconds.
-    The rest is as for `ddpctl launch`. Raises DdpctlError if the run cannot start.
+    hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], the result of `ddpctl.hosts.load`,
+    or None for ./hosts.yaml. command: arguments of torchrun, such as ["train.py", "--epochs", "3"].
+    wait: seconds in line for GPUs that other runs use; 0: no limit. nodes: use any N of the hosts.
+    hang_timeout: seconds. For all other arguments see `ddpctl launch`.
+
+    Raises DdpctlError if the run cannot start.
     """
     cluster = cluster_of(hosts, {**job, "command": command}, include, exclude, source="launch()")
     options = LaunchOptions(
@@ -192,7 +195,7 @@ def launch(
 
 
 def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:
-    """The run with this id or unique prefix, by default the newest one of this machine.
+    """Return the run with this id or unique prefix, by default this machine's newest run.
 
     hosts: a hosts file, to find a run that was started on another machine. Raises UsageError.
     """

@@ -10,7 +10,7 @@ Path: TypeAlias = str | PathLike[str]
 
 
 class JobOptions(TypedDict, total=False):
-    """Each overrides the key of that name (docs/hosts-file.md). Paths: relative to the current folder."""
+    """Overrides of the keys in docs/hosts-file.md. Paths are relative to the current folder."""
 
     engine: Literal["docker", "process"]
     image: str

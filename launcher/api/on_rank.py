@@ -1,6 +1,6 @@
-"""Runs on every rank: calls the function that `ddpctl.run` sent, and writes down what came of it.
+"""Run on each rank: call the function that `ddpctl.run` sent, and write its result to a file.
 
-Copied to the hosts beside the files that it reads. Needs only Python 3.8.
+This file is copied to the hosts, beside the files that it reads. It needs only Python 3.8.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(HERE, "ddpctl_source.py")
 
 if os.path.exists(SOURCE):
-    # What belonged to __main__ there belongs to it here, as pickles expect.
+    # Pickles refer to names in __main__, so the function's names belong to it here as well.
     with open(SOURCE, encoding="utf-8") as file:
         exec(compile(file.read(), SOURCE, "exec"))
 
 
 def main() -> None:
     returned_well: List[bool] = []
-    # registered first, so that it runs after all that the function registers
-    atexit.register(lambda: leave() if returned_well else None)
+    # registered first, so it runs after everything that the function registers
+    atexit.register(lambda: exit_without_finalization() if returned_well else None)
     with open(os.path.join(HERE, "ddpctl_call.json"), encoding="utf-8") as file:
         call = json.load(file)
     try:
@@ -37,19 +37,19 @@ def main() -> None:
         write(raised(error, call["trust"]))
         raise
     write(outcome)
-    end_together()
+    close_process_group()
     returned_well.append(True)
 
 
-def leave() -> None:
-    """Without Python's finalization, in which a thread of Gloo may abort the process (pytorch#179291)."""
+def exit_without_finalization() -> None:
+    """Exit without Python's finalization, which a Gloo thread may abort (pytorch#179291)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def end_together() -> None:
-    """A rank that ends while others still use the process group would break theirs."""
+def close_process_group() -> None:
+    """Wait for all ranks: one that exits early would break the process group of the others."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -75,7 +75,7 @@ def returned(function: Callable[..., Any], call: Call) -> str:
     limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(text) > limit:
         raise ValueError(
-            "ddpctl.run: the result has %d bytes, more than %d; write it to "
+            "ddpctl.run: the result has %d bytes, and the limit is %d; write it to "
             "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
         )
     return text
@@ -86,7 +86,7 @@ def as_json(result: Any) -> str:
         return json.dumps({"result": result})
     except (TypeError, ValueError) as error:
         raise TypeError(
-            "ddpctl.run: the result is no JSON value (%s); return numbers, strings, lists and "
+            "ddpctl.run: the result is not JSON (%s); return numbers, strings, lists and "
             "dicts, or call run(..., trust=True)" % error
         ) from None
 
@@ -104,7 +104,7 @@ def raised(error: Exception, trust: bool) -> str:
         try:
             outcome["pickle"] = pickled(error)
         except Exception:
-            pass  # it is reported as text
+            pass  # only its text is reported
     return json.dumps(outcome)
 
 

@@ -1,4 +1,4 @@
-"""What `run` sends: a folder with the function, what it needs, its arguments and their caller."""
+"""The folder that `run` sends: the function, its dependencies, its arguments and the caller script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pack(
     workdir: str | None,
     trust: bool,
 ) -> None:
-    """Fills the folder `to`. workdir: a folder to send too. Raises UsageError, PushFailed."""
+    """Fill the folder `to`. workdir: a folder to include. Raises UsageError or PushFailed."""
     if workdir:
         _copy_workdir(workdir, to)
     name = getattr(function, "__qualname__", "")
@@ -65,7 +65,7 @@ def _arguments(
         json.dumps([args, kwargs])
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"run(): an argument is no JSON value ({error}); pass numbers, strings, lists and "
+            f"run(): an argument is not JSON ({error}); pass numbers, strings, lists and "
             "dicts, or call run(..., trust=True)"
         ) from None
     return {"args": args, "kwargs": kwargs}
@@ -79,13 +79,13 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
         found = None
     if found is not function:
         raise UsageError(
-            f"run(): {name or function!r} cannot be imported by that name; define it with def at the "
+            f"run(): {name or function!r} cannot be imported by its name; define it with def at the "
             "top of its module"
         )
 
 
 def _copy_module(name: str, to: Path) -> None:
-    """Copies the package or the file that has the module, unless it is installed."""
+    """Copy the package or file that contains the module, unless it is installed."""
     top = sys.modules.get(name.partition(".")[0])
     folders = list(getattr(top, "__path__", ()))
     file = folders[0] if folders else getattr(top, "__file__", None)
@@ -101,7 +101,7 @@ def _copy_module(name: str, to: Path) -> None:
 
 
 def _copy_workdir(workdir: str, to: Path) -> None:
-    """What a push would send of it."""
+    """Copy the files of the workdir that a push would send."""
     tree = scan(workdir, ignore=True)
     for entry in tree.manifest.entries:
         path = to / os.fsdecode(entry.path)

@@ -1,4 +1,7 @@
-"""What the ranks returned or raised, read from the hosts. Hosts are not trusted: JSON, of bounded size."""
+"""Results and exceptions of the ranks, read from the hosts.
+
+Hosts are not trusted: the data is JSON of limited size.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ..ssh.node import Node
 from ..ssh.stream import READ_SIZE
 from .parcel import MAX_RESULTS
 
-# A line for every rank of attempt $2 with a result below the run folder $1: its number, the JSON text.
+# Prints a line per rank of attempt $2 with a result in the run folder $1: the rank, the JSON text.
 READ = r"""
 cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
 for file in rank-*; do
@@ -38,7 +41,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one rank. result: a JSON value. pickle: base64; only for a user who trusts the host."""
+    """Outcome of one rank. result: a JSON value. pickle: base64, only for a user who trusts the hosts."""
 
     host: str
     result: Any = None
@@ -47,7 +50,7 @@ class Outcome:
 
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
-    """By rank; a rank that wrote none is left out. Raises CommandFailed, NodesFailed."""
+    """Return outcomes by rank, without ranks that wrote none. Raises CommandFailed or NodesFailed."""
     folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
     texts = each_node([*folders.values()], lambda node: _read(node, attempt.by_node[node].place))
     outcomes: dict[int, Outcome] = {}
@@ -55,30 +58,30 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
     for node, found in texts.items():
         for rank, text in found.items():
             host, before = first.setdefault(rank, (node.name, text))
-            if before != text:  # equal ones lie on a home folder that hosts share
-                raise CommandFailed(f"{host} and {node.name}: both have a result of rank {rank}")
+            if before != text:  # equal results come from a home folder that hosts share
+                raise CommandFailed(f"{host} and {node.name}: both have a result for rank {rank}")
             outcomes[rank] = parsed_outcome(host, text)
     return outcomes
 
 
 def _read(node: Node, place: Place) -> Mapping[int, bytes]:
     data = bytearray()
-    limit = 2 * MAX_RESULTS  # nodes of one machine share a folder
+    limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
     with node.open_script(READ, place.run_dir, str(place.attempt), stdin=False) as stream:
         while chunk := stream.read(READ_SIZE):
             data += chunk
             if len(data) > limit:
-                raise CommandFailed(f"{node.name}: its results have more than {limit} bytes")
+                raise CommandFailed(f"{node.name}: its results exceed {limit} bytes")
     return split(bytes(data), node.name)
 
 
 def split(data: bytes, host: str) -> dict[int, bytes]:
-    """By rank, what READ printed. Raises CommandFailed if it is something else."""
+    """Split READ's output by rank. Raises CommandFailed if it is malformed."""
     texts = {}
     for line in data.split(b"\n")[:-1]:
         rank, _, text = line.partition(b" ")
         if not re.fullmatch(rb"\d{1,7}", rank):
-            raise CommandFailed(f"{host}: its results cannot be read")
+            raise CommandFailed(f"{host}: cannot read its results")
         texts[int(rank)] = text
     return texts
 
@@ -88,8 +91,8 @@ def parsed_outcome(host: str, text: bytes) -> Outcome:
         document = json.loads(text)
         error, pickle = document.get("error"), document.get("pickle")
         if not isinstance(pickle, str | None):
-            raise ValueError("pickle is no text")
+            raise ValueError("the pickle is not text")
         raised = None if error is None else parsed(Raised, error)
         return Outcome(host, document.get("result"), raised, pickle)
     except (ValueError, AttributeError, RecursionError) as error:
-        raise CommandFailed(f"{host}: a result cannot be read: {error}") from None
+        raise CommandFailed(f"{host}: cannot read a result: {error}") from None

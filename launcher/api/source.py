@@ -1,4 +1,4 @@
-"""The source of a function of a notebook or script, with the names of `__main__` that it uses."""
+"""The source of a function from a notebook or script, with the names of `__main__` that it uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """Definitions in the order that they need. modules: those that they import."""
+    """Definitions, each after those it depends on. modules: the modules they import."""
 
     def __init__(self, function: FunctionType) -> None:
         self.modules: set[str] = set()
@@ -61,7 +61,7 @@ class Source:
         for used in global_names(text):
             if used in self._names and not hasattr(builtins, used):
                 self._define(used, self._names[used])
-        self._lines[name] = self._lines.pop(name) or text  # after what it uses
+        self._lines[name] = self._lines.pop(name) or text  # after its dependencies
 
     def _refusal(self, what: str) -> UsageError:
         return UsageError(
@@ -71,19 +71,19 @@ class Source:
 
 
 def source_text(value: type | FunctionType) -> str:
-    """Raises UsageError if it is not known, as of what was typed at Python's own prompt."""
+    """Return the source of a class or function. Raises UsageError for code typed at Python's prompt."""
     try:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):
         if isinstance(value, type) and (text := class_of_a_cell(value.__name__)):
             return text
     raise UsageError(
-        f"run(): the source of {value.__name__} is not known; define it in a file or a notebook cell"
+        f"run(): the source of {value.__name__} cannot be found; define it in a file or a notebook cell"
     )
 
 
 def class_of_a_cell(name: str) -> str | None:
-    """The newest definition in a notebook. Before Python 3.13, inspect finds cells of functions only."""
+    """Return a class's newest definition in a notebook, which inspect finds only from Python 3.13 on."""
     cells = [file for file in linecache.cache if not Path(file).exists()]
     for lines in map(linecache.getlines, reversed(cells)):
         with contextlib.suppress(SyntaxError):
@@ -95,9 +95,8 @@ def class_of_a_cell(name: str) -> str | None:
 
 
 def global_names(text: str) -> set[str]:
-    """The global names that a definition refers to."""
     tables = [symtable.symtable(f"{FUTURE}\n{text}", "<source>", "exec")]
-    for table in tables:  # which grows
+    for table in tables:  # the list grows during the loop
         tables += table.get_children()
     symbols = [symbol for table in tables for symbol in table.get_symbols()]
     return {each.get_name() for each in symbols if each.is_referenced() and each.is_global()}

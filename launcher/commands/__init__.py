@@ -1,1 +1,1 @@
-"""One module a command: parse what typer hands over, call, show, return the exit code."""
+"""One module per command: parse the arguments, call one function, print, return the exit code."""

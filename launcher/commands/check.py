@@ -23,7 +23,7 @@ def check(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
-    all_pairs: bool = flag("--all-pairs", "Let every host connect to every other host."),
+    all_pairs: bool = flag("--all-pairs", "Test connections between every pair of hosts."),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
@@ -53,7 +53,7 @@ def check(
 
 
 def document(survey: Survey, seconds: float) -> dict[str, Any]:
-    """One JSON document. Keys are only ever added to it."""
+    """Return the JSON document of `check --json`. Keys may be added, never removed."""
     return {
         "version": 1,
         "ok": survey.exit_code == 0,
@@ -64,7 +64,7 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
 
 
 def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """What was found on the machine of these ranks; null for what could not be seen."""
+    """Return the facts of the machine that runs these node ranks; null for each unknown value."""
     machine = next((m for m in survey.seen.machines if m.ranks == ranks), None)
     route = survey.seen.reach.routes.get(ranks[0])
     report = survey.reports.get(ranks[0])
@@ -87,7 +87,7 @@ def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
 
 
 def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
-    """What a launch will tell NCCL of the machine's RoCE."""
+    """Return the RoCE variables that a launch will set for NCCL on the machine."""
     from ..hosts import user_environment
 
     address = survey.seen.route(machine).address or ""
@@ -95,7 +95,7 @@ def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
 
 
 def show(survey: Survey, console: Console) -> None:
-    """The table, the address that was chosen for each host, and a line for each finding."""
+    """Print the table, the address chosen for each host, and one line per finding."""
     from ..preflight import findings
 
     names = [machine.name for machine in survey.machines]

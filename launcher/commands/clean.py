@@ -11,7 +11,7 @@ from .options import flag
 def clean(
     hosts: str | None = options.HOSTS,
     host_list: str | None = options.HOST_LIST,
-    kill: bool = flag("--kill", "Stop live runs there first."),
+    kill: bool = flag("--kill", "Stop live runs on these hosts first."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -31,11 +31,11 @@ def clean(
 
     console = options.console(quiet, verbose)
 
-    def sure() -> bool | None:
+    def confirm() -> bool | None:
         if yes:
             return True
         if as_json or not options.can_ask():
-            console.say("nothing removed; -y removes it")
+            console.say("nothing removed; pass -y to remove it")
             return None
         if not typer.confirm("Remove all of this?", err=True):
             console.say("nothing removed")
@@ -43,4 +43,4 @@ def clean(
         return True
 
     named = options.hosts_of(hosts, host_list)
-    return clean_hosts.clean(named, console, kill=kill, as_json=as_json, sure=sure)
+    return clean_hosts.clean(named, console, kill=kill, as_json=as_json, confirm=confirm)

@@ -15,7 +15,7 @@ HOSTS_FILES = (".yaml", ".yml")
 
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
-    """Ids of the runs recorded on this machine, the newest first, each with its state."""
+    """Return the ids of the runs recorded on this machine, newest first, each with its state."""
     found = []
     prefix = glob.escape(incomplete.replace("/", ""))
     try:
@@ -27,13 +27,13 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
             state = str(json.loads(path.read_text()).get("state", ""))
             age = (path.parent / "hosts.yaml").stat().st_mtime
         except (OSError, ValueError, AttributeError):
-            continue  # damaged, or being removed
+            continue  # damaged, or being removed right now
         found.append((age, path.parent.name, state))
     return [(name, state) for _, name, state in sorted(found, reverse=True)]
 
 
 def hosts_files(incomplete: str) -> list[str]:
-    """Hosts files, and folders that may hold one."""
+    """Return the hosts files and the folders that may contain one."""
     folder, _, name = incomplete.rpartition("/")
     shown = f"{folder}/" if "/" in incomplete else ""
     root = expanded(shown)
@@ -56,7 +56,8 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The hosts of the hosts file on the command line, else those of ~/.ssh/config."""
+    """Return the hosts of the hosts file on the command line, or those of ~/.ssh/config without
+    one."""
     from ..hosts import load
     from ..hosts.starter import ssh_aliases
 
@@ -69,5 +70,5 @@ def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
             names = list(dict.fromkeys(host.host for host in load(files[0], job_files=False).hosts))
         except DdpctlError:
-            names = []  # `ddpctl check` reports what is wrong
+            names = []  # `check` reports the problem
     return [name for name in names if name.startswith(incomplete)]

@@ -14,13 +14,13 @@ from .options import argument, flag, option
 def exec(
     context: typer.Context,
     run: str | None = options.RUN,
-    command: list[str] | None = argument("-- COMMAND...", "What to run."),
+    command: list[str] | None = argument("-- COMMAND...", "The command to run."),
     hosts: str | None = options.LOOK_ON,
-    node: int | None = option("--node", "On this node (default: 0).", min=0, metavar="K"),
-    rank: int | None = option("--rank", "On the node of this rank.", min=0, metavar="R"),
-    on_all: bool = flag("--all", "On every node; lines are prefixed with the host."),
+    node: int | None = option("--node", "Run it on this node (default: 0).", min=0, metavar="K"),
+    rank: int | None = option("--rank", "Run it on the node of this rank.", min=0, metavar="R"),
+    on_all: bool = flag("--all", "Run it on every node; prefix lines with the host."),
     stdin: bool = flag("-i", "Forward stdin to the command."),
-    tty: bool = flag("-t", "Give it this terminal; implies -i."),
+    tty: bool = flag("-t", "Connect this terminal to it; implies -i."),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
@@ -40,11 +40,11 @@ def exec(
 
     words = (*(command or ()), *context.args)  # what follows `--`
     if not words:
-        raise UsageError("no command: write it after --, such as `ddpctl exec -- nvidia-smi`")
+        raise UsageError("no command: put it after --, such as `ddpctl exec -- nvidia-smi`")
     if (node is not None) + (rank is not None) + on_all > 1:
-        raise UsageError("--node, --rank and --all: give one of them")
+        raise UsageError("--node, --rank and --all: use only one")
     if on_all and (stdin or tty):
-        raise UsageError("--all: several commands cannot share stdin; leave out -i and -t")
+        raise UsageError("--all: several commands cannot share stdin; drop -i and -t")
     if tty and not sys.stdin.isatty():
         raise UsageError("-t: stdin is not a terminal; use -i to forward it")
     wanted = ExecOptions(words, node, rank, on_all, stdin or tty, tty)

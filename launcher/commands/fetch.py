@@ -39,7 +39,7 @@ def fetch(
         console.say(done.summary())
         if not (done.files or done.skipped or done.failures):
             console.say(
-                f"the run {folder.run_id} wrote no files: its script must save into the folders "
+                f"run {folder.run_id} wrote no files: its script must save to "
                 "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
             )
         console.print(str(done.to))

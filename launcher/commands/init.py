@@ -27,24 +27,24 @@ def init(
     file: Path = typer.Argument(Path("hosts.yaml"), help="The file to write.", metavar="[FILE]"),
     host: list[str] | None = option(
         "--host",
-        "As `ssh` takes it, or local; repeatable.",
+        "Add a host, as `ssh` takes it, or local; repeatable.",
         metavar="HOST",
         autocompletion=complete.host_names,
     ),
     hostfile: str | None = option(
-        "--hostfile", "Hosts of a DeepSpeed or MPI hostfile.", metavar="FILE"
+        "--hostfile", "Add the hosts of a DeepSpeed or MPI hostfile.", metavar="FILE"
     ),
     ssh_config: str | None = option(
-        "--ssh-config", "Hosts of ~/.ssh/config, such as 'gpu*'.", metavar="PATTERN"
+        "--ssh-config", "Add hosts from ~/.ssh/config, such as 'gpu*'.", metavar="PATTERN"
     ),
-    user: str | None = option("--user", "The SSH user of all hosts."),
-    key: str | None = option("--identity-file", "The SSH key for all hosts.", metavar="FILE"),
-    gpus: str | None = option("--gpus", "all, a count, ids such as 0,1, or 0 for CPU."),
+    user: str | None = option("--user", "SSH user for all hosts."),
+    key: str | None = option("--identity-file", "SSH key for all hosts.", metavar="FILE"),
+    gpus: str | None = option("--gpus", "GPUs: all, a count, ids such as 0,1, or 0 for CPU."),
     image: str | None = option("--image", "Set job.image."),
     workdir: str | None = option("--workdir", "Set job.workdir."),
     dataset: str | None = option("--dataset", "Set job.dataset."),
     command: str | None = option(
-        "--command", "Set job.command, split as by a shell.", metavar="LINE"
+        "--command", "Set job.command, split as a shell would.", metavar="LINE"
     ),
     force: bool = flag("--force", "Overwrite an existing file."),
     quiet: bool = options.QUIET,
@@ -64,7 +64,7 @@ def init(
     from ..hosts import Job, starter
 
     if os.path.lexists(file) and not force:
-        raise UsageError(f"{file}: already exists; give --force or another name")
+        raise UsageError(f"{file}: already exists; pass --force or another name")
     console = options.console(quiet, verbose)
     asks = not (host or hostfile or ssh_config) and options.can_ask()
     hosts = _asked_hosts() if asks else _hosts(host or [], hostfile, ssh_config)
@@ -77,9 +77,9 @@ def init(
     if command is None:
         command = ask("Command for torchrun", " ".join(Job.command))
     words = _split(command)
-    if workdir is None:  # a script has to get to the hosts
+    if workdir is None:  # the hosts need a copy of the script
         default = "." if words[0].endswith(".py") else "none"
-        answer = ask("Folder with your code, for the hosts", default)
+        answer = ask("Folder with your code", default)
         workdir = None if answer == "none" else answer
     answers = dataclasses.replace(
         answers, image=image, workdir=workdir, dataset=dataset, command=words
@@ -95,7 +95,7 @@ def init(
 
 
 def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus: bool) -> Answers:
-    """Adds the login and the GPUs. What `ssh` or the hosts say is the default of each question."""
+    """Add the login and the GPUs. The defaults come from `ssh` and from the hosts."""
     from ..hosts.starter import named_hosts
     from ..preflight.first_look import look, ssh_login
 
@@ -114,7 +114,7 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
     counts = [seen.gpus for seen in found if seen.gpus is not None]
     gpus = answers.gpus
     if ask_gpus:
-        gpus = _prompt("GPUs of each host", "0" if counts and not any(counts) else "all")
+        gpus = _prompt("GPUs per host", "0" if counts and not any(counts) else "all")
     entries = tuple(
         entry._replace(gpus=0 if seen.gpus == 0 and gpus != "0" else None, note=seen.note)
         for entry, seen in zip(answers.hosts, found, strict=True)
@@ -136,7 +136,7 @@ def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple
             raise UsageError(f"--ssh-config {pattern!r}: matches no Host of {config}")
         found += [Entry(name) for name in names]
     if not found:
-        raise UsageError("no hosts: give --host, --hostfile or --ssh-config, or use a terminal")
+        raise UsageError("no hosts: pass --host, --hostfile or --ssh-config, or use a terminal")
     return tuple(found)
 
 
@@ -155,7 +155,7 @@ def _split(command: str) -> tuple[str, ...]:
     except ValueError as error:
         raise UsageError(f"--command {command!r}: {str(error).lower()}; fix the quotes") from None
     if not words:
-        raise UsageError("--command: empty; give a script, or -m and a module")
+        raise UsageError("--command: empty; pass a script, or -m and a module")
     return words
 
 

@@ -12,7 +12,7 @@ def kill(
     target: str | None = options.RUN_OR_HOSTS,
     hosts: str | None = options.LOOK_ON,
     everything: bool = flag("--all", "Stop all your runs on these hosts; remove finished ones."),
-    strays: bool = flag("--strays", "List leftovers of dead runs; end them with -y."),
+    strays: bool = flag("--strays", "List leftovers of dead runs; with -y, kill them."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -32,6 +32,6 @@ def kill(
     console = options.console(quiet, verbose)
     if strays:
         return kill_strays(kill_runs.hosts_for(target, hosts), console, yes=yes, as_json=as_json)
-    if everything and not yes and not typer.confirm("Stop all your runs there?", err=True):
+    if everything and not yes and not typer.confirm("Stop all your runs on these hosts?", err=True):
         return 130
     return kill_runs.kill(target, hosts, console, everything=everything, as_json=as_json)

@@ -20,14 +20,14 @@ def launch(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
-    name: str = option("--name", "Name the run; part of its id.", default=""),
+    name: str = option("--name", "Name the run; the name becomes part of its id.", default=""),
     detach: bool = options.DETACH,
     no_push: bool = flag("--no-push", "Skip the push."),
     no_check: bool = flag("--no-check", "Skip the checks."),
-    dry_run: bool = flag("--dry-run", "Print the plan and contact no host."),
+    dry_run: bool = flag("--dry-run", "Print the plan without contacting any host."),
     max_restarts: int | None = option(
         "--max-restarts",
-        "Override job.max_restarts: after a lost host or a killed rank, not an exception.",
+        "Override job.max_restarts (for lost hosts and killed ranks, not exceptions).",
     ),
     env: list[str] | None = option("--env", "Add to job.env.", "-e", metavar="K=V"),
     env_file: str | None = option("--env-file", "Override job.env_file.", metavar="FILE"),
@@ -45,7 +45,7 @@ def launch(
         metavar="[DURATION]",
     ),
     nodes: int | None = option(
-        "--nodes", "Run on any N of the hosts whose GPUs are free.", min=1, metavar="N"
+        "--nodes", "Run on any N hosts whose GPUs are free.", min=1, metavar="N"
     ),
     hang_timeout: float | None = option(
         "--hang-timeout",
@@ -133,19 +133,19 @@ def launch(
 
 
 def wait_seconds(text: str | None) -> int | None:
-    """As LaunchOptions.wait."""
+    """Return `--wait` in seconds, as LaunchOptions.wait expects it."""
     from ..hosts import seconds_in
 
     if text is None or text == options.FOREVER:
         return None if text is None else 0
     seconds = seconds_in(text)
     if not seconds:
-        raise UsageError(f"--wait {text}: write for example 2h30m, or no duration to wait on")
+        raise UsageError(f"--wait {text}: write 2h30m, for example, or only --wait to wait forever")
     return seconds
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:
-    """--env K=V, or --env K for this machine's value of K, as in `docker run`."""
+    """Parse --env K=V, or --env K for this machine's value of K, as in `docker run`."""
     env = {}
     for word in words:
         key, equals, value = word.partition("=")

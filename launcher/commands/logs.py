@@ -19,8 +19,8 @@ def logs(
     tail: int | None = option(
         "--tail", "Only the last N lines.", "-n", min=0, max=10**9, metavar="N"
     ),
-    since: str | None = option("--since", "Since 10m or 2h ago, or a time.", metavar="T"),
-    grep: str | None = option("--grep", "Only lines that match.", metavar="REGEX"),
+    since: str | None = option("--since", "Only since 10m or 2h ago, or a time.", metavar="T"),
+    grep: str | None = option("--grep", "Only lines that match REGEX.", metavar="REGEX"),
     fold: bool = options.FOLD,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,

@@ -15,12 +15,12 @@ from ..errors import UsageError
 from ..terminal.console import Console
 from . import complete
 
-FOREVER = "forever"  # the value of `--wait` without one
+FOREVER = "forever"  # the value of a bare `--wait`
 FOLDERS = ("--dataset", "--workdir")
 
 
 class WithCommandLine(TyperCommand):
-    """A command that takes another command line after `--`; it is left in `context.args`."""
+    """A command that takes another command line after `--` and leaves it in `context.args`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -31,9 +31,9 @@ class WithCommandLine(TyperCommand):
         return rest
 
     def _refuse_flags_of_the_script(self, ctx: Any, args: list[str]) -> None:
-        """Exits where a flag after the script is none of ours: `--` was forgotten.
+        """Exit with a hint if a flag after the script is not one of ours: the user forgot `--`.
 
-        The script is `-m`, a name with .py, or the second word that is neither flag nor value.
+        The script is `-m`, a name with .py, or the second word that is neither a flag nor a value.
         """
         takes_value: dict[str, bool] = {}
         for param in self.get_params(ctx):
@@ -60,7 +60,7 @@ class WithCommandLine(TyperCommand):
 
 
 def with_values(args: list[str]) -> list[str]:
-    """`--wait` alone gets the value that stands for it: typer has no option whose value may be absent."""
+    """Insert a value after a bare `--wait`: typer has no option with an optional value."""
     pairs = zip(args, [*args[1:], ""], strict=False)
     return [
         f"--wait={FOREVER}" if word == "--wait" and not following[:1].isdigit() else word
@@ -69,7 +69,7 @@ def with_values(args: list[str]) -> list[str]:
 
 
 class WithFolders(TyperCommand):
-    """A command whose --dataset and --workdir may name a folder, as those of `launch` do."""
+    """A command whose --dataset and --workdir take an optional folder, as those of `push` do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words: list[str] = []
@@ -85,12 +85,12 @@ class WithFolders(TyperCommand):
 
 
 def flag(name: str, help: str, *more: str) -> Any:
-    """The default of a parameter that is True where the flag is given. more: its short form."""
+    """Return a typer option that is True if the flag is given. more: its short form."""
     return typer.Option(False, name, *more, help=help)
 
 
 def option(name: str, help: str, *more: str, default: object = None, **how: Any) -> Any:
-    """The default of a parameter whose option takes a value. how: as typer.Option has it."""
+    """Return a typer option that takes a value. how: further arguments of typer.Option."""
     return typer.Option(default, name, *more, help=help, **how)
 
 
@@ -105,22 +105,22 @@ def hosts_option(help: str) -> Any:
 HOSTS = argument(
     "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
 )
-HOST_LIST = option("-H", "Hosts instead of a file.", metavar="HOST:GPUS,...")
-INCLUDE = option("--include", "Only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
-EXCLUDE = option("--exclude", "All but these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
+HOST_LIST = option("-H", "Use these hosts instead of a file.", metavar="HOST:GPUS,...")
+INCLUDE = option("--include", "Use only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
+EXCLUDE = option("--exclude", "Skip these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
 RUN = argument("[RUN]", "A run id or a unique prefix (default: the newest run).", complete.runs)
 RUN_OR_HOSTS = argument(
     "[RUN or HOSTS]", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files
 )
 LOOK_ON = hosts_option("Look for the run on these hosts.")
 IMAGE = option("--image", "Override job.image.")
-ON_EXIT = option("--on-exit", "Run CMD with sh when the run has ended.", metavar="CMD")
+ON_EXIT = option("--on-exit", "Run CMD with sh when the run ends.", metavar="CMD")
 ON_EVENT = option("--on-event", "Run CMD with sh for each event of the run.", metavar="CMD")
 DETACH = flag("--detach", "Start the run, print its id and return.", "-d")
-FOLD = flag("--fold", "Print identical lines of many ranks as one: `[0-5] text`.")
+FOLD = flag("--fold", "Merge identical lines from several ranks: `[0-5] text`.")
 PLAIN = flag("--plain", "Print plain lines, no live panel (default when not a TTY).")
 JSON = flag("--json", "Print one JSON document on stdout.")
-YES = flag("--yes", "Do not ask.", "-y")
+YES = flag("--yes", "Do not ask for confirmation.", "-y")
 QUIET = flag("--quiet", "Print only errors on stderr.", "-q")
 VERBOSE = flag("--verbose", "Print each step on stderr.", "-v")
 
@@ -135,14 +135,14 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 
 
 def hosts_of(hosts: str | None, host_list: str | None) -> str:
-    """HOSTS or -H, else ./hosts.yaml. Raises UsageError with both, or with none of the three."""
+    """Return HOSTS or -H, else ./hosts.yaml. Raises UsageError if both or none are given."""
     if hosts and host_list:
-        raise UsageError(f"both {hosts!r} and -H name hosts; give one of them")
+        raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
     from ..hosts import HostList, default_hosts
 
     return HostList(host_list) if host_list else hosts or default_hosts()
 
 
 def can_ask() -> bool:
-    """Whether there is a terminal to ask the user on."""
+    """Return whether a terminal is available for questions to the user."""
     return sys.stdin.isatty() and sys.stderr.isatty()

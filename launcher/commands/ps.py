@@ -13,10 +13,10 @@ def ps(
     hosts: str | None = options.HOSTS,
     host_list: str | None = options.HOST_LIST,
     everything: bool = flag("--all", "Show finished runs too.", "-a"),
-    per_node: bool = flag("--nodes", "Show a row per node instead of a row per run."),
+    per_node: bool = flag("--nodes", "Show one row per node instead of one per run."),
     watch: bool = flag("--watch", "Refresh the table until Ctrl-C.", "-w"),
     interval: float = option(
-        "--interval", "Seconds, with --watch.", default=2.0, min=0.1, max=86400, metavar="S"
+        "--interval", "Seconds between refreshes.", default=2.0, min=0.1, max=86400, metavar="S"
     ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -41,6 +41,6 @@ def ps(
     if not watch:
         return show_runs(selection, console, as_json=as_json)
     if as_json:
-        raise UsageError("--watch prints no JSON: repeat `ddpctl ps --json` instead")
+        raise UsageError("--watch cannot print JSON; run `ddpctl ps --json` again and again")
     watch_runs(selection, console, interval)
     return INTERRUPTED

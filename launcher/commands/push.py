@@ -22,8 +22,8 @@ def push(
     dataset_folder: str | None = typer.Option(None, "--dataset-folder", hidden=True),
     workdir: bool = flag("--workdir", "Push only the code; `--workdir DIR` overrides it."),
     workdir_folder: str | None = typer.Option(None, "--workdir-folder", hidden=True),
-    prune: bool = flag("--prune", "Push nothing; delete data and code that no run uses."),
-    yes: bool = flag("--yes", "With --prune: do not ask. Required without a terminal.", "-y"),
+    prune: bool = flag("--prune", "Push nothing; delete unused data and code."),
+    yes: bool = flag("--yes", "With --prune, do not ask; required without a terminal.", "-y"),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
@@ -54,7 +54,7 @@ def push(
             return 0
         progress = pushing.progress_for(console)
         try:
-            with console.step("pushing what the hosts lack"):
+            with console.step("pushing what is missing"):
                 result = pushing.push(nodes, cluster, parts=parts, progress=progress, only=True)
         except pushing.HostsNotReady as error:
             if as_json:
@@ -68,9 +68,9 @@ def push(
 
 
 def _confirm(console: Console, as_json: bool, yes: bool) -> Callable[[str], bool]:
-    """Asks on a terminal. UsageError if there is none to ask on and no -y."""
+    """Return a yes/no prompt. Raises UsageError if there is no terminal and no -y."""
     if not yes and (as_json or not options.can_ask()):
-        raise UsageError("push --prune deletes data on the hosts: without a terminal it needs -y")
+        raise UsageError("push --prune deletes data on the hosts; without a terminal, pass -y")
 
     def confirm(listed: str) -> bool:
         if not as_json:

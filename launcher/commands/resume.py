@@ -10,7 +10,7 @@ def resume(
     target: str | None = options.RUN_OR_HOSTS,
     hosts: str | None = hosts_option("Resume on these hosts instead."),
     detach: bool = options.DETACH,
-    force: bool = flag("--force", "Resume even if the run has succeeded."),
+    force: bool = flag("--force", "Resume even if the run succeeded."),
     on_exit: str | None = options.ON_EXIT,
     on_event: str | None = options.ON_EVENT,
     fold: bool = options.FOLD,

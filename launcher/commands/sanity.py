@@ -12,22 +12,22 @@ def sanity(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     host: str | None = option(
-        "--host", "Use only this host, as several containers.", autocompletion=complete.host_names
+        "--host", "Use only this host, with several containers.", autocompletion=complete.host_names
     ),
     containers: int = option(
-        "--containers", "Containers to split --host's GPUs between.", default=2, min=2
+        "--containers", "Containers to split the host's GPUs across.", default=2, min=2
     ),
-    pairwise: bool = flag("--pairwise", "Measure each pair of nodes; name slow links."),
+    pairwise: bool = flag("--pairwise", "Measure every pair of nodes and name slow links."),
     min_busbw: float | None = option(
         "--min-busbw", "Fail below this bus bandwidth.", metavar="GB/S"
     ),
     timeout: float = option(
-        "--timeout", "Seconds until a step counts as hung.", default=30.0, min=1.0
+        "--timeout", "Seconds before a step counts as hung.", default=30.0, min=1.0
     ),
     max_size: str = option(
-        "--max-size", "The largest all-reduce, such as 1g.", default="64m", metavar="SIZE"
+        "--max-size", "Largest all-reduce, such as 1g.", default="64m", metavar="SIZE"
     ),
-    plot: str | None = option("--plot", "Plot bandwidth by size.", metavar="FILE"),
+    plot: str | None = option("--plot", "Plot bandwidth against size.", metavar="FILE"),
     image: str | None = options.IMAGE,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

@@ -1,1 +1,1 @@
-"""Why an attempt failed: pure functions from what was seen to the first failure."""
+"""Why an attempt failed: pure functions that turn the evidence into the first failure."""

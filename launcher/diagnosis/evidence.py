@@ -1,4 +1,4 @@
-"""What is known of an attempt that has ended, and the candidates for its first failure. Pure."""
+"""Evidence about an attempt that has ended, and the candidates for its first failure. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..logs.events import clean
 from ..supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
 from .failure_kinds import FailureKind
 
-FULL = 65536  # bytes free, or less: nothing more can be written
+FULL = 65536  # free bytes at or below which a disk counts as full
 
 E = TypeVar("E", bound=Event)
 
 
 @dataclass
 class NodeEvidence:
-    """What one node's journal, its engine and the launching machine say of it."""
+    """Evidence about one node, from its journal, its engine and the launching machine."""
 
     node_rank: int
     host: str
-    clock_skew: float = 0.0  # seconds that its clock is ahead of the launching machine's
+    clock_skew: float = 0.0  # seconds by which the node's clock is ahead of the launching machine's
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
-    exit_code: int | None = None  # as its supervisor says, else as the engine does
-    oom_killed: bool = False  # as the engine reports it
-    unseen: str | None = None  # why the launching machine cannot reach it, if it cannot
+    exit_code: int | None = None  # from the supervisor, else from the engine
+    oom_killed: bool = False  # reported by the engine
+    unseen: str | None = None  # why the launching machine cannot reach the node
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
@@ -41,18 +41,17 @@ class NodeEvidence:
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why it stopped: one reason, or none."""
+        """Return the reason why the supervisor stopped the node: at most one."""
         return [event.reason for _, event in self.of(Stopping)]
 
     @property
     def lost_peers(self) -> set[int]:
-        """The node ranks that it lost contact with."""
         lost = {reason.node_rank for reason in self.reasons if reason.kind == "peer-lost"}
         return lost - {self.node_rank}
 
     @property
     def last_seen(self) -> float:
-        """Time of its newest record, 0.0 without any."""
+        """Time of the newest record; 0.0 without records."""
         times = [time for time, _ in self.events] + [time for time, _, _ in self.tail]
         return max(times, default=0.0)
 
@@ -62,7 +61,7 @@ class NodeEvidence:
 
     @property
     def full_disks(self) -> list[str]:
-        """Names of the disks that were full at the time of the failure."""
+        """The disks that were full at the time of the failure."""
         usage = next((event for _, event in self.of(ResourceUsage)), ResourceUsage())
         return [name for name, left in usage.free.items() if left is not None and left < FULL]
 
@@ -74,7 +73,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """The supervisors measure their clocks against node 0's, more precisely than SSH can."""
+    """Convert times to node 0's clock, against which supervisors measure better than SSH can."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:
@@ -84,11 +83,11 @@ def on_one_clock(evidence: Evidence) -> Evidence:
 
 
 class Weight(enum.IntEnum):
-    """How much an observation counts as the first failure; among equals the earliest wins."""
+    """How strong an observation is as the first failure. Among equals, the earliest wins."""
 
     CAUSE = 0
-    WITNESS = 1  # reports another node's failure, or may be one
-    UNREACHABLE = 2  # a host that does not answer, while others lost a connection
+    WITNESS = 1  # reports another node's failure, or may be its effect
+    UNREACHABLE = 2  # the host does not answer, and other nodes lost a connection
     EFFECT = 3
 
 
@@ -101,7 +100,7 @@ class Candidate:
     node: NodeEvidence
     kind: FailureKind
     message: str
-    remedy: str = ""  # "": the kind's own
+    remedy: str = ""  # "": the default of the kind
     rank: int | None = None
     local_rank: int | None = None
     exit_code: int | None = None

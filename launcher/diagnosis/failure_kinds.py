@@ -1,7 +1,7 @@
-"""Every kind of first failure: what it means, what to do, whether a restart can help, its log pattern.
+"""All kinds of first failure: meaning, remedy, whether a restart can help, log pattern.
 
-This is the only table of them: run.json's `first_failure.kind` is a member's value, restarts ask
-`restartable`, and docs/troubleshooting.md shows `docs_table()` (a test compares the two).
+This is the only table of kinds. In run.json, `first_failure.kind` is the value of a member.
+Restarts read `restartable`. A test compares `docs_table()` with docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-RESTARTABLE = True  # may not happen again by itself; all else would fail the same way once more
+RESTARTABLE = True  # may not happen again; any other kind would fail in the same way
 
 
 class FailureKind(enum.StrEnum):
     """KIND = value, meaning, remedy[, RESTARTABLE][, log pattern]
 
-    Log patterns are tried in this order, the first match wins: specific ones come before general ones.
+    The first log pattern that matches wins, so specific patterns come before general ones.
     """
 
     meaning: str
@@ -34,7 +34,7 @@ class FailureKind(enum.StrEnum):
         kind.pattern = re.compile(patterns[0], flags) if patterns else None
         return kind
 
-    # --- known by what the process wrote ---
+    # --- recognised by what the process printed ---
 
     SHM_FULL = (
         "shm-full",
@@ -66,8 +66,8 @@ class FailureKind(enum.StrEnum):
     )
     CUDA_MISSING = (
         "cuda-missing",
-        "The process found no GPU, or too old a driver.",
-        "that host offers fewer GPUs, or an older driver, than the job needs: run `ddpctl check`",
+        "The process found no GPU, or the driver is too old.",
+        "that host has fewer GPUs or an older driver than the job needs: run `ddpctl check`",
         r"no cuda gpus are available|not compiled with cuda|invalid device ordinal|no cuda-capable device"
         r"|found no nvidia driver|nvidia driver on your system is too old|cuda driver version is",
     )
@@ -108,7 +108,7 @@ class FailureKind(enum.StrEnum):
     )
     PERMISSION = (
         "permission",
-        "The job's user may not use a file.",
+        "The job's user has no permission to use a file.",
         "the job runs as job.user: give that user access, or change job.user",
         r"PermissionError|permission denied",
     )
@@ -125,7 +125,7 @@ class FailureKind(enum.StrEnum):
         r"\bMemoryError\b|cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate",
     )
 
-    # --- known by how a rank, torchrun, a container or a host ended ---
+    # --- recognised by how a rank, torchrun, a container or a host ended ---
 
     EXCEPTION = "exception", "A rank raised an exception that is not in this table.", ""
     EXIT_CODE = "exit-code", "A rank exited with a nonzero code.", ""
@@ -148,7 +148,7 @@ class FailureKind(enum.StrEnum):
     )
     OOM_KILLED = (
         "oom-killed",
-        "The kernel's OOM killer ended a rank.",
+        "The kernel's OOM killer killed a rank.",
         "use less memory (fewer DataLoader workers, a smaller batch) or raise the limit",
     )
     STOPPED = (
@@ -160,8 +160,8 @@ class FailureKind(enum.StrEnum):
     HUNG = (
         "hung",
         "No progress for as long as `--hang-timeout` allows.",
-        "see what that rank waits for: data, a lock, a disk; `ddpctl stacks` shows where the ranks of "
-        "a live run are",
+        "find out what that rank waits for (data, a lock, a disk): `ddpctl stacks` shows the ranks of "
+        "a live run",
         RESTARTABLE,
     )
     PEER_GONE = (
@@ -211,7 +211,7 @@ class FailureKind(enum.StrEnum):
 
     @classmethod
     def named(cls, value: Any) -> FailureKind | None:
-        """The kind that a record names; None for one that this version does not know."""
+        """Return the kind with this value, or None if this version does not know it."""
         return next((kind for kind in cls if kind == value), None)
 
 
@@ -221,7 +221,7 @@ def pattern_in(lines: Sequence[str]) -> FailureKind | None:
 
 
 def docs_table() -> str:
-    """The table of docs/troubleshooting.md."""
+    """Return the table for docs/troubleshooting.md."""
     rows = ["| kind | what happened | what to do | restart |", "|---|---|---|---|"]
     for kind in FailureKind:
         remedy = (kind.remedy or "see the excerpt") + "."

@@ -1,8 +1,9 @@
-"""Which failure was first, and why: all nodes' evidence in, one FirstFailure out. Pure.
+"""Determine which failure was first, and why, from the evidence of all nodes. Pure.
 
-Each node reports what it saw: ranks that exited, peers that it lost, torchrun's own output. Each such
-observation is a candidate. Causes come before witnesses, witnesses before effects, and among equals the
-earliest on a common clock wins: a rank that fails because its peer has gone may well be seen first.
+Each node reports what it saw: ranks that exited, peers that it lost, torchrun's own output. Each
+observation is a candidate. Causes rank before witnesses, and witnesses before effects: a rank that
+fails because its peer is gone may well be reported first. Among equals, the earliest on a common
+clock wins.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..supervisor.events import RankExit, Stopping
 from . import log_patterns
 from .evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
 from .failure_kinds import FailureKind
-from .rank_exit import how_it_ended, oom_message, rank_exit
+from .rank_exit import classify_exit, oom_message, rank_exit
 from .stop_reason import stop_reason
 
 LATEST = 253402300799.0  # the end of the year 9999
@@ -23,7 +24,7 @@ LATEST = 253402300799.0  # the end of the year 9999
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """CONTRACT section 5. `kind` is a FailureKind, `time` RFC 3339 on the launching machine's clock."""
+    """CONTRACT section 5. kind: a FailureKind. time: RFC 3339, on the launching machine's clock."""
 
     host: str
     node_rank: int
@@ -39,7 +40,7 @@ class FirstFailure:
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
-    """None if there is no sign of a failure."""
+    """Return the first failure, or None if there is no sign of one."""
     evidence = on_one_clock(evidence)
     found = [candidate for node in evidence.nodes for candidate in candidates(node, evidence)]
     if all(candidate.exit_code == 0 and candidate.weight for candidate in found):
@@ -61,7 +62,7 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
 
 
 def headline(failure: FirstFailure) -> str:
-    """One sentence: which rank or node failed first, and how."""
+    """Return one sentence: which rank or node failed first, and how."""
     if failure.rank is None:
         return f"{failure.host} (node {failure.node_rank}): {failure.message}"
     where = f"{failure.host}, local_rank {failure.local_rank}"
@@ -80,12 +81,12 @@ def candidates(node: NodeEvidence, evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _torchrun(node: NodeEvidence) -> Candidate | None:
-    """torchrun failed by itself: its arguments, a port, the image."""
+    """Detect a failure of torchrun itself: its arguments, a port, the image."""
     reason = node.end.reason if node.end and node.end.state == "failed" else None
     if not node.end or not reason or reason.kind != "torchrun":
         return None
     lines = reason.last_lines or node.lines(None)
-    kind, message = how_it_ended(node.end.exit_code, reason.signal, lines)
+    kind, message = classify_exit(node.end.exit_code, reason.signal, lines)
     effect = log_patterns.is_effect(lines) and kind != FailureKind.PORT_IN_USE
     unknown = kind in (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
     return Candidate(
@@ -100,7 +101,7 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
-    """The container is gone, and its supervisor wrote nothing about it."""
+    """Detect a container that is gone although its supervisor reported no end."""
     if node.end is not None or node.reasons:
         return None
     weight = Weight.CAUSE
@@ -118,13 +119,13 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
             f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"
         )
     else:
-        return None  # only the launching machine cannot reach it
+        return None  # only the launching machine lost contact
     time = node.last_seen - node.clock_skew
     return Candidate(weight, time, node, kind, message, exit_code=node.exit_code)
 
 
 def _connections_broke(node: NodeEvidence, evidence: Evidence) -> bool:
-    """Ranks of other nodes failed because a connection broke."""
+    """Return whether ranks of other nodes failed because a connection broke."""
     return any(
         exit.exit_code and log_patterns.is_effect(exit.last_lines)
         for other in evidence.nodes
@@ -134,7 +135,7 @@ def _connections_broke(node: NodeEvidence, evidence: Evidence) -> bool:
 
 
 def _lost_by_peers(node: NodeEvidence, evidence: Evidence) -> str:
-    """How other nodes noticed, or ""."""
+    """Describe how other nodes noticed the loss; "" if none did."""
     reasons = [reason for other in evidence.nodes for reason in other.reasons]
     lost = (r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank)
     return next((reason.message for reason in lost), "")

@@ -1,4 +1,4 @@
-"""The last lines of a failed process: its exception, what to quote, and whether it failed first. Pure."""
+"""Read a failed process's last lines: its exception, an excerpt, and whether it failed first. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .failure_kinds import FailureKind, pattern_in
 
 EXCERPT_LINES = 20
 
-RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook puts it before each line
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook prefixes each line
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):")
 NOISE = re.compile(
     r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from"
     r"|terminate called|Fatal Python error|$)"
 )
-FRAME = re.compile(r"^(\[rank\d+\]: ?)?frame #\d+: ")  # of a C++ stack, longer than an excerpt
-# What a rank writes when another one has gone: it did not fail first.
+FRAME = re.compile(r"^(\[rank\d+\]: ?)?frame #\d+: ")  # of a C++ stack, too long to quote
+# Printed by a rank after another rank has gone: it was not the first to fail.
 EFFECT = re.compile(
     r"connection closed by peer|connection reset by peer|broken ?pipe|connection refused"
     r"|remote process exited or there was a network error|ncclRemoteError"
@@ -30,16 +30,16 @@ EFFECT = re.compile(
 
 
 def is_effect(lines: Sequence[str]) -> bool:
-    """The process ended because another one had ended before."""
-    return bool(EFFECT.search("\n".join(_telling(lines))))
+    """Return whether the process failed only because another one had ended before."""
+    return bool(EFFECT.search("\n".join(_decisive_lines(lines))))
 
 
 def known_kind(lines: Sequence[str]) -> FailureKind | None:
-    """By the exception's message; without an exception, by any of the last lines."""
-    return pattern_in([RANK_PREFIX.sub("", line) for line in _telling(lines)])
+    """Return the kind that matches the exception's message or, without one, any of the last lines."""
+    return pattern_in([RANK_PREFIX.sub("", line) for line in _decisive_lines(lines)])
 
 
-def _telling(lines: Sequence[str]) -> Sequence[str]:
+def _decisive_lines(lines: Sequence[str]) -> Sequence[str]:
     return exception_lines(lines) or _last_lines(lines)
 
 
@@ -48,7 +48,7 @@ def _last_lines(lines: Sequence[str]) -> list[str]:
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """`ValueError: boom`, or "". A DataLoader worker's exception comes after the worker's traceback."""
+    """Return `ValueError: boom`, or "". A DataLoader worker's exception follows its traceback."""
     found = exception_lines(lines)
     if found and ": Caught " in found[0] and len(found) > 1:
         return f"{found[-1]} ({found[0].partition(' in ')[2].rstrip('.')})"
@@ -56,7 +56,7 @@ def exception_line(lines: Sequence[str]) -> str:
 
 
 def exception_lines(lines: Sequence[str]) -> list[str]:
-    """The exception's message, `ValueError: boom`, and what follows it; [] without a traceback."""
+    """Return the exception's message, `ValueError: boom`, and its further lines; [] without one."""
     block = _last_traceback(lines)
     for index, line in enumerate(block):
         if index and line and not line.startswith((" ", "\t")):
@@ -65,9 +65,9 @@ def exception_lines(lines: Sequence[str]) -> list[str]:
 
 
 def excerpt(lines: Sequence[str]) -> list[str]:
-    """What to quote: the last traceback, else the last lines."""
+    """Return the lines to quote: the last traceback, else the last lines."""
     block = _without_noise(_last_traceback(lines))
-    if len(block) > EXCERPT_LINES:  # the message is at the end, the way into it at the beginning
+    if len(block) > EXCERPT_LINES:  # keep both ends: the entry point and the message
         half = EXCERPT_LINES // 2
         block = [*block[:half], f"... {len(block) - EXCERPT_LINES} lines ...", *block[-half:]]
     return block or [RANK_PREFIX.sub("", line) for line in _last_lines(lines)]
@@ -80,6 +80,6 @@ def _last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def _without_noise(block: Sequence[str]) -> list[str]:
-    """Up to the first line that is empty, a log's or a C++ frame's."""
+    """Cut the block at the first empty line, log line or C++ frame."""
     end = next((i for i, line in enumerate(block) if i and NOISE.match(line)), len(block))
     return list(block[:end])

@@ -1,4 +1,4 @@
-"""Why a rank ended: by its exit code, its signal and its last lines. Pure."""
+"""Explain why a rank ended, from its exit code, its signal and its last lines. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 
 
 def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
-    """None for a rank that exited with 0 when it was told to stop."""
+    """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     lines: Sequence[str] = ()
     if exit.exit_code != 0:
         lines = (
@@ -21,10 +21,10 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
             or [line for text in exit.last_lines for line in text.splitlines()]
             or node.lines(exit.rank)
         )
-        weight, kind, message = _judged(node, exit, lines)
+        weight, kind, message = _classify(node, exit, lines)
     elif exit.stopping:
         return None
-    else:  # a success, unless everything that came later is an effect of it
+    else:  # a success, unless all later failures are effects of it
         weight, kind = Weight.WITNESS, FailureKind.EARLY_EXIT
         message = "exited with code 0 while other ranks were still running"
     return Candidate(
@@ -41,34 +41,34 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
     )
 
 
-def _judged(
+def _classify(
     node: NodeEvidence, exit: RankExit, lines: Sequence[str]
 ) -> tuple[Weight, FailureKind, str]:
-    kind, message = how_it_ended(exit.exit_code, exit.signal, lines, exit.message)
+    kind, message = classify_exit(exit.exit_code, exit.signal, lines, exit.message)
     if kind == FailureKind.KILLED and exit.signal == "SIGKILL" and node.oom_kills:
         kind, message = FailureKind.OOM_KILLED, oom_message(node)
-    if _we_did_it(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
+    if _stopped_by_us(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
         effect = FailureKind.PEER_GONE if kind == FailureKind.EXCEPTION else kind
         return Weight.EFFECT, effect, message
     if kind == FailureKind.COLLECTIVE_TIMEOUT:
         return Weight.WITNESS, kind, message
     if kind in (FailureKind.EXIT_CODE, FailureKind.KILLED) and (full := node.full_disks):
         kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
-        message = f"{message}; no space was left for {' and '.join(full)}"
+        message = f"{message}; no space was left on {' and '.join(full)}"
     if exit.exit_code is None and kind == FailureKind.EXIT_CODE:
-        return Weight.WITNESS, kind, message  # torchrun reaps a rank that succeeded, too
+        return Weight.WITNESS, kind, message  # torchrun also reaps ranks that succeeded
     return Weight.CAUSE, kind, message
 
 
-def _we_did_it(exit: RankExit) -> bool:
+def _stopped_by_us(exit: RankExit) -> bool:
     reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
     return exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
 
 
-def how_it_ended(
+def classify_exit(
     code: int | None, signal: str | None, lines: Sequence[str], recorded: str | None = None
 ) -> tuple[FailureKind, str]:
-    """(kind, message) of a failed process. `recorded`: the exception, as torch's @record wrote it."""
+    """Return (kind, message) of a failed process. recorded: the exception from torch's @record."""
     known = log_patterns.known_kind(lines)
     raised = log_patterns.exception_line(lines) or recorded
     if signal and signal != "SIGABRT":
@@ -90,4 +90,4 @@ def how_it_ended(
 def oom_message(node: NodeEvidence) -> str:
     limits = [event.memory_limit for _, event in node.of(ResourceUsage)]
     limit = next((f" of {value / 2**30:.1f} GiB" for value in limits if value), "")
-    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} was used up"
+    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} ran out"

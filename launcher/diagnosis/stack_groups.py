@@ -1,7 +1,7 @@
-"""Groups ranks by where they are, and finds the stragglers. Pure.
+"""Group ranks by their position in the code, and find the stragglers. Pure.
 
-Two ranks are at the same place when the user's own frames are the same, line by line, and call the same
-function: what torch does below differs by some lines from moment to moment and means nothing.
+Two ranks are at the same position if the user's own frames match line by line and call the same
+function. The frames below, in torch, vary from moment to moment, so they are ignored.
 """
 
 from __future__ import annotations
@@ -17,41 +17,39 @@ from .evidence import NodeEvidence
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 SHORTER = re.compile(r"^.*/(?:site-packages|dist-packages|workspace|python\d[\d.]*)/")
-COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # ranks wait there
-NOTES = {  # why a rank shows no stack, by the supervisor's word
+COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # ranks wait in these
+NOTES = {  # why a rank has no stack, by the supervisor's keyword
     "stopped": "is stopped (SIGSTOP): SIGCONT resumes it",
     "traced": "is held by a debugger",
     "exited": "has exited",
-    "unprepared": "shows no stack: it is just starting, is not Python, or has changed its signals",
+    "unprepared": "shows no stack: it is starting, is not Python, or has replaced its signal handlers",
     "blocked": "shows no stack: it blocks signals",
-    "silent": "did not answer: it waits in the kernel, or its machine is overloaded",
+    "silent": "did not answer: it is blocked in the kernel, or its machine is overloaded",
 }
-PLACES = ("stopped", "traced", "silent")  # notes that say where a rank is
+PLACES = ("stopped", "traced", "silent")  # notes that describe a rank's position
 
 
 def owner(frame: Frame) -> str | None:
-    """The package that its file belongs to, "" for the user's own, None for Python's."""
+    """Return the frame's package: "" for the user's own code, None for Python's library."""
     if match := PACKAGE.search(frame.file):
         return match[1].removesuffix(".py")
     return None if STDLIB.search(frame.file) else ""
 
 
 def label(frame: Frame) -> str:
-    """train.py:31 in main: dist.all_reduce(x)"""
+    """Format a frame, such as `train.py:31 in main: dist.all_reduce(x)`."""
     where = f"{SHORTER.sub('', frame.file)}:{frame.line} in {frame.function}"
     return f"{where}: {frame.text}" if frame.text else where
 
 
 @dataclass(frozen=True)
 class RankStack(Stack):
-    """Where one rank of a run is."""
-
     host: str = ""
     node_rank: int = 0
 
     @property
     def own_frames(self) -> list[Frame]:
-        """Those of the user's code, or of the installed package that the user runs."""
+        """Return the frames of the user's code, or of the installed package that the user runs."""
         owners = [owner(frame) for frame in self.frames if owner(frame) is not None]
         whose = "" if "" in owners else next(iter(owners), None)
         return [frame for frame in self.frames if owner(frame) == whose]
@@ -68,11 +66,11 @@ class RankStack(Stack):
 
     @property
     def waits(self) -> bool:
-        """In a collective, judging by its innermost frames."""
+        """Whether the rank is in a collective, judging by its innermost frames."""
         return any(COLLECTIVE.search(frame.file) for frame in self.frames[-3:])
 
     def describe(self) -> str:
-        """Where it is, as a predicate."""
+        """Describe the rank's position as a predicate, to follow "rank 3"."""
         if self.note or not self.frames:
             return NOTES.get(self.note or "", "shows no Python frame")
         own = self.own_frames
@@ -81,7 +79,7 @@ class RankStack(Stack):
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks at one place, in their order."""
+    """Ranks at one position, in rank order."""
 
     members: tuple[RankStack, ...]
 
@@ -116,7 +114,7 @@ def located(stack: Stack, host: str, node_rank: int) -> RankStack:
 
 
 def grouped(ranks: Iterable[RankStack]) -> list[StackGroup]:
-    """The largest group first, then by the lowest rank."""
+    """Group the ranks by position, the largest group first, then by the lowest rank."""
     places: dict[tuple[object, ...], list[RankStack]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         places.setdefault(rank.place, []).append(rank)
@@ -125,7 +123,7 @@ def grouped(ranks: Iterable[RankStack]) -> list[StackGroup]:
 
 
 def newest_groups(nodes: Iterable[NodeEvidence]) -> list[StackGroup]:
-    """Where the ranks were when the supervisors last took their stacks."""
+    """Group the ranks by the newest stacks that the supervisors took."""
     return grouped(
         located(stack, node.host, node.node_rank)
         for node in nodes
@@ -135,10 +133,10 @@ def newest_groups(nodes: Iterable[NodeEvidence]) -> list[StackGroup]:
 
 
 def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
-    """The groups that are not where the others are; [] if that is undecided.
+    """Return the groups that the other ranks wait for; [] if that cannot be decided.
 
-    Where most ranks are is where all should be. Without such a majority, the ranks in a collective
-    wait for those that are not.
+    All ranks should be where most are. Without a majority, the ranks in a collective wait for those
+    outside.
     """
     placed = [group for group in groups if group.has_place]
     total = sum(len(group.members) for group in placed)
@@ -151,13 +149,13 @@ def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 
 def verdict(groups: Sequence[StackGroup]) -> list[str]:
-    """A sentence for each group of stragglers; one for all ranks if there is none."""
+    """Return one sentence per group of stragglers, or one for all ranks if there are none."""
     lines = [_sentence(group) for group in stragglers(groups)]
     shown = [group for group in groups if group.first.note is None]
     if not lines and len(shown) == 1 and len(shown[0].members) > 1:
         lines = [f"all {len(shown[0].members)} ranks are {shown[0].first.describe()}"]
     elif not lines and len(shown) > 1:
-        lines = [f"the ranks are at {len(shown)} places, and most ranks are at none of them"]
+        lines = [f"the ranks are at {len(shown)} places, and none of them has most of the ranks"]
     lines += [f"{group.name} {group.first.describe()}" for group in groups if not group.has_place]
     return lines
 

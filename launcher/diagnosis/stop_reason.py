@@ -1,4 +1,4 @@
-"""Why a supervisor stopped its node: what it reports about itself or another node. Pure."""
+"""Explain why a supervisor stopped its node, because of itself or of another node. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .evidence import Candidate, Evidence, NodeEvidence, Weight
 from .failure_kinds import FailureKind
 from .stack_groups import newest_groups, stragglers
 
-# The supervisor's reason -> kind and weight. Others (a failed rank, torchrun, `kill`) have their own
-# events.
+# Maps a supervisor's reason to kind and weight. Reasons that are missing here (a failed rank,
+# torchrun, `kill`) have their own events.
 REASONS = {
     "early-exit": (FailureKind.EARLY_EXIT, Weight.CAUSE),
     "stopped": (FailureKind.STOPPED, Weight.CAUSE),
@@ -23,13 +23,13 @@ REASONS = {
     "signal": (FailureKind.TERMINATED, Weight.WITNESS),
     "peer-lost": (FailureKind.HOST_LOST, Weight.WITNESS),
 }
-FRAMES = 8  # the innermost of a stack, in an excerpt
+FRAMES = 8  # innermost frames of a stack to quote
 
 
 def stop_reason(
     reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence
 ) -> Candidate | None:
-    """`seen`: when `node` recorded it, by its own clock."""
+    """Return the candidate for a reason. seen: when `node` recorded it, by the node's own clock."""
     if reason.kind not in REASONS:
         return None
     kind, weight = REASONS[reason.kind]
@@ -40,7 +40,7 @@ def stop_reason(
         about,
         kind,
         reason.message,
-        "start again: another port is chosen" if reason.kind == "control-port" else "",
+        "start again: ddpctl will choose another port" if reason.kind == "control-port" else "",
         rank=reason.rank,
         local_rank=reason.local_rank,
         exit_code=reason.exit_code,
@@ -55,8 +55,10 @@ def stop_reason(
 
 
 def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
-    """The lost node was running, and had lost contact too. Both sides report the same: the node that
-    most others lost was the one cut off."""
+    """Blame the network if the lost node was still running and had lost contact too.
+
+    Both sides then report the same. The node that most others lost was the one cut off.
+    """
     lost = [rank for node in evidence.nodes for rank in node.lost_peers]
     votes = {node.node_rank: lost.count(node.node_rank) for node in evidence.nodes}
     most = max(votes.values())
@@ -64,12 +66,12 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
     if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
         message = "lost contact with the other nodes while still running"
         return replace(candidate, kind=FailureKind.NETWORK_CUT, node=isolated[0], message=message)
-    remedy = "both hosts were running without hearing each other: look at the network between them"
+    remedy = "both hosts were up but could not reach each other: check the network between them"
     return replace(candidate, kind=FailureKind.NETWORK_CUT, remedy=remedy)
 
 
 def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
-    """Names the straggler by the stacks that the supervisors took before they stopped the run."""
+    """Name the straggler from the stacks that the supervisors took before they stopped the run."""
     groups = newest_groups(evidence.nodes)
     if not groups:
         return candidate
@@ -88,7 +90,7 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
             message=f"is not where the other ranks are, and there was {message}: {rank.describe()}",
         )
     if candidate.rank is not None:
-        return candidate  # the supervisors' own guess, by system calls
+        return candidate  # the supervisors' own guess, from system calls
     if odd:
         names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
         message += f": some ranks are not where the others are: {names}"

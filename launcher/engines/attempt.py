@@ -1,4 +1,4 @@
-"""An attempt that can be acted on: its nodes, each with its engine and its place on the host."""
+"""The nodes of an attempt, each with its SSH connection, its engine and its place on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Engine
 
 @dataclass(frozen=True)
 class RunningNode:
-    """One node of an attempt, with what is needed to act on it."""
+    """One node of an attempt, and the means to control it."""
 
     node: Node
     engine: Engine

@@ -1,4 +1,4 @@
-"""What an engine does for one node of a run, and what it reports."""
+"""The interface of an engine, which runs the nodes of runs on one host."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .status import NodeStatus
 
 
 class Exec(Protocol):
-    """A command that runs in a node. One thread may read while another writes."""
+    """A command that runs inside a node. One thread may read while another writes."""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """What the command writes, as it comes: (1, stdout) and (2, stderr); a terminal is all 1."""
+        """Yield output as it arrives: (1, stdout) and (2, stderr). With a terminal, all is stdout."""
 
     def write(self, data: bytes) -> None:
-        """Sends all of `data` to its stdin. OSError if the command no longer reads it."""
+        """Send all of `data` to stdin. Raises OSError if the command no longer reads."""
 
     def close_stdin(self) -> None: ...
 
     def resize(self, rows: int, columns: int) -> None: ...
 
     def wait(self) -> int:
-        """Its exit code, once its output has ended."""
+        """Return the exit code. Call this once the output has ended."""
 
 
 class Engine(Protocol):
@@ -35,39 +35,36 @@ class Engine(Protocol):
     def __init__(self, node: Node) -> None: ...
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        """Creates the node without starting it. `secrets` join its environment, stored nowhere."""
+        """Create the node without starting it. `secrets` are added to its environment, never stored."""
 
     def start(self, node: NodePlan) -> None: ...
 
     def wait(self, place: Place) -> NodeStatus:
-        """Blocks until the node's supervisor has ended, and reports how."""
+        """Block until the node's supervisor has ended; return the final status."""
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        """All nodes of runs on this host, in any state; of one run if `run_id` is given."""
+        """Return the nodes of all runs on this host, or of `run_id`, in any state."""
 
     def claims(self) -> Sequence[NodeStatus]:
-        """What uses, is about to use or waits for GPUs here: nodes that run, are created, or wait.
-
-        Quicker than `list`, and knows less of each node.
-        """
+        """Return the nodes that use or want GPUs here. Faster than `list`, but with fewer fields."""
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        """Leaves a ticket that `list` and `claims` show as a node in state `waiting`."""
+        """Create a ticket that `list` and `claims` report as a node in state `waiting`."""
 
     def withdraw(self, status: NodeStatus) -> bool:
-        """Removes a ticket or a node that has not started. False: it has started meanwhile."""
+        """Remove a ticket or a node that has not started. Return False if it has started meanwhile."""
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        """Everything of ddpctl on this host, runs and checks, that uses something below `folder`.
+        """Return all runs and checks of ddpctl on this host that use anything below `folder`.
 
-        And the tickets of launches that have gone.
+        Includes the tickets of launches that have died.
         """
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
-        """Starts a command with the node's environment. Without stdin, its input is empty."""
+        """Start a command with the node's environment. Without `stdin`, its input is empty."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        """SIGTERM, `timeout` seconds, SIGKILL. Does nothing to a node that has stopped or gone."""
+        """Send SIGTERM, wait `timeout` seconds, send SIGKILL. Does nothing to a node that has ended."""
 
     def remove(self, status: NodeStatus) -> None:
-        """Forgets a stopped node; its folders stay."""
+        """Delete a stopped node but keep its folders."""

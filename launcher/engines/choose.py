@@ -1,4 +1,4 @@
-"""Which engine serves a node. Only this file knows the engines by name."""
+"""Choose the engine for a node. Only this file knows the engines by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _engine(name: str) -> type[Engine]:
     try:
         return ENGINES[name]
     except KeyError:
-        raise UsageError(f"no engine is called {name!r}: {', '.join(ENGINES)}") from None
+        raise UsageError(f"no engine is called {name!r}: use {' or '.join(ENGINES)}") from None
 
 
 def engine_traits(name: str) -> EngineTraits:
@@ -31,18 +31,18 @@ def engine_of(node: Node, name: str) -> Engine:
 
 
 def container_engine(node: Node, name: str) -> Docker | None:
-    """None if the engine uses no containers."""
+    """Return the container engine with this name, or None if it uses no containers."""
     engine = engine_of(node, name)
     return engine if isinstance(engine, Docker) else None
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:
-    """The engines that may hold nodes of runs on this host: the job's own and local processes."""
+    """Return the engines that may have nodes of runs on this host: the job's and local processes."""
     return [e for e in every_engine(node) if e.traits.name == name or not e.traits.in_container]
 
 
 def every_engine(node: Node) -> list[Engine]:
-    """All engines that this host may have, some of them perhaps not installed there."""
+    """Return an instance of every engine; some may not be installed on this host."""
     return [
         engine(node)
         for engine in ENGINES.values()

@@ -1,7 +1,8 @@
-"""Claims of processes on this machine: files in a folder that all its users share.
+"""Claims of processes on this machine, as files in a folder that all its users share.
 
-A claim counts while a process has its file locked: first the launch that made it, then the node's
-supervisor, which inherits the lock. So it ends with them, however they end, and needs no clock.
+A claim is valid while a process holds a lock on its file: first the launch that made it, then the
+node's supervisor, which inherits the lock. The claim therefore ends with its process, however that
+dies, and needs no clock.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ..errors import CommandFailed
 from .status import NodeStatus, Seen, read_status
 
 FOLDER = Path("/tmp/ddpctl-claims")
-STATES = ("waiting", "created", "running")  # a claim's file is called NAME.STATE
+STATES = ("waiting", "created", "running")  # a claim's file is named NAME.STATE
 LARGEST = 65536  # bytes of one file
 
 
 def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
-    """Creates a claim; returns the file descriptor that keeps it alive."""
+    """Create a claim; return the file descriptor that keeps it alive."""
     scratch = FOLDER / f".{name}.{os.getpid()}"
     try:
         if not FOLDER.exists():
@@ -40,7 +41,7 @@ def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
     except OSError as error:
         raise CommandFailed(
             f"{host}: {FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}; "
-            "let root remove it"
+            "ask root to remove it"
         ) from None
     return file
 
@@ -56,7 +57,7 @@ def remove(name: str) -> None:
 
 
 def claims(host: str) -> Iterator[NodeStatus]:
-    """Those in force. Removes the others that this user left."""
+    """Yield the valid claims. Deletes this user's stale ones."""
     for path in sorted(FOLDER.glob("*.*")):
         state = path.suffix.removeprefix(".")
         if state not in STATES:
@@ -69,18 +70,18 @@ def claims(host: str) -> Iterator[NodeStatus]:
 
 
 def _read(path: Path) -> tuple[dict[str, object], float]:
-    """Labels, and unix seconds. OSError or ValueError where no process has the file locked."""
+    """Return labels and unix seconds. Raises OSError or ValueError if no process holds the lock."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{path} is no file")
+            raise ValueError(f"{path} is not a file")
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             labels = json.loads(os.read(file, LARGEST))
             return (labels if isinstance(labels, dict) else {}), about.st_mtime
         path.unlink()
-        raise ValueError(f"{path} is of a process that has ended")
+        raise ValueError(f"{path} belongs to a process that has ended")
     finally:
         os.close(file)

@@ -1,16 +1,15 @@
-"""Which of several runs may use a GPU: pure rules over what the engine of one host lists. A master
-port is shared out in the same way.
+"""Decide which of several runs may use a GPU or a master port. Pure: the input is one host's nodes.
 
-A launch claims the GPUs of its nodes by creating them, labelled with the GPUs' UUIDs and with the
-time when it asked for them. It starts nothing before it has created all nodes and then listed every
-host. Two launches can never both start on one GPU: on the GPU's host, the one that lists last sees
-the other. What it sees there, it may pass only if it removed it, and then the other cannot start.
+A launch claims the GPUs of its nodes by creating the nodes, labelled with the GPUs' UUIDs and the
+time of the request. It starts none of them before it has created all and then listed every host.
+Two launches can never both start on one GPU: on the GPU's host, the launch that lists last sees the
+other's node. It may go ahead only if it removes that node, and then the other cannot start.
 
-A launch that sees an earlier one gives up and removes what it created. A launch that sees a later
-one looks again until that one has given up or started. So the earliest of several is never refused
-by another that does not run, and launches wait only for later ones: there is no deadlock.
+A launch that sees an earlier claim gives up and removes what it created. A launch that sees a later
+claim looks again until that launch has given up or started. So the earliest of several launches is
+never refused by one that does not run. Launches wait only for later ones, so they cannot deadlock.
 
-A launch that waits in line leaves a ticket on each host, which stops later launches only.
+A launch that waits in line leaves a ticket on each host. A ticket stops later launches only.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .status import UNSTARTED, NodeStatus
 
 
 def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Nodes of other runs, and places in line, that use or want some of `wanted` on this host."""
+    """Return other runs' nodes and tickets that use or want some of `wanted` on this host."""
     return [
         status
         for status in listed
@@ -34,19 +33,19 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 
 def goes_first(rival: NodeStatus, key: tuple[float, str]) -> bool:
-    """Whether a rival comes before the run with this key: when it asked for its GPUs, and its id."""
+    """Return whether a rival precedes the run with this key: (time of its request, run id)."""
     if rival.state == "removing" or rival.expired:
         return False
     return rival.alive or (rival.since, rival.run_id) < key
 
 
 def undecided(rival: NodeStatus) -> bool:
-    """Whether a rival that does not go first is about to start, to give up or to be gone."""
+    """Return whether a rival that comes later is still about to start, give up or be removed."""
     return rival.state == "removing" or (rival.state == "created" and not rival.expired)
 
 
 def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus) -> str:
-    """Whose run has which of `wanted`, or waits for it, since when."""
+    """Describe whose run has or waits for which of `wanted`, and since when."""
     shared = rival.resources & set(wanted)
     gpus = [gpu_ids[uuid] for uuid in shared if uuid in gpu_ids]
     what = [f"GPU {ranges(gpus)}"] if gpus else []

@@ -1,9 +1,8 @@
-"""Which command of a host speaks to its container engine, how to reach the engine's API through it,
-and what is wrong where that fails.
+"""Find a host's container engine, connect to its API, and explain why that failed.
 
-Podman answers the Docker API too, but has no daemon, and its socket is often not enabled. So ddpctl
-starts Podman's API service itself, on a socket of its own, for as long as it is used. `flock` makes
-sure that one service runs and tells whether a socket is left over from one that was killed.
+Podman serves the Docker API too, but has no daemon, and its socket is often not enabled. So ddpctl
+starts Podman's API service itself, on its own socket, for as long as it is needed. `flock` ensures
+that only one service runs, and detects a stale socket of a service that was killed.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import re
 
 from ..errors import DockerUnavailable
 
-# Sets $engine to docker or podman. Non-interactive logins often lack the folder that holds `docker`.
-# Where both are installed, Podman serves users who may not use Docker; `docker` may itself be Podman.
+# Sets $engine to docker or podman. Non-interactive logins often lack the folder of `docker` in
+# PATH. Where both are installed, Podman serves users who may not use Docker. `docker` may itself be
+# Podman.
 SEARCH = """PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"
 engine=docker
 if command -v podman >/dev/null 2>&1; then
@@ -45,26 +45,26 @@ echo "podman system service did not start: $(podman info 2>&1 >/dev/null | tail 
 exit 1
 """
 NOT_INSTALLED = "docker: not found"
-PROBLEMS = {  # a pattern of what the engine or its command printed, and what is wrong
+PROBLEMS = {  # pattern in the output of the engine or its command -> the problem
     "no runtime directory": "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none; "
-    "on that host `sudo loginctl enable-linger $USER`, then log in again",
-    "podman system service did not start": "Podman's API service does not start; "
+    "on that host, run `sudo loginctl enable-linger $USER`, then log in again",
+    "podman system service did not start": "Podman's API service did not start; "
     "run `podman system service --time=10` there and see what it prints",
     "ermission denied|PermissionError": "this user may not use Docker; "
-    "on that host `sudo usermod -aG docker $USER`, then log in again",
+    "on that host, run `sudo usermod -aG docker $USER`, then log in again",
     "is not a docker command|unknown command|Usage:|BadStatusLine": "its docker command is too old: "
     "it has no `docker system dial-stdio`; install Docker 18.09 or newer there",
     NOT_INSTALLED: "Docker is not installed; "
     "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
     "Cannot connect to the Docker daemon|onnection refused|o such file or directory": "the Docker "
-    "daemon does not run; on that host `sudo systemctl start docker` "
+    "daemon is not running; on that host, run `sudo systemctl start docker` "
     "(rootless: `systemctl --user start docker`)",
 }
 
 
-def unavailable(name: str, said: str) -> DockerUnavailable:
-    """What the engine or its command printed, as one line with the remedy."""
-    text = " ".join(said.split())
+def unavailable(name: str, printed: str) -> DockerUnavailable:
+    """Return an error with the engine's or its command's output in one line, and the remedy."""
+    text = " ".join(printed.split())
     for pattern, problem in PROBLEMS.items():
         if re.search(pattern, text):
             return DockerUnavailable(f"{name}: {problem}")

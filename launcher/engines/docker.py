@@ -1,4 +1,4 @@
-"""The Docker engine: each node of a run is a labelled container of its host's Docker Engine."""
+"""The Docker engine: each node of a run is a labelled container on its host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..run_id import is_run_id
 from ..ssh.node import Node
 from .base import Exec
 from .command import SEARCH
-from .docker_client import Client, asking, docker_of, doing
+from .docker_client import Client, docker_of, errors_as_unavailable, translated_errors
 from .docker_exec import DockerExec
 from .engine_info import Capabilities, EngineInfo, ImageInfo, parse_engine, parse_image
 from .status import NodeStatus, Seen, array, inspected, mapping, read_status, seen_in_list, unix
@@ -26,8 +26,8 @@ PYTHON_IN_IMAGE = (
     f'{SEARCH} exec $engine run --pull=never --rm -i --network host --entrypoint python3 "$0" "$@"'
 )
 FIND_MISSING = 'for d; do [ -e "$d" ] || printf "%s\\n" "$d"; done'
-CONFLICT = 409  # the Engine API's status where a container runs or is being removed
-PODMAN_CONFLICT = "container state improper"  # its words where a container runs, with status 500
+CONFLICT = 409  # the Engine API's status if a container runs or is being removed
+PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -54,7 +54,7 @@ class Docker:
         self._create(node.container, secrets, "create the container")
 
     def start(self, node: NodePlan) -> None:
-        with doing(self.host, "start the container"):
+        with translated_errors(self.host, "start the container"):
             self._api.start(node.container.name)
 
     def wait(self, place: Place) -> NodeStatus:
@@ -79,11 +79,11 @@ class Docker:
         return [*(status for status in read if status), *self._tickets(RUN_LABEL)]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        with doing(self.host, "wait in line"):
+        with translated_errors(self.host, "wait in line"):
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
-        """Volumes, which need no image: labels and the time of their creation are all there is."""
+        """Yield tickets: volumes, which need no image, with labels and a creation time."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
             created = unix(row.get("CreatedAt"))
@@ -92,7 +92,7 @@ class Docker:
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
-        try:  # without force: of a start and a removal at once, the engine lets one fail
+        try:  # no `force`: if a start and a removal coincide, the engine fails one of them
             if status.state == "waiting":
                 self._api.remove_volume(status.handle)
             else:
@@ -117,27 +117,30 @@ class Docker:
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.state == "waiting":
             return
-        with doing(self.host, "stop the container"), contextlib.suppress(docker.errors.NotFound):
+        with (
+            translated_errors(self.host, "stop the container"),
+            contextlib.suppress(docker.errors.NotFound),
+        ):
             if status.state == "paused":
-                self._api.unpause(status.handle)  # a paused process cannot answer SIGTERM
+                self._api.unpause(status.handle)  # a paused process cannot handle SIGTERM
             self._api.stop(status.handle, timeout=int(timeout))
 
     def remove(self, status: NodeStatus) -> None:
         if status.state == "waiting":
             self.withdraw(status)
             return
-        with doing(self.host, "remove the container"):
+        with translated_errors(self.host, "remove the container"):
             self._remove(status.handle)
 
     def _remove(self, name: str) -> None:
         try:
             self._api.remove_container(name, force=True, v=True)
         except docker.errors.APIError as error:
-            if error.status_code not in (404, CONFLICT):  # gone; another client is removing it
+            if error.status_code not in (404, CONFLICT):  # gone, or being removed elsewhere
                 raise
 
     def _labelled(self, label: str, *, stopped: bool = True) -> Sequence[dict[str, Any]]:
-        """The containers with this label; anything else that the engine lists is skipped."""
+        """Return the containers with this label. Skips entries that the engine should not have listed."""
         rows = array(self._api.containers(all=stopped, filters={"label": [label]}))
         return [row for row in rows if isinstance(mapping(row).get("Id"), str)]
 
@@ -153,11 +156,11 @@ class Docker:
     def _read(self, handle: str, labels: object, seen: Seen) -> NodeStatus | None:
         return read_status(self.host, handle, mapping(labels), seen, self._api.clock)
 
-    # What checks ask
+    # For `check`
 
     def engine_info(self, image: str) -> EngineInfo:
-        """What the engine reports about itself and `image`. DockerUnavailable, CommandTimeout."""
-        with asking(self.host):
+        """Return facts about the engine and `image`. Raises DockerUnavailable or CommandTimeout."""
+        with errors_as_unavailable(self.host):
             about = self._client.about
             rows = self._labelled(RUN_LABEL, stopped=False)
         labels = {row["Id"]: mapping(row.get("Labels")).get(RUN_LABEL, "") for row in rows}
@@ -165,25 +168,25 @@ class Docker:
         return parse_engine(about, self.image_info(image), tuple(self.list()), runs)
 
     def image_info(self, name: str) -> ImageInfo | None:
-        """None if the engine does not have the image."""
+        """Return facts about the image, or None if the engine does not have it."""
         try:
-            with asking(self.host):
+            with errors_as_unavailable(self.host):
                 return parse_image(self._api.inspect_image(name))
         except docker.errors.NotFound:
             return None
 
     def python_in_image(self, image: str) -> Sequence[str]:
-        """A command for the host that runs python3 in the image, with the host's network.
+        """Return the command that runs python3 on the host in the image, with the host's network.
 
-        It ends at once if the image is missing.
+        The command ends at once if the image is missing.
         """
         return ("sh", "-c", PYTHON_IN_IMAGE, image)
 
     def run_to_end(self, container: Container, timeout: int) -> str:
-        """Runs a container for at most `timeout` seconds, removes it, and returns its output."""
+        """Run a container for at most `timeout` seconds, remove it, and return its output."""
         name = container.name
         self._create(container, {}, "run a test container")
-        with doing(self.host, "run a test container"):
+        with translated_errors(self.host, "run a test container"):
             try:
                 self._api.start(name)
                 self._wait_for_test(name, timeout)
@@ -202,24 +205,24 @@ class Docker:
                 "look at `docker ps` and the load there"
             ) from None
 
-    def _create(self, container: Container, secrets: Mapping[str, str], act: str) -> None:
+    def _create(self, container: Container, secrets: Mapping[str, str], action: str) -> None:
         can = self._client.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
             missing = self.node.script(FIND_MISSING, *sources).stdout.decode(errors="replace")
             if missing:
                 raise CommandFailed(
-                    f"{self.host}: could not {act}: {missing.splitlines()[0]} does not exist; "
+                    f"{self.host}: could not {action}: {missing.splitlines()[0]} does not exist; "
                     "create it on that host or correct job.mounts"
                 )
-        with doing(self.host, act):
+        with translated_errors(self.host, action):
             self._api.create_container(**create_arguments(container, secrets, can))
 
 
 def create_arguments(
     container: Container, secrets: Mapping[str, str], can: Capabilities
 ) -> dict[str, Any]:
-    """The plan's Container in the Engine API's words."""
+    """Translate the plan's Container into arguments of the Engine API."""
     relabel = ",z" if can.relabels else ""
     groups = [str(group) for group in container.group_add]
     return {
@@ -259,7 +262,7 @@ def create_arguments(
 
 
 def _device(text: str) -> dict[str, str]:
-    """`/dev/a[:/dev/b][:rwm]`, as `docker run --device` takes it."""
+    """Parse `/dev/a[:/dev/b][:rwm]`, as `docker run --device` does."""
     host, *rest = text.split(":")
     inside = next((part for part in rest if part.startswith("/")), host)
     permissions = next((part for part in rest if not part.startswith("/")), "rwm")
@@ -279,21 +282,20 @@ def _gpu_request(container: Container, can: Capabilities) -> list[DeviceRequest]
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """A container's own name; it has more where others are linked to it."""
+    """Return a container's own name. A container linked to others has several."""
     own = [name for name in array(row.get("Names")) if isinstance(name, str)]
     return min(own, key=len).lstrip("/") if own else str(row["Id"])
 
 
 def _mounted(row: Mapping[str, Any]) -> list[str]:
-    """The host's paths that a container mounts."""
     return [str(mapping(mount).get("Source", "")) for mount in array(row.get("Mounts"))]
 
 
 def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:
-    """Host paths that containers of runs mount, whether the containers run or not.
+    """Return the host paths that containers of runs mount, whether or not they run.
 
-    DockerUnavailable if that cannot be seen. A host without an engine has no containers, which is fine
-    unless `engine_required`.
+    Raises DockerUnavailable if these are unknown. A host without an engine has none, unless
+    `engine_required`.
     """
     if not engine_required and node.script(f"{SEARCH} command -v $engine").code != 0:
         return frozenset()

@@ -1,4 +1,4 @@
-"""The Docker SDK for one host, over the SSH connection that ddpctl already has."""
+"""The Docker SDK for one host, over ddpctl's own SSH connection."""
 
 from __future__ import annotations
 
@@ -27,18 +27,15 @@ from ..ssh.stream import CHUNK, Stream
 from .command import DIAL, IS_DOCKER, NOT_INSTALLED, unavailable
 from .engine_info import Capabilities, parse_capabilities
 
-TIMEOUT = 60  # seconds for one answer of the engine, unless the caller says otherwise
-LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output
+TIMEOUT = 60  # seconds for one answer of the engine, by default
+END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
-WRITE_CDI_SPEC = "on that host `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
 
 def docker_of(node: Node) -> Client:
-    """The Docker SDK for a node, made on first use.
-
-    Raises DockerUnavailable when the host answers and its engine does not.
-    """
+    """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
     return node.resource(lambda: _connect(node))
 
 
@@ -56,7 +53,7 @@ def _connect(node: Node) -> Client:
 
 
 def local_endpoint() -> dict[str, Any]:
-    """This machine's engine: DOCKER_HOST, else the docker command's context, else its socket."""
+    """Return this machine's engine: DOCKER_HOST, else the docker command's context, else its socket."""
     if os.environ.get("DOCKER_HOST"):
         return dict(docker.utils.kwargs_from_env())
     name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
@@ -74,9 +71,9 @@ class Client(docker.DockerClient):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The engine's /info, cached because it is slow: the engine starts programs to answer it.
+        """The engine's /info, cached because it is slow: the engine runs programs to answer.
 
-        Not a cached_property: before Python 3.12 that locks all hosts out while one answers.
+        This is no cached_property, which before Python 3.12 locks all hosts while one answers.
         """
         if self._about is None:
             self._about = dict(self.api.info())
@@ -94,14 +91,14 @@ class _Api(docker.APIClient):
     def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
         self._name = name
         self._adapter = adapter
-        self.clock: float | None = None  # of the host: unix seconds, when it last answered
+        self.clock: float | None = None  # the host's clock in unix seconds, from its newest answer
         super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
 
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
         return self._adapter or super().get_adapter(url)
 
     def version(self, api_version: bool = True) -> dict[str, Any]:
-        """The SDK asks this first, for the API version. /_ping reports it too and is much cheaper."""
+        """Answer the SDK's first request, for the API version, from /_ping, which is much cheaper."""
         if not api_version:
             ping = self.get(f"{self.base_url}/_ping", timeout=self.timeout)
             if version := ping.headers.get("Api-Version"):
@@ -109,13 +106,12 @@ class _Api(docker.APIClient):
         return dict(super().version(api_version))
 
     def exec_connection(self, exec_id: str, *, tty: bool) -> Upgraded:
-        """Starts a command that exec_create made."""
         return Upgraded(self.exec_start(exec_id, tty=tty, socket=True))
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Sends any request; turns connection errors into one line."""
+        """Send a request. Turns connection errors into one line."""
         if self._adapter:
-            kwargs["proxies"] = {}  # this machine's proxies do not apply there
+            kwargs["proxies"] = {}  # this machine's proxies do not apply to the host
         try:
             answer = super().send(request, **kwargs)
             self.clock = _moment(answer.headers.get("Date")) or self.clock
@@ -130,7 +126,7 @@ class _Api(docker.APIClient):
 
 
 def _moment(date: str | None) -> float | None:
-    """An HTTP date as unix seconds."""
+    """Convert an HTTP date to unix seconds."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp() if date else None
     except (ValueError, OverflowError):
@@ -138,12 +134,12 @@ def _moment(date: str | None) -> float | None:
 
 
 class Upgraded:
-    """A connection after an upgrade: the input and output of a command in a container."""
+    """An upgraded connection: the input and output of a command in a container."""
 
     def __init__(self, sock: Any) -> None:
-        self.reader: io.BufferedReader = sock._response.raw._fp.fp  # may have read some output
-        raw = getattr(sock, "_sock", sock)  # of a local engine, the socket itself
-        raw.settimeout(None)  # a command may be silent for long
+        self.reader: io.BufferedReader = sock._response.raw._fp.fp  # may have buffered some output
+        raw = getattr(sock, "_sock", sock)  # with a local engine, `sock` is the socket itself
+        raw.settimeout(None)  # a command may print nothing for hours
         self.sendall: Callable[[bytes], None] = raw.sendall
         self._shutdown = raw.shutdown
 
@@ -187,25 +183,25 @@ class _Connection(urllib3.connection.HTTPConnection):
 
 
 class StreamSocket:
-    """The part of a socket that http.client and the SDK use, over a command's stdin and stdout."""
+    """The parts of a socket that http.client and the SDK use, over a command's stdin and stdout."""
 
     def __init__(self, name: str, stream: Stream) -> None:
         self._name, self._stream = name, stream
         self._timeout: float | None = None
-        self._heard = False
+        self._got_output = False
         self.is_alive, self.close = stream.is_alive, stream.close
 
     def makefile(self, *_: Any) -> io.BufferedReader:
         return io.BufferedReader(socket.SocketIO(cast(Any, self), "rb"), CHUNK)
 
     def _decref_socketios(self) -> None:
-        """A response closes what it read from; the connection stays open for the next one."""
+        """Keep the connection open for the next request although a response was closed."""
 
     def recv_into(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer), self._timeout)
-        if not data and not self._heard:
-            raise unavailable(self._name, self._last_words())
-        self._heard = True
+        if not data and not self._got_output:
+            raise unavailable(self._name, self._error_output())
+        self._got_output = True
         buffer[: len(data)] = data
         return len(data)
 
@@ -213,9 +209,9 @@ class StreamSocket:
         try:
             self._stream.write(data, self._timeout)
         except BrokenPipeError:
-            # if the engine answered before it hung up, http.client reads that answer
-            if not self._heard:
-                raise unavailable(self._name, self._last_words()) from None
+            # if the engine answered before it disconnected, http.client reads that answer
+            if not self._got_output:
+                raise unavailable(self._name, self._error_output()) from None
             raise
 
     def settimeout(self, timeout: float | None) -> None:
@@ -224,68 +220,68 @@ class StreamSocket:
     def shutdown(self, _how: int) -> None:
         self._stream.close_stdin()
 
-    def _last_words(self) -> str:
-        """What the command printed when it ended."""
+    def _error_output(self) -> str:
+        """Return the error output of a command that has ended."""
         with contextlib.suppress(TimeoutError):
-            code = self._stream.wait(LAST_WORDS)
-            said = self._stream.stderr.read(LAST_WORDS).decode(errors="replace")
+            code = self._stream.wait(END_TIMEOUT)
+            text = self._stream.stderr.read(END_TIMEOUT).decode(errors="replace")
             if code == NOT_FOUND:
                 return NOT_INSTALLED
-            return said or f"`docker system dial-stdio` exited with {code} and printed nothing"
-        return "the engine hung up"
+            return text or f"`docker system dial-stdio` exited with {code} and printed nothing"
+        return "the engine closed the connection"
 
 
-def failure(name: str, error: BaseException, act: str = "") -> DdpctlError | None:
-    """An error of the SDK as one line; None if it is not the SDK's. `act`: what could not be done."""
+def failure(name: str, error: BaseException, action: str = "") -> DdpctlError | None:
+    """Turn an SDK error into one line; None for other errors. action: the action that failed."""
     if isinstance(error, docker.errors.APIError):
-        said = _said(error)
+        text = _error_text(error)
         remedy = next(
-            (f"; {remedy}" for sign, remedy in _REMEDIES.items() if sign in said.lower()), ""
+            (f"; {remedy}" for pattern, remedy in _REMEDIES.items() if pattern in text.lower()), ""
         )
-        problem = f"could not {act}" if act else "Docker refuses"
-        return CommandFailed(f"{name}: {problem}: {said}{remedy}")
+        problem = f"could not {action}" if action else "Docker refused"
+        return CommandFailed(f"{name}: {problem}: {text}{remedy}")
     if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
         return unavailable(name, str(error))
     return None
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return " ".join(str(getattr(error, "explanation", None) or error).split())
 
 
 @contextlib.contextmanager
-def doing(name: str, act: str = "") -> Iterator[None]:
-    """Turns the SDK's errors into one line: host, what could not be done, remedy."""
+def translated_errors(name: str, action: str = "") -> Iterator[None]:
+    """Turn SDK errors into one line: host, failed action, remedy."""
     try:
         yield
     except (docker.errors.DockerException, requests.RequestException) as error:
-        raise failure(name, error, act) or error from None
+        raise failure(name, error, action) or error from None
 
 
 @contextlib.contextmanager
-def asking(name: str) -> Iterator[None]:
-    """Turns every error of a question into DockerUnavailable, but for NotFound."""
+def errors_as_unavailable(name: str) -> Iterator[None]:
+    """Turn every error except NotFound into DockerUnavailable."""
     try:
         yield
     except docker.errors.NotFound:
         raise
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise DockerUnavailable(
-            f"{name}: its container engine answers with an error: {_said(error)}; "
+            f"{name}: its container engine returned an error: {_error_text(error)}; "
             "look at `journalctl` there"
         ) from None
 
 
-_REMEDIES = {  # what the engine's refusal contains, and what to do about it
+_REMEDIES = {  # text in the engine's refusal -> remedy
     "could not select device driver": "install the NVIDIA container toolkit on that host",
     "no such image": "push it: `ddpctl push HOSTS --image`",
     "image not known": "push it: `ddpctl push HOSTS --image`",
     "unresolvable cdi devices": WRITE_CDI_SPEC,
     "container-init binary not found": "install catatonit on that host",
-    "is already in use": "the same run is being started elsewhere, or `ddpctl kill` it first",
+    "is already in use": "another command is starting the same run; if not, run `ddpctl kill` first",
     "bind source path does not exist": "create the folder on that host or correct job.mounts",
-    "creating mount source path": "root on that host may not enter your home folder, as on NFS with "
-    "root squash: let ~/.ddpctl be a link to a folder of a local disk, or use a rootless engine",
+    "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
+    "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
     "no space left on device": "free space under Docker's data root on that host",
     "executable file not found": "the image needs python3 on its PATH",
 }

@@ -1,6 +1,6 @@
-"""What a container engine reports about itself and an image, parsed from its API's answers.
+"""Facts about a container engine and an image, parsed from the engine's API.
 
-Docker and Podman serve the same API. Every difference that ddpctl must know of is a field of
+Docker and Podman serve the same API. Each difference that matters to ddpctl is a field of
 Capabilities.
 """
 
@@ -14,14 +14,15 @@ from typing import Any, Literal
 
 from .status import NodeStatus, array, mapping
 
-PODMAN_WITH_GPUS = (5, 4)  # earlier ones accept a request for GPUs and ignore it
+PODMAN_WITH_GPUS = (5, 4)  # earlier versions accept a GPU request and ignore it
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """Engines with different image stores give one image different ids.
+    """An image on one host.
 
-    `layers` (the diff ids) and `fingerprint` (layers and configuration) are the same on all of them.
+    `id` depends on the engine's image store. `layers` (the diff ids) and `fingerprint` (layers and
+    configuration) are the same on all engines.
     """
 
     id: str
@@ -41,26 +42,26 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the engine of one host does in its own way. The defaults are a rootful Docker Engine's."""
+    """Differences between engines. The defaults describe a rootful Docker Engine."""
 
     product: Literal["Docker", "Podman"] = "Docker"
     version: tuple[int, ...] = ()
-    rootless: bool = False  # root in a container is the SSH user, whose own uid is another's there
-    relabels: bool = False  # SELinux: containers may use only folders that were relabelled
-    gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how NVIDIA GPUs are asked for
-    keeps_groups: bool = False  # a container can keep the SSH user's groups, and have no others
-    creates_missing_sources: bool = False  # of every mount, where Docker refuses
+    rootless: bool = False  # a container's root is the SSH user, and its other uids are subordinate
+    relabels: bool = False  # SELinux: containers may use only relabelled folders
+    gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how to request NVIDIA GPUs
+    keeps_groups: bool = False  # a container can have the SSH user's groups, but no others
+    creates_missing_sources: bool = False  # for every mount, where Docker refuses
     knows_compressed_layers: bool = True  # else archives must name missing layers by diff id
     pushes_without_tls: bool = True  # to a registry on loopback
-    oldest: tuple[int, ...] = (19, 3)  # the first that can be asked for GPUs through its API
-    upgrade: str = "Docker Engine 20.10"  # what to install instead of an older one
-    storage_file: str = "/etc/docker/daemon.json"  # where its storage driver is set
+    oldest: tuple[int, ...] = (19, 3)  # the oldest version whose API accepts GPU requests
+    upgrade: str = "Docker Engine 20.10"  # what to install instead of an older version
+    storage_file: str = "/etc/docker/daemon.json"  # the file that sets the storage driver
     needs_linger: bool = False  # without it, containers end when the SSH user logs out
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """image: the one that was asked for, if the engine has it."""
+    """Facts about an engine. image: the requested one, if the engine has it."""
 
     version: str
     storage: str
@@ -69,7 +70,7 @@ class EngineInfo:
     runtimes: frozenset[str] = frozenset()
     can: Capabilities = field(default_factory=Capabilities)
     image: ImageInfo | None = None
-    nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers there, in any state
+    nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers on the host, in any state
     containers: Mapping[str, str] = field(default_factory=dict)  # container id -> run id
 
 
@@ -79,7 +80,7 @@ def parse_engine(
     nodes: tuple[NodeStatus, ...],
     containers: Mapping[str, str],
 ) -> EngineInfo:
-    """about: the answer to /info."""
+    """Parse the engine's facts. about: the answer to /info."""
     return EngineInfo(
         version=str(about.get("ServerVersion", "")),
         storage=str(about.get("Driver", "")),
@@ -94,7 +95,7 @@ def parse_engine(
 
 
 def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
-    """about: the answer to /info."""
+    """Parse the engine's capabilities. about: the answer to /info."""
     security = " ".join(_texts(about.get("SecurityOptions")))
     version = tuple(map(int, re.findall(r"[0-9]{1,6}", str(about.get("ServerVersion")))[:2]))
     rootless, relabels = "rootless" in security, "selinux" in security
@@ -118,7 +119,7 @@ def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
 
 
 def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
-    """inspected: the answer to /images/NAME/json."""
+    """Parse an image. inspected: the answer to /images/NAME/json."""
     config, rootfs = (mapping(inspected.get(key)) for key in ("Config", "RootFS"))
     layers = _texts(rootfs.get("Layers"))
     architecture = str(inspected.get("Architecture") or "")

@@ -1,4 +1,4 @@
-"""Container images of one machine's Docker Engine: inspect, save, push, pull, verify."""
+"""Container images on one host's engine: inspect, save, push, pull, verify."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from .command import SEARCH, unavailable
 from .docker import Docker
-from .docker_client import docker_of, doing
+from .docker_client import docker_of, translated_errors
 from .engine_info import ImageInfo
 from .status import array
 
@@ -26,12 +26,12 @@ $engine image ls -aq --no-trunc | sort -u |
 
 
 def inspect(node: Node, name: str) -> ImageInfo | None:
-    """None if the engine does not have the image. DockerUnavailable if it does not answer."""
+    """Return the image's facts, or None if it is missing. Raises DockerUnavailable."""
     return Docker(node).image_info(name)
 
 
 def layers_of_images(node: Node) -> list[list[str]]:
-    """The layers (diff ids) of every image on the machine."""
+    """Return the layers (diff ids) of every image on the machine."""
     done = node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
     if done.code != 0:
         raise unavailable(node.name, done.stderr.decode(errors="replace"))
@@ -47,13 +47,13 @@ def _layers(line: bytes) -> list[str]:
 
 
 def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
-    """Prove that an image is complete and return it; then delete the `scratch` images.
+    """Prove that an image is complete and return its facts; then delete the `scratch` images.
 
-    An engine may load an image that lacks layers and fail only when it creates a container, so one
-    is created and removed. refs: names or ids of the image; the first that works counts.
+    An engine may load an image that lacks layers and fail only when it creates a container. So this
+    creates and removes one. refs: names or ids of the image; the first that works counts.
     """
     api = docker_of(node).api
-    with doing(node.name):
+    with translated_errors(node.name):
         for ref in refs:
             try:
                 made = api.create_container(
@@ -74,7 +74,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
 
 
 def pull(node: Node, name: str) -> ImageInfo:
-    """Have the host pull the image, with the credentials that it has. CommandFailed if it cannot."""
+    """Make the host pull the image with the host's own credentials. Raises CommandFailed."""
     done = node.script(f'{SEARCH} exec $engine pull -q "$1"', name, timeout=TRANSFER_TIMEOUT)
     if done.code != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -86,30 +86,30 @@ def pull(node: Node, name: str) -> ImageInfo:
 
 
 def needs_diff_ids(node: Node) -> bool:
-    """Whether an archive must name the layers that it lacks by their diff ids."""
-    with doing(node.name):
+    """Return whether an image archive must refer to omitted layers by diff id."""
+    with translated_errors(node.name):
         return not docker_of(node).can.knows_compressed_layers
 
 
 def load_command(node: Node) -> tuple[str, ...]:
-    """The command there that loads an image archive from its standard input."""
+    """Return the host's command that loads an image archive from stdin."""
     return ("sh", "-c", f"{SEARCH} exec $engine load -q")
 
 
 def save(node: Node, name: str) -> Iterator[bytes]:
-    """The image as `docker save` writes it."""
-    with doing(node.name):
+    """Yield the image archive, as from `docker save`."""
+    with translated_errors(node.name):
         yield from docker_of(node).api.get_image(name)
 
 
 def push_to(node: Node, name: str, repository: str, tag: str) -> None:
-    """Tag an image as `repository:tag` and push that; `untag` removes the tag."""
+    """Tag an image as `repository:tag` and push it. `untag` removes the tag."""
     client = docker_of(node)
     api = client.api
     api.timeout = TRANSFER_TIMEOUT
-    with doing(node.name):
+    with translated_errors(node.name):
         if not client.can.pushes_without_tls:
-            raise CommandFailed(f"{client.can.product} pushes to registries with TLS only")
+            raise CommandFailed(f"{client.can.product} pushes only to registries with TLS")
         api.tag(name, repository, tag)
         for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
             if "error" in message:
@@ -117,14 +117,14 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
 
 
 def untag(node: Node, name: str) -> None:
-    """Remove one name of an image. The image stays if it has another."""
-    with contextlib.suppress(DdpctlError), doing(node.name):
+    """Remove one name of an image. The image remains if it has another name."""
+    with contextlib.suppress(DdpctlError), translated_errors(node.name):
         docker_of(node).api.remove_image(name, noprune=True)
 
 
 def tags(node: Node, pattern: str) -> list[str]:
-    """Image names that match a `reference` filter; [] if the engine does not answer."""
-    with contextlib.suppress(DdpctlError), doing(node.name):
+    """Return the image names that match a `reference` filter; [] if the engine does not answer."""
+    with contextlib.suppress(DdpctlError), translated_errors(node.name):
         found = docker_of(node).api.images(filters={"reference": pattern})
         return [tag for image in found for tag in image.get("RepoTags") or ()]
     return []

@@ -1,7 +1,8 @@
 """The process engine: torchrun on this machine, under the same supervisor, without a container.
 
-A node is one detached process. Its control folder holds `labels.json` and `pid`: the process id and
-its start time in clock ticks, so that a process which has been given the same id is never signalled.
+A node is one detached process. Its control folder contains `labels.json` and `pid`. `pid` has the
+process id and the start time in clock ticks, so that a process that reuses the id is never
+signalled.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from .base import Exec
 from .process_exec import LocalExec
 from .status import NodeStatus, Seen, read_status
 
-POLL = 0.1  # seconds between looks at a process that is not our child
-KILL_TIMEOUT = 10.0  # seconds for a process to go after SIGKILL
-TAIL_BYTES = 65536  # of a journal; its `end` event is the last record
+POLL = 0.1  # seconds between checks of a process that is not our child
+KILL_TIMEOUT = 10.0  # seconds for a process to disappear after SIGKILL
+TAIL_BYTES = 65536  # read from the end of a journal, whose last record is the `end` event
 
 
 class LocalProcesses:
@@ -64,7 +65,7 @@ class LocalProcesses:
                 stdout=subprocess.DEVNULL,
                 stderr=out,
                 env=self._environment,
-                start_new_session=True,  # the terminal's Ctrl-C is for the launcher only
+                start_new_session=True,  # the terminal's Ctrl-C must reach only the launcher
                 pass_fds=[self._locks[name]],
             )
         began = proc_stat(process.pid)[19:20] or ["gone"]
@@ -124,7 +125,7 @@ class LocalProcesses:
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         pid, started = _recorded(Path(status.handle))
-        if pid is None:  # it waits in line, or was never started
+        if pid is None:  # waiting in line, or never started
             return
         deadline = time.monotonic() + timeout
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -144,7 +145,6 @@ class LocalProcesses:
         self._retract(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
-        """The control folder of the newest attempt of each node."""
         for node in sorted(self.runs.glob("*/nodes/*")):
             folder = node.parent.parent.name
             if not is_run_id(folder) or run_id not in (None, folder):
@@ -161,7 +161,7 @@ class LocalProcesses:
 
 
 def _is_own(control: Path) -> bool:
-    """Whether it belongs to a node of this host: others may share the home folder."""
+    """Return whether a control folder belongs to this host: hosts may share the home folder."""
     try:
         return (control / "host").read_text().strip() == platform.node()
     except (OSError, ValueError):
@@ -189,7 +189,7 @@ def _labels(control: Path) -> dict[str, object]:
 
 
 def _recorded(control: Path) -> tuple[int | None, str]:
-    """The process id and start time in the `pid` file; None if it holds something else."""
+    """Return process id and start time from the `pid` file; None for a malformed file."""
     try:
         match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", (control / "pid").read_text())
     except (OSError, ValueError):
@@ -201,22 +201,21 @@ def _running(pid: int, started: str) -> bool:
     fields = proc_stat(pid)
     if fields[:1] == ["Z"]:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)  # reaps it if this process started it
+            os.waitpid(pid, os.WNOHANG)  # reaps the process if it is our child
         return False
     return bool(fields) and fields[19] == started
 
 
 def _kill_orphans(run_id: str, node_rank: int) -> None:
-    """SIGKILLs what a killed supervisor left behind, found by run id and node rank."""
+    """SIGKILL the processes that a killed supervisor left, found by run id and node rank."""
     marks = {"DDPCTL_RUN_ID": run_id, "DDPCTL_NODE_RANK": str(node_rank)}
     for entry in Path("/proc").glob("[0-9]*"):
         if marks.items() <= proc_environ(int(entry.name)).items():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # it has ended meanwhile
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _end(journal: Path) -> End | None:
-    """The `end` event of a journal."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - TAIL_BYTES))

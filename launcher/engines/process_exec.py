@@ -1,4 +1,4 @@
-"""A command beside a node that is a process of this machine."""
+"""A command that runs beside a node of the process engine, on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import cast
 from ..ssh.stream import CHUNK
 
 CONTROL_TERMINAL = ("setsid", "--ctty")
-RUN = ("sh", "-c", 'exec "$@"', "sh")  # reports a missing command as a shell does, with 127
+RUN = ("sh", "-c", 'exec "$@"', "sh")  # like a shell, exits with 127 for a missing command
 
 
 class LocalExec:
@@ -52,7 +52,7 @@ class LocalExec:
             while selector.get_map():
                 for key, _ in selector.select():
                     data = b""
-                    with contextlib.suppress(OSError):  # EIO: no process has the terminal any more
+                    with contextlib.suppress(OSError):  # EIO: no process has the terminal open
                         data = os.read(key.fd, CHUNK)
                     if data:
                         yield cast(int, key.data), data

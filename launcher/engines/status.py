@@ -1,6 +1,6 @@
-"""One node of a run, or its place in line, as its host reports it: labels, and what the engine sees.
+"""The status of one node, or of its place in line, from its labels and from the engine.
 
-Hosts are outside the trust boundary. Anything with odd labels is skipped with one warning.
+Hosts are outside the trust boundary. A node with malformed labels is skipped with one warning.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, NotRequired, TypedDict
 from ..plan.plan import LABEL
 from ..run_id import RUN_ID
 
-GONE = ("exited", "cancelled", "dead", "created", "waiting")  # nothing of the node runs
+GONE = ("exited", "cancelled", "dead", "created", "waiting")  # no process runs
 UNSTARTED = ("created", "waiting")
-LEASE = 60.0  # seconds; a launch starts or renews what it has created on a host sooner than that
-LIMIT = 1_000_000  # of attempts and of nodes
+LEASE = 60.0  # seconds; a launch starts or renews what it has created within this time
+LIMIT = 1_000_000  # maximum attempt and maximum number of nodes
 LATEST = 1e11  # unix seconds
-TEXT_LIMIT = 300  # characters of a text that a host reports
+TEXT_LIMIT = 300  # characters kept of a text from a host
 STATES = frozenset(("created", "running", "paused", "restarting", "removing", "exited", "dead"))
-NEVER = "0001"  # the year in a time that stands for none
+NEVER = "0001"  # the year of a time that means "never"
 GPUS = re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII)
 SINCE = re.compile(r"[0-9]{1,11}(\.[0-9]{1,3})?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -32,16 +32,16 @@ log = logging.getLogger("ddpctl")
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node of one attempt, as the engine of its host sees it now."""
+    """One node of one attempt, as its host's engine reports it."""
 
     attempt: int
     node_rank: int
     host: str
-    handle: str  # container name, or control folder; identifies the node to stop and remove
+    handle: str  # container name or control folder; the argument for stop and remove
     state: str  # waiting created running paused restarting removing exited cancelled dead unknown
-    exit_code: int | None  # None while it runs, and when it cannot be known
-    run_id: str = ""  # this and the next three: "" and 0 once the node has been removed
-    name: str = ""  # of the run, "" without one
+    exit_code: int | None  # None while it runs, or if unknown
+    run_id: str = ""  # this and the next three are "" and 0 after the node was removed
+    name: str = ""  # of the run; "" if it has none
     nnodes: int = 0
     owner: str = ""
     oom_killed: bool = False
@@ -51,14 +51,14 @@ class NodeStatus:
     error: str = ""
     image: str = ""
     master_port: str = ""
-    gpus: tuple[str, ...] = ()  # UUIDs of those that it uses, or would use
-    container: str = ""  # its id, "" without one
-    since: float = 0.0  # unix seconds, the clock of node 0: when the run asked for its GPUs
-    age: float = 0.0  # seconds since it was created
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it uses or would use
+    container: str = ""  # container id; "" without a container
+    since: float = 0.0  # when the run asked for its GPUs: unix seconds, node 0's clock
+    age: float = 0.0  # seconds since its creation
 
     @property
     def user(self) -> str:
-        """Who launched the run, by the account's name."""
+        """Account name of the user who launched the run."""
         return self.owner.split("@")[0]
 
     @property
@@ -67,23 +67,23 @@ class NodeStatus:
 
     @property
     def waits(self) -> bool:
-        """Whether this is a run's place in line, and its launch still waits."""
+        """Whether this is a run's place in line, and its launch is still waiting."""
         return self.state == "waiting" and not self.expired
 
     @property
     def resources(self) -> frozenset[str]:
-        """What the node has to itself on its host: GPUs by UUID, and on node 0 the master port."""
+        """What the node uses exclusively: GPUs by UUID and, on node 0, the master port."""
         port = [f"port {self.master_port}"] if self.node_rank == 0 and self.master_port else []
         return frozenset([*self.gpus, *port])
 
     @property
     def expired(self) -> bool:
-        """Whether the launch that would start this node has gone."""
+        """Whether the launch that was to start this node has died."""
         return self.state in UNSTARTED and self.age > LEASE
 
 
 class Seen(TypedDict):
-    """The fields of a NodeStatus that the engine observes; the labels say the others."""
+    """The fields of a NodeStatus that come from the engine. The others come from the labels."""
 
     state: str
     exit_code: int | None
@@ -103,9 +103,9 @@ def read_status(
     seen: Seen,
     clock: float | None = None,
 ) -> NodeStatus | None:
-    """The node that the labels describe, or None after one warning. Keys may have LABEL's prefix.
+    """Return the node that the labels describe, or None after one warning.
 
-    clock: what the host's clock says now; None if it is not known.
+    labels: keys with or without LABEL's prefix. clock: the host's current time; None if unknown.
     """
     created = seen.get("created")
     bare = {key.removeprefix(f"{LABEL}."): value for key, value in (labels or {}).items()}
@@ -130,7 +130,7 @@ def read_status(
         )
     except ValueError as error:
         _warn_once(
-            f"ddpctl: warning: {host}: skipped {plain(handle)}, whose labels ddpctl would not "
+            f"ddpctl: warning: {host}: skipped {plain(handle)}, which has labels that ddpctl does not "
             f"write: {error}; remove it there if it is not in use"
         )
         return None
@@ -139,10 +139,10 @@ def read_status(
 def _label(
     labels: Mapping[str, object], key: str, form: re.Pattern[str], what: str, absent: str = ""
 ) -> str:
-    """The text of a label. ValueError if it does not have this form."""
+    """Return the text of a label. Raises ValueError if it does not have this form."""
     text = labels.get(key) or absent
     if not isinstance(text, str) or not form.fullmatch(text):
-        raise ValueError(f"{key} {plain(text)!r} is no {what}")
+        raise ValueError(f"{key} {plain(text)!r} is not a {what}")
     return text
 
 
@@ -154,11 +154,11 @@ def _number(labels: Mapping[str, object], key: str, least: int, most: int) -> in
 
 
 def inspected(answer: Mapping[str, Any]) -> Seen:
-    """What the Engine API's answer to `inspect` says of a container, whatever its types are."""
+    """Return a container's state from the Engine API's `inspect`. Checks all types."""
     state = mapping(answer.get("State"))
     status = _state(state.get("Status"))
     ended = status in ("exited", "dead")
-    # After a reboot Podman reports exit code 0 at no time for what ran until then.
+    # After a reboot, Podman reports exit code 0 and no end time for containers that were running.
     code = None if str(state.get("FinishedAt")).startswith(NEVER) else state.get("ExitCode")
     return {
         "state": status,
@@ -174,7 +174,7 @@ def inspected(answer: Mapping[str, Any]) -> Seen:
 
 
 def seen_in_list(row: Mapping[str, Any]) -> Seen:
-    """What a row of the Engine API's list of containers says, which is less than `inspect` does."""
+    """Return a container's state from the Engine API's list, which has fewer fields than `inspect`."""
     created = row.get("Created")
     moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
     return {
@@ -186,27 +186,27 @@ def seen_in_list(row: Mapping[str, Any]) -> Seen:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object of a host; empty for anything else."""
+    """Return a JSON object from a host; empty for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def array(value: object) -> list[Any]:
-    """A JSON array of a host; empty for anything else."""
+    """Return a JSON array from a host; empty for any other value."""
     return value if isinstance(value, list) else []
 
 
 def plain(text: object) -> str:
-    """A host's text without control characters, and not too long."""
+    """Return a host's text, shortened and without control characters."""
     return CONTROL.sub("", text)[:TEXT_LIMIT] if isinstance(text, str) else ""
 
 
 def _state(text: object) -> str:
-    text = "exited" if text == "stopped" else text  # Podman's word before it has cleaned up
+    text = "exited" if text == "stopped" else text  # Podman's state before it has cleaned up
     return text if isinstance(text, str) and text in STATES else "unknown"
 
 
 def unix(text: object) -> float | None:
-    """Docker's RFC 3339 with nanoseconds, as unix seconds; year 1 stands for never."""
+    """Convert Docker's RFC 3339 with nanoseconds to unix seconds; None for year 1, which means "never"."""
     if not isinstance(text, str) or text.startswith(NEVER):
         return None
     try:

@@ -1,1 +1,1 @@
-"""What a host says about itself."""
+"""Facts about a host, as reported by the host itself."""

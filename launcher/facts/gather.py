@@ -1,4 +1,4 @@
-"""Asks hosts for their facts."""
+"""Gather facts from hosts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from .script import Facts
 
 
 def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
-    """The facts of every host. Raises NodesFailed, which names each host that does not answer."""
+    """Return the facts of every host. Raises NodesFailed for the hosts that do not answer."""
     found = each_node(nodes, lambda node: gather_one(node, ports=node is nodes[0]))
     return tuple(found[node] for node in nodes)
 
 
 def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -> Facts:
-    """ports: also list the listening ports.
-
-    check: also ask for Details, given Docker's root, a port and folders as in script.SCRIPT.
-    """
+    """Return one host's facts, with listening ports, and with Details if `check` has its arguments."""
     asked_for = ["ports"] if ports else []
     if node.host.gpus != 0:
         asked_for.append("gpus")

@@ -1,4 +1,4 @@
-"""What each NVIDIA GPU of a host does now, and for which processes. One script, one parser."""
+"""The current use of each NVIDIA GPU of a host, with the processes on it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ printf '%s\n' "$apps" | sed 's/^/app, /'
 owners $(printf '%s\n' "$apps" | cut -d , -f 2)
 """.replace("%OWNERS%", OWNERS.strip())
 
-_SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # or [N/A], as on a GPU that shares the CPU's memory
+_SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # [N/A] on a GPU that shares the CPU's memory
 _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")
 _APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """use: percent. used, total: MiB. None where the driver does not report it."""
+    """use: percent. used, total: MiB. None if the driver does not report the value."""
 
     index: int
     uuid: str
@@ -38,7 +38,7 @@ class GpuUse:
 
 
 def parse(text: str) -> tuple[GpuUse, ...]:
-    """The GPUs in SCRIPT's output; rows that it would not print are skipped."""
+    """Parse SCRIPT's output. Skips malformed rows."""
     lines = [printable(line) for line in text.split("\n")]
     owners = owners_of(lines)
     processes: dict[str, list[Process]] = {}

@@ -1,5 +1,7 @@
-"""The GPUs of a host: NVIDIA's as nvidia-smi lists them, and AMD's, which need no tool, as the kernel's
-KFD driver lists them in /sys/class/kfd."""
+"""The GPUs of a host.
+
+nvidia-smi lists NVIDIA's. The kernel's KFD driver lists AMD's in /sys/class/kfd, without any tool.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# node number, unique_id and bytes of memory, in decimal, then the name, then `vddnb` if the GPU is part of
-# a processor, node by node. Only of such a GPU does the amdgpu driver show the voltage of a northbridge;
-# neither KFD nor the size of its memory tells (an MI300A, which is one too, has no such voltage).
+# Prints per node: node number, unique_id and memory in bytes (decimal), the name, then `vddnb` for
+# a GPU that is part of a processor. The amdgpu driver reports a northbridge voltage for such GPUs
+# only. Neither KFD nor the memory size identifies them (an MI300A is one too, but has no such
+# voltage).
 AMD = r"""
 amd() {
 for d in /sys/class/kfd/kfd/topology/nodes/*; do
@@ -41,7 +44,7 @@ class Gpu:
 
 
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs in the rows of index, uuid, name and MiB, or none and what nvidia-smi printed instead."""
+    """Parse rows of index, uuid, name and MiB. Without GPUs, return nvidia-smi's output as the error."""
     gpus = []
     for line in lines:
         parts = [part.strip() for part in line.split(",")]
@@ -53,7 +56,7 @@ def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """In ROCm's order, each with its UUID as ROCm writes it, or without one."""
+    """Return the GPUs in ROCm's order, each with the UUID that ROCm uses, if it has one."""
     rows = [match for line in lines[:64] if (match := _ROW.fullmatch(line))]
     gpus: list[Gpu] = []
     for row in sorted(rows, key=lambda row: int(row[1])):
@@ -65,6 +68,6 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def group_ids(lines: Sequence[str]) -> tuple[int, ...]:
-    """The groups that own the GPU's device files, without root's."""
+    """Return the ids of the groups that own the GPUs' device files, except root's."""
     ids = [int(line) for line in lines[:64] if re.fullmatch(r"[0-9]{1,9}", line)]
     return tuple(sorted({i for i in ids if i}))

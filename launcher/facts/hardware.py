@@ -1,4 +1,4 @@
-"""The part of a host's facts that only `check` asks for: disks, memory, network, GPUs, ports."""
+"""The facts that only `check` needs: disks, memory, network, GPUs, ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .nvidia import Nvidia, parse_nvidia
 
 @dataclass(frozen=True)
 class Disk:
-    """kib: 1024 bytes. inodes_free: None where the file system has no such limit."""
+    """kib: 1024 bytes. inodes_free: None if the file system has no inode limit."""
 
     path: str
     mount: str
@@ -24,7 +24,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that listens on the master port. pid 0: the SSH user may not see it."""
+    """The process that listens on the master port. pid 0: hidden from the SSH user."""
 
     user: str
     pid: int
@@ -33,7 +33,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Details:
-    """What only `check` asks for."""
+    """The facts that only `check` needs."""
 
     disks: tuple[Disk, ...] = ()
     memory_kib: int = 0
@@ -43,9 +43,9 @@ class Details:
     network: str = ""  # boot id and namespace: equal for two names of one network stack
     routes: tuple[Route, ...] = ()
     infiniband_devices: tuple[str, ...] = ()
-    resolved: str | None = None  # what its own name resolves to
-    missing: tuple[str, ...] = ()  # those of the folders asked for that do not exist
-    home_error: str = ""  # why ~/.ddpctl is not writable, or empty
+    resolved: str | None = None  # the IP address that the host's own name resolves to
+    missing: tuple[str, ...] = ()  # requested folders that do not exist
+    home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
     tools: frozenset[str] = frozenset()
     firewalls: tuple[str, ...] = ()
     holder: Holder | None = None
@@ -54,8 +54,8 @@ class Details:
     fabric_manager: bool = False
     toolkit: tuple[str, ...] = ()
     cdi: bool = False
-    subuids: bool = False  # the SSH user has ids for the users of a container
-    lingers: bool = True  # what the SSH user starts outlives the login
+    subuids: bool = False  # the SSH user has subordinate uids for the users of a container
+    lingers: bool = True  # processes of the SSH user survive the logout
     nvidia: Nvidia = field(default_factory=Nvidia)
 
     def disk(self, path: str) -> Disk | None:
@@ -65,12 +65,12 @@ class Details:
         return next((i for i in self.interfaces if i.name == name), None)
 
     def gateway_to(self, ip: str) -> str | None:
-        """The gateway through which the host sends to `ip`; None where it needs none."""
+        """Return the gateway on the route to `ip`; None if there is none."""
         return network.gateway_to(ip, self.routes)
 
 
 def details(sections: Mapping[str, Sequence[str]]) -> Details:
-    """From the sections of the script's output; what cannot be read is left out."""
+    """Parse the sections of the script's output. Unreadable values keep their defaults."""
 
     def lines(name: str) -> Sequence[str]:
         return sections.get(name, ())
@@ -116,14 +116,14 @@ _DF_ROW = re.compile(
 
 
 def _disks(lines: Sequence[str]) -> Iterator[Disk]:
-    """For each path a line `path PATH`, the output of `df -Pk` and, after that, of `df -Pi`."""
+    """Parse, for each path, a line `path PATH`, then the output of `df -Pk` and of `df -Pi`."""
     for part in re.split(r"^path ", "\n".join(lines), flags=re.MULTILINE)[1:]:
         path, *rows = part.splitlines()
         blocks, inodes = ([*filter(None, map(_DF_ROW.search, rows)), None, None])[:2]
         if blocks is None or "-" in (blocks[1], blocks[2]) or blocks[1] == "0":
-            continue  # df failed, or this is /proc or the like
+            continue  # df failed, or the path is in /proc or similar
         kib, free, mount = int(blocks[1]), max(0, int(blocks[2])), blocks[3]
-        # btrfs and NFS count no inodes
+        # btrfs and NFS do not count inodes
         counted = inodes is not None and inodes[1] not in ("0", "-") and inodes[2].isdecimal()
         yield Disk(path, mount, kib, free, int(inodes[2]) if inodes and counted else None)
 

@@ -14,12 +14,12 @@ _HEX = re.compile(r"[0-9A-F]{8}")
 class Address:
     ip: str
     interface: str
-    network: str = field(default="", compare=False)  # such as 10.0.0.0/24; "" if not known
+    network: str = field(default="", compare=False)  # such as 10.0.0.0/24; "" if unknown
 
 
 @dataclass(frozen=True)
 class Route:
-    """gateway is empty for a network that the host is attached to."""
+    """gateway: "" for a directly attached network."""
 
     network: IPv4Network
     gateway: str
@@ -28,7 +28,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Interface:
-    """speed: in Mbit/s, 0 where the interface does not report it."""
+    """speed: Mbit/s; 0 if the interface does not report it."""
 
     name: str
     mtu: int
@@ -38,12 +38,12 @@ class Interface:
 
 
 def routes(lines: Sequence[str]) -> tuple[Route, ...]:
-    """The rows of /proc/net/route, most specific network first."""
+    """Parse the rows of /proc/net/route; the most specific network comes first."""
     found = []
     for words in map(str.split, lines):
         if len(words) < 8 or not all(_HEX.fullmatch(words[i]) for i in (1, 2, 7)):
             continue
-        # Hex in the byte order of the processor: little-endian on all that run Docker but s390.
+        # Hex in the processor's byte order: little-endian wherever Docker runs, except on s390.
         to, via, mask = (IPv4Address(bytes.fromhex(words[i])[::-1]) for i in (1, 2, 7))
         try:
             network = IPv4Network(f"{to}/{mask}", strict=False)
@@ -54,7 +54,7 @@ def routes(lines: Sequence[str]) -> tuple[Route, ...]:
 
 
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
-    """The host's own addresses, each with its interface. lines: route, fib_trie and if_inet6."""
+    """Return the host's own addresses with interfaces. lines: /proc/net/route, fib_trie, if_inet6."""
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
     found = []
     for ip in dict.fromkeys(_local_ipv4(lines)):
@@ -66,7 +66,7 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
 
 
 def _local_ipv4(lines: Sequence[str]) -> Iterator[IPv4Address]:
-    """In /proc/net/fib_trie an own address is `|-- IP` followed by `/32 host LOCAL`."""
+    """Yield the host's own addresses: `|-- IP` followed by `/32 host LOCAL` in /proc/net/fib_trie."""
     ip = ""
     for line in lines:
         if match := re.search(r"\|-- ([0-9.]+)", line):
@@ -79,7 +79,7 @@ def _local_ipv4(lines: Sequence[str]) -> Iterator[IPv4Address]:
 
 
 def _own_ipv6(lines: Sequence[str]) -> Iterator[Address]:
-    """A row of /proc/net/if_inet6: "fd00...02 02 40 00 80 eth0"."""
+    """Parse rows of /proc/net/if_inet6, such as "fd00...02 02 40 00 80 eth0"."""
     for line in lines:
         if match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
             address = IPv6Address(int(match[1], 16))
@@ -88,7 +88,7 @@ def _own_ipv6(lines: Sequence[str]) -> Iterator[Address]:
 
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
-    """Rows of name, MTU, state, speed and `bridge` or `plain`."""
+    """Parse rows of name, MTU, state, speed and `bridge` or `plain`."""
     found = []
     for line in lines:
         name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
@@ -99,7 +99,7 @@ def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
 
 
 def gateway_to(ip: str, table: Sequence[Route]) -> str | None:
-    """The gateway through which a host sends to `ip`; None where there is none, or no route."""
+    """Return the gateway on the route to `ip`; None without a gateway or a route."""
     there = ip_address(ip)
     route = next((route for route in table if there in route.network), None)
     return route.gateway or None if route else None

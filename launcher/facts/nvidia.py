@@ -1,4 +1,4 @@
-"""`nvidia-smi -q -x`, as far as a launch depends on it."""
+"""The fields of `nvidia-smi -q -x` that matter for a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..run_id import is_run_id
 
-# Older drivers use the second name of each.
+# The second name of each is that of older drivers.
 _REPAIR_PENDING = (
     "remapped_rows/remapped_row_pending",
     "retired_pages/pending_retirement",
@@ -26,7 +26,7 @@ _OWNER = re.compile(
 )
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
 
-# Of processes by pid: user, container id, run id, start in unix seconds and name, as far as known.
+# Prints user, container id, run id, start (unix seconds) and name of processes by pid, where known.
 OWNERS = r"""
 owners() {
 boot=$(sed -n 's/^btime //p' /proc/stat)
@@ -46,8 +46,10 @@ done 2>/dev/null
 
 @dataclass(frozen=True)
 class Process:
-    """mib: of GPU memory. container: its id, "" outside of one. run_id: from its environment, where
-    that is readable. started: unix seconds."""
+    """mib: of GPU memory. container: its id, "" outside of containers. started: unix seconds.
+
+    run_id: from the process's environment, if that is readable.
+    """
 
     pid: int
     mib: int
@@ -64,31 +66,31 @@ class GpuState:
     ecc: str  # Enabled, Disabled or N/A
     mig: str
     uncorrectable: int = 0  # ECC errors since the driver was loaded
-    repair_pending: bool = False  # faulty memory is replaced at the next reset
+    repair_pending: bool = False  # the next reset replaces faulty memory
     repair_failed: bool = False
-    slowed: bool = False  # by its temperature or its power supply
-    lanes: tuple[int, int] = (0, 0)  # PCIe lanes in use, and at most; 0 where not reported
+    slowed: bool = False  # throttled by temperature or power
+    lanes: tuple[int, int] = (0, 0)  # PCIe lanes in use, and the maximum; 0 if not reported
     pci: str = ""  # domain:bus:device
     processes: tuple[Process, ...] = ()
 
     @property
     def narrow(self) -> bool:
-        """Whether it uses fewer PCIe lanes than it could."""
+        """Whether the GPU uses fewer PCIe lanes than it could."""
         return self.lanes[0] < self.lanes[1]
 
 
 @dataclass(frozen=True)
 class Nvidia:
     driver: str | None = None
-    cuda: tuple[int, int] | None = None  # the newest CUDA that the driver runs
+    cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     gpus: tuple[GpuState, ...] = ()
-    xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of the errors since boot
+    xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each error since boot
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
-    """Without GPUs where the text is not nvidia-smi's XML. owners: what OWNERS printed.
+    """Parse nvidia-smi's XML; without GPUs if `text` is not XML. owners: output of OWNERS.
 
-    kernel: lines of the kernel's log with the driver's errors.
+    kernel: lines of the kernel log with the driver's errors.
     """
     xids = tuple((_pci(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
     try:
@@ -107,7 +109,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
 
 
 def owners_of(lines: Iterable[str]) -> dict[str, Process]:
-    """By pid, without their memory: the processes that OWNERS printed."""
+    """Return the processes in OWNERS' output by pid, without their memory."""
     return {
         row[1]: Process(
             int(row[1]),
@@ -141,13 +143,13 @@ def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) ->
                 name=_text(process, "process_name").rsplit("/", 1)[-1],
             )
             for process in gpu.iter("process_info")
-            if "C" in (_text(process, "type") or "C")  # a display takes next to nothing
+            if "C" in (_text(process, "type") or "C")  # graphics processes use next to no memory
         ),
     )
 
 
 def _pci(text: str) -> str:
-    """`00000000:3B:00.0` and `0000:3b:00` alike as `0000:3b:00`."""
+    """Normalise a PCI address: `00000000:3B:00.0` and `0000:3b:00` become `0000:3b:00`."""
     match = re.fullmatch(r"0*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?", text.lower())
     return match[1] if match else ""
 
@@ -157,7 +159,7 @@ def _is(gpu: ElementTree.Element, word: str, *paths: str) -> bool:
 
 
 def _uncorrectable(gpu: ElementTree.Element) -> int:
-    """GPUs before Ampere call them double-bit errors."""
+    """Count uncorrectable ECC errors, called double-bit errors before Ampere."""
     counts = [_number(_text(gpu, "ecc_errors/volatile/double_bit/total"))]
     for counter in gpu.iterfind("ecc_errors/volatile/*"):
         if "uncorrectable" in counter.tag:

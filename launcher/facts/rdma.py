@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-# A port's row, then a row for each of its GIDs that is an IPv4 address: index, address, interface, type
+# Prints a row per port, then a row per GID that is an IPv4 address: index, address, interface, type
 SCRIPT = r"""
 rdma() {
 for p in /sys/class/infiniband/*/ports/*; do
@@ -49,7 +49,7 @@ class Gid:
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """name: as NCCL_IB_HCA takes it, such as mlx5_0:1. state: ACTIVE, DOWN and the like."""
+    """name: as in NCCL_IB_HCA, such as mlx5_0:1. state: ACTIVE, DOWN and so on."""
 
     name: str
     state: str
@@ -62,7 +62,7 @@ class RdmaPort:
         return self.state == "ACTIVE"
 
     def gid_of(self, ip: str) -> Gid | None:
-        """The GID of that address, of RoCE v2 where there are both versions."""
+        """Return the GID of an address; of two versions, that of RoCE v2."""
         found = [gid for gid in self.gids if gid.ip == ip]
         return max(found, key=lambda gid: gid.is_roce_v2, default=None)
 
@@ -72,7 +72,7 @@ def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
     gids: list[Gid] = []
     for line in lines[:MOST_ROWS]:
         if line.startswith("port\t"):
-            gids = []  # those of an unreadable port go nowhere
+            gids = []  # drop the GIDs of an unreadable port
             if match := _PORT.fullmatch(line):
                 name, ethernet = f"{match[1]}:{match[2]}", match[4] == "Ethernet"
                 ports.append((RdmaPort(name, match[3], ethernet, int(match[5] or 0)), gids))
@@ -83,10 +83,11 @@ def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
 
 
 def nccl_settings(ports: Sequence[RdmaPort], ip: str) -> Mapping[str, str]:
-    """What NCCL needs to know of RoCE where `ip` is the address in use: the ports and the GID.
+    """Return NCCL's variables for RoCE (the ports and the GID) if `ip` is the address in use.
 
-    Empty where the address is on no RoCE port, and where a setting for all ports would leave out one
-    that may be the better: InfiniBand, a faster one, or one with its RoCE v2 address at another index.
+    Empty if the address is on no RoCE port. Empty also if a setting for all ports would exclude a
+    port that may be better: InfiniBand, a faster one, or one with its RoCE v2 address at another
+    index.
     """
     up = [port for port in ports if port.is_up]
     own = next((p for p in up if p.is_ethernet and (g := p.gid_of(ip)) and g.is_roce_v2), None)

@@ -1,7 +1,7 @@
-"""What a host says about itself: one POSIX `sh` script, one parser, one frozen value.
+"""Facts about a host: one POSIX `sh` script, one parser, one frozen value.
 
-The script needs a shell and coreutils, nothing else. What a host cannot report is left empty. Where
-the shell can do the work itself it does, because a process costs a small host more than all the rest.
+The script needs only a shell and coreutils. Values that a host cannot report stay empty. The shell
+does as much as possible itself, because processes are what costs a small host most.
 """
 
 from __future__ import annotations
@@ -124,8 +124,9 @@ s end; date +%s.%N
 )
 """Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 
-`ports` lists the listening ports, for which the kernel walks its whole table. `gpus` asks nvidia-smi,
-which can take seconds. `check` asks for `Details`; its root and port may be empty.
+`ports` lists the listening ports; the kernel walks its whole table for that. `gpus` runs
+nvidia-smi, which can take seconds. `check` gathers `Details`; DOCKER_ROOT and MASTER_PORT may be
+empty.
 """
 
 
@@ -134,8 +135,6 @@ _BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Facts:
-    """One host, as it described itself."""
-
     user: str
     uid: int
     gid: int
@@ -143,26 +142,26 @@ class Facts:
     hostname: str
     kernel: str
     cores: int
-    clock: float  # unix seconds by this host's clock, midway through the script
+    clock: float  # unix seconds on this host's clock, midway through the script
     ssh_server_ip: str | None  # the address by which the launching machine reached this host
     ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
-    listening: frozenset[int]  # TCP ports in state LISTEN, where asked for
+    listening: frozenset[int]  # TCP ports in state LISTEN, if requested
     infiniband: bool
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
     rdma_ports: tuple[RdmaPort, ...] = ()
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
-    boot_id: str = ""  # equal for two names of one machine; "" if not known
-    seconds: float = 0.0  # how long the script took
+    boot_id: str = ""  # equal for two names of one machine; "" if unknown
+    seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
-    clock_error: float = 0.0  # half the time on the network: how wrong clock_skew can be
-    details: Details | None = None  # where asked for
-    resolved: str = ""  # ~/.ddpctl without links, which an engine's root may not follow on NFS
+    clock_error: float = 0.0  # maximum error of clock_skew: half the network time
+    details: Details | None = None  # if requested
+    resolved: str = ""  # ~/.ddpctl without symlinks, which an engine's root may not follow on NFS
 
     @property
     def folder(self) -> str:
-        """~/.ddpctl there; "" if not known."""
+        """The path of ~/.ddpctl on the host; "" if unknown."""
         return self.resolved or (self.home and f"{self.home}/.ddpctl")
 
     @property
@@ -170,25 +169,24 @@ class Facts:
         return any(gpu.vendor == "amd" for gpu in self.gpus)
 
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
-        """NCCL's variables for RoCE where `ip` is in use, unless the user sets one of them."""
+        """Return NCCL's RoCE variables if `ip` is in use; empty if the user sets one of them."""
         if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets):
             return {}
         return rdma.nccl_settings(self.rdma_ports, ip)
 
     def interface_of(self, ip: str) -> str | None:
-        """The interface that has `ip`, or None."""
         return next((a.interface for a in self.addresses if a.ip == ip), None)
 
     def network_of(self, ip: str) -> str:
-        """The subnet that `ip` is in, or ""."""
+        """Return the subnet that contains `ip`, or ""."""
         return next((a.network for a in self.addresses if a.ip == ip), "")
 
 
 def parse(text: str) -> Facts:
-    """Facts from the script's output. Raises ValueError for any other output."""
+    """Parse the script's output. Raises ValueError for any other text."""
     sections = _sections(text)
     if "end" not in sections:
-        raise ValueError("the script did not run to its end")
+        raise ValueError("the script did not finish")
 
     def first(name: str) -> str:
         return next((line.strip().replace("\t", "?") for line in sections.get(name, [])), "")
@@ -227,7 +225,7 @@ def parse(text: str) -> Facts:
 
 
 def _sections(text: str) -> dict[str, list[str]]:
-    """The lines under each `@@name`, without empty lines and with `?` for control characters."""
+    """Return the lines under each `@@name`, without empty lines. Control characters become `?`."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.split("\n"):
@@ -245,7 +243,7 @@ def printable(line: str) -> str:
 
 
 def _identity(text: str) -> tuple[int, str, int]:
-    """uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=..."; a uid may have no name."""
+    """Parse uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=...". A uid may lack a name."""
     match = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", text)
     if not match:
         raise ValueError(f"`id` printed {text!r}")
@@ -253,13 +251,13 @@ def _identity(text: str) -> tuple[int, str, int]:
 
 
 def _clock(text: str) -> float:
-    """Seconds from `date +%s.%N`; the date of busybox prints %N as it is."""
+    """Parse the seconds of `date +%s.%N`; busybox prints %N literally."""
     match = re.match(r"[0-9]{1,12}(\.[0-9]{1,9})?", text)
     return float(match[0]) if match else 0.0
 
 
 def _ports(lines: Sequence[str]) -> Iterator[int]:
-    """Rows of /proc/net/tcp: "  0: 00000000:1F90 00000000:0000 0A ...", the port in hex."""
+    """Parse ports (hex) from rows of /proc/net/tcp: "  0: 00000000:1F90 00000000:0000 0A ..."."""
     for line in lines:
         if match := re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", line):
             yield int(match[1], 16)

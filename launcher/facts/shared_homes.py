@@ -1,7 +1,8 @@
-"""Which hosts share one ~/.ddpctl, as with home folders on NFS.
+"""Find hosts that share one ~/.ddpctl, such as home folders on NFS.
 
-Each host writes a file under its own name and lists what it sees, as mount types do not tell. In a
-shared ~/.ddpctl, the file `host` in the folder of an attempt names the host whose node it is.
+Mount types do not reveal sharing. So each host writes a file named after itself and lists the files
+that it sees. In a shared ~/.ddpctl, each attempt's folder has a file `host` that names its node's
+host.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from ..ssh.node import Node
 
 T = TypeVar("T", bound=Hashable)
 
-# Defines `own FOLDER`: whether the folder of an attempt belongs to a node of this host, and
-# `open_attempts`: the folders in ~/.ddpctl, the current one, of attempts that have written to their
-# journal within a week and have not ended it. Their hosts may be in another hosts file.
+# Defines `own FOLDER`, whether an attempt's folder belongs to a node of this host, and
+# `open_attempts`, the attempt folders in the current folder (~/.ddpctl) whose journal was written
+# to within a week and has no end. Their hosts may be in another hosts file.
 OWN = """
 own() { [ "$(cat "$1/host" 2>/dev/null)" = "$(uname -n)" ]; }
 open_attempts() {
@@ -34,7 +35,7 @@ REMOVE = 'rm -rf "$HOME/.ddpctl/$1"; rmdir "$HOME/.ddpctl" 2>/dev/null; true'
 
 
 def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, Collection[str]]) -> list[list[T]]:
-    """Two hosts share a home if each sees the other's token. A host that saw nothing is alone."""
+    """Group hosts that see each other's token. A host that saw nothing is alone."""
     groups: list[list[T]] = []
     for host, token in tokens.items():
         for group in groups:
@@ -48,10 +49,10 @@ def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, Collection[str]]) -> l
 
 
 def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
-    """The hosts that share one ~/.ddpctl, in the order given; most are alone in theirs.
+    """Group the nodes by shared ~/.ddpctl, in the order given; most groups have one node.
 
-    The first of each group is enough to read or write every ~/.ddpctl once. Best effort: a host that
-    does not answer counts as alone.
+    The first node of each group suffices to read or write every ~/.ddpctl once. Best effort: a host
+    that does not answer counts as alone.
     """
     if len(nodes) < 2:
         return [[node] for node in nodes]

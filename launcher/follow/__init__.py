@@ -1,1 +1,1 @@
-"""Following a live attempt and showing its logs."""
+"""Follow a live attempt, and show its logs."""

@@ -1,8 +1,8 @@
-"""Merges what is seen of every node, its journal and its engine, into one stream of events.
+"""Merge the journals and the engine status of all nodes into one stream of events.
 
-Journals are read by byte offset, so a broken connection costs time and never a line. Losing contact
-with a host is reported and is not a failure: its node counts as ended only when its end was seen, or
-when every other node has ended and the host stays silent.
+Journals are read by byte offset, so a broken connection costs time but never a line. Losing contact
+with a host is reported but is no failure. A node counts as ended only if its end was seen, or if
+every other node has ended and its host stays silent.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Exited, Item, NodeWatch
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
-DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind the end of its container
-ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm the end of a node
-SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host once all others have ended
-PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
-CONTACT_TIME = 1.0  # seconds in which hosts that are lost or back again are told together
-TAIL_LINES = 400  # a rank's last lines are looked for among these
+DRAIN_TIMEOUT = 15.0  # seconds of silence in which a journal may lag behind its container's end
+ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
+SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all others have ended
+PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before the probes
+CONTACT_TIME = 1.0  # seconds during which lost or restored contacts are collected into one notice
+TAIL_LINES = 400  # searched for the last lines of a failed rank
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of a node as CONTRACT section 4 has them, each with its newline."""
+    """Whole lines of a node in the format of CONTRACT section 4, each with its newline."""
 
     node_rank: int
     text: bytes
@@ -43,7 +43,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class ContactChange:
-    """Contact with a host was lost or restored; text: the notice for the user, if it is alone."""
+    """Contact with a host was lost or restored. text: the notice for a change of this host alone."""
 
     node_rank: int
     host: str
@@ -59,16 +59,16 @@ class Line(NamedTuple):
 
 @dataclass
 class NodeOutcome(NodeEvidence):
-    """What is known of one node so far, and whether it has ended."""
+    """The evidence about one node so far, and whether the node has ended."""
 
     events: list[tuple[float, Event]] = field(default_factory=list)
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
-    unreadable: bool = False  # some events were malformed and skipped
+    unreadable: bool = False  # some events were malformed and were skipped
     end_received: float = 0.0  # time.monotonic()
-    exited: bool = False  # as the engine reports it
-    lost_since: float | None = None  # time.monotonic() since when the host is silent
-    gone: bool = False  # a probe after another node's failure found no host
+    exited: bool = False  # according to the engine
+    lost_since: float | None = None  # time.monotonic() when contact was lost
+    gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
 
     def add_lines(self, record: Record) -> None:
@@ -92,12 +92,12 @@ Seen = Lines | NodeOutcome | list[ContactChange] | str | None
 
 
 class Monitor:
-    """One pass over an attempt, from what is known of its journals to its end."""
+    """Follows one attempt from the recorded part of its journals to its end."""
 
     def __init__(
         self, attempt: RunningAttempt, known: Mapping[int, Mark], store: LogStore | None
     ) -> None:
-        """known: by node rank, what need not be shown again. store: records the lines."""
+        """known: position of the lines already shown, by node rank. store: records the lines."""
         self.store = store
         self.outcomes = {
             member.place.node_rank: NodeOutcome(member.place.node_rank, member.node.name)
@@ -110,21 +110,27 @@ class Monitor:
             NodeWatcher(member, offset_in(known, member.place), self._put, self._closed)
             for member in attempt.members
         ]
-        # journal bytes that were read, by node rank; 0 until the known events are there
+        # journal bytes read, by node rank; 0 until the known events have arrived
         self._consumed = dict.fromkeys(self.outcomes, 0)
-        self._sizes: dict[int, tuple[int, float]] = {}  # journal bytes, and when that was learned
+        self._caught_up = False  # the queue was empty: what is missing now has not arrived
+        self._sizes: dict[int, int] = {}  # bytes of the journals whose containers have ended
+        self._reported: dict[int, float] = {}  # time.monotonic() of each node's last report
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
-        self._changes: dict[str, ContactChange] = {}  # by host, those that nobody was told yet
-        self._changed = 0.0  # time.monotonic() of the first of them
+        self._changes: dict[str, ContactChange] = {}  # not yet reported, by host
+        self._changed = 0.0  # time.monotonic() of the first unreported change
 
     def events(self) -> Iterator[Seen]:
-        """Lines, each node once when it has ended, changes of contact (a list), notices (str), and None at
-        least every POLL seconds, however much the ranks print: that is when the caller looks at signals."""
+        """Yield what the user should see.
+
+        Yields Lines; each node once when it has ended; contact changes (a list); notices (str).
+        Yields None at least every POLL seconds, however much the ranks print, so that the caller
+        can handle signals.
+        """
         for watcher in self._watchers:
             watcher.start()
         try:
             while self._waiting():
-                yield from self._next()
+                yield from self._take_reports()
                 yield from self._conclude()
                 if time.monotonic() - self._changed > CONTACT_TIME:
                     yield from self._take_changes()
@@ -141,13 +147,23 @@ class Monitor:
     def _waiting(self) -> list[NodeOutcome]:
         return [outcome for outcome in self.outcomes.values() if not outcome.done]
 
-    # --- what the watchers report --------------------------------------------------------------
+    # --- messages from the watchers ------------------------------------------------------------
 
-    def _next(self) -> Iterator[Seen]:
-        try:
-            item = self._queue.get(timeout=POLL)
-        except queue.Empty:
-            return
+    def _take_reports(self) -> Iterator[Seen]:
+        """All that is in the queue, for at most POLL seconds."""
+        until, wait = time.monotonic() + POLL, POLL
+        self._caught_up = False
+        while time.monotonic() < until:
+            try:
+                item = self._queue.get(timeout=wait)
+            except queue.Empty:
+                self._caught_up = True
+                return
+            yield from self._take(item)
+            wait = 0.0
+
+    def _take(self, item: Item) -> Iterator[Seen]:
+        self._reported[item.node_rank] = time.monotonic()
         if isinstance(item, Batch):
             yield from self._take_batch(item)
         elif isinstance(item, Exited):
@@ -155,7 +171,7 @@ class Monitor:
             outcome.exited, outcome.oom_killed = True, item.status.oom_killed
             if outcome.end is None:
                 outcome.exit_code = item.status.exit_code
-            self._sizes[item.node_rank] = (item.size, time.monotonic())
+            self._sizes[item.node_rank] = item.size
         else:
             yield from self._take_contact(item)
 
@@ -168,7 +184,7 @@ class Monitor:
             if isinstance(record.event, Unreadable):
                 if record.event.known and not outcome.unreadable:
                     outcome.unreadable = True
-                    yield f"{outcome.host}: skipping events that cannot be read in its journal"
+                    yield f"{outcome.host}: skipping unreadable events in its journal"
                 continue
             if isinstance(record.event, Usage):  # one every few seconds, as long as the run lasts
                 outcome.usage = record.event
@@ -198,7 +214,7 @@ class Monitor:
             outcome.lost_since = outcome.unseen = None
             text = f"{outcome.host}: contact restored" if was_lost else ""
         elif item.gone and outcome.end is not None:
-            return  # its end arrived during the probe
+            return  # the end of the node arrived during the probe
         elif was_lost and not item.gone:
             return
         else:
@@ -238,8 +254,8 @@ class Monitor:
         for outcome in ended:
             outcome.done = True
             yield outcome
-        self._probe_the_rest(now)
-        if self._rest_is_lost(now):
+        self._probe_remaining_nodes(now)
+        if self._remaining_nodes_are_lost(now):
             for outcome in self._waiting():
                 outcome.done = True
                 yield outcome
@@ -247,17 +263,18 @@ class Monitor:
     def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
         if outcome.gone:
             return True
-        if outcome.end is not None:  # enough by itself if the engine no longer answers
-            return outcome.exited or now - outcome.end_received > ENGINE_TIMEOUT
+        if outcome.end is not None:  # sufficient if the engine no longer answers
+            silent = now - outcome.end_received > ENGINE_TIMEOUT
+            return outcome.exited or (silent and self._caught_up)
         if not outcome.exited:
             return False
-        size, since = self._sizes[outcome.node_rank]
-        return self._consumed[outcome.node_rank] >= size or now - since > DRAIN_TIMEOUT
+        late = now - self._reported[outcome.node_rank] > DRAIN_TIMEOUT and self._caught_up
+        return late or self._consumed[outcome.node_rank] >= self._sizes[outcome.node_rank]
 
-    def _rest_is_lost(self, now: float) -> bool:
-        """Whether all nodes that have not ended were lost by their peers or by this machine.
+    def _remaining_nodes_are_lost(self, now: float) -> bool:
+        """Return whether every node that has not ended was lost by its peers or by this machine.
 
-        While no node has ended, losing sight of all of them says nothing about the run.
+        As long as no node has ended, losing contact with all of them proves nothing about the run.
         """
         waiting = self._waiting()
         ended = [o for o in self.outcomes.values() if o.done]
@@ -272,9 +289,12 @@ class Monitor:
             return False
         return now - max(silent) > SILENCE_TIMEOUT
 
-    def _probe_the_rest(self, now: float) -> None:
-        """After a failure all nodes end within seconds. One that does not may have lost power, and
-        SSH alone takes much longer to notice."""
+    def _probe_remaining_nodes(self, now: float) -> None:
+        """Probe the nodes that still seem to run a while after another node failed.
+
+        After a failure all nodes end within seconds. One that does not may have lost power, and SSH
+        alone takes much longer to notice.
+        """
         failures = [
             o.end_received
             for o in self.outcomes.values()

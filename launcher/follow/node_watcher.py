@@ -1,6 +1,6 @@
-"""Watches one node: its journal, the end of its container, and whether its host still answers.
+"""Watch one node: its journal, the end of its container, and whether its host answers.
 
-Two threads per node put what they see into the monitor's queue; see launcher.follow.monitor.
+Two threads per node put their observations into the queue of launcher.follow.monitor.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from ..supervisor.events import End
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
 
-# The journal $2 from byte $1 on, and what is appended to it. Where tail has to poll (an overlay,
-# BusyBox) its default of a second is long, and not every tail takes a fraction.
+# Prints the journal $2 from byte $1 on, and follows it. Where tail has to poll (overlay file
+# systems, BusyBox), its default interval of one second is long, but not every tail accepts a
+# fraction.
 TAIL = (
     'tail -s 0.03 -c 0 /dev/null 2>/dev/null && exec tail -s 0.03 -c "+$1" -F "$2"; '
     'exec tail -c "+$1" -F "$2"'
 )
-# The events in the first $2 bytes of the journal $1; $3 marks an event.
+# Prints the events in the first $2 bytes of the journal $1; $3 marks an event.
 EVENTS = 'head -c "$2" "$1" | grep -a "^[0-9.]*$3"; true'
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of the journal. offset: bytes of whole records; consumed: with a partial last one."""
+    """Records of the journal. offset: end of the last whole record. consumed: all bytes read."""
 
     node_rank: int
     records: list[Record]
@@ -42,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node's container has ended. size: bytes of its journal; 0 if its end has been read."""
+    """The node's container has ended. size: bytes of its journal; 0 if the journal was read completely."""
 
     node_rank: int
     status: NodeStatus
@@ -51,7 +52,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Contact:
-    """Contact with the host was lost, for this reason, or restored. gone: a probe found no host."""
+    """Contact with the host was restored, or lost for a reason. gone: a probe got no answer."""
 
     node_rank: int
     lost: str | None
@@ -62,7 +63,7 @@ Item = Batch | Exited | Contact
 
 
 class NodeWatcher:
-    """`put` receives what the threads see, until `closed` is set. offset: known journal bytes."""
+    """Watches one node, from journal byte `offset`, and passes items to `put` until `closed` is set."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class NodeWatcher:
         self._offset = offset
         self._put, self._closed = put, closed
         self._stream: Stream | None = None
-        self._read_whole = False  # the journal, to its end
+        self._read_whole = False  # whether the journal was read up to its end
 
     def start(self) -> None:
         for work in (self._read_journal, self._wait_for_exit):
@@ -87,7 +88,7 @@ class NodeWatcher:
             self._stream.close()
 
     def probe(self) -> None:
-        """Checks on a new connection whether the host still answers; reports only if not."""
+        """Test in a thread, with a new connection, whether the host answers. Reports only a failure."""
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
@@ -128,7 +129,7 @@ class NodeWatcher:
             tries += 1
 
     def _read_known_events(self) -> list[Record]:
-        """Events before the offset: their lines were shown, but the diagnosis needs the events."""
+        """Return the events before the offset. Their lines were shown, but the diagnosis needs them."""
         done = self.node.script(EVENTS, self.place.journal, str(self._offset), "\t!\t")
         return Reader().feed(done.stdout)
 
@@ -145,7 +146,7 @@ class NodeWatcher:
             tries += 1
 
     def _retry(self, tries: int, reason: str) -> None:
-        """Waits before the next try. Contact counts as lost when the second try fails too."""
+        """Wait before the next try. A second failure in a row counts as lost contact."""
         if self._closed.is_set():
             return
         if tries:
@@ -153,6 +154,6 @@ class NodeWatcher:
         self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
 
     def _journal_size(self) -> int:
-        """Bytes; 0 if the journal cannot be read."""
+        """Return the size in bytes; 0 if the journal cannot be read."""
         size = self.node.script('wc -c < "$1"', self.place.journal).stdout.strip()
         return int(size[:18]) if size.isdigit() else 0

@@ -1,4 +1,4 @@
-"""The live panel of `launch` and `attach`: outcomes and metrics in, terminal lines out.
+"""The live panel of `launch` and `attach`: turns outcomes and metrics into terminal lines.
 
 `launcher.terminal.live` draws them.
 """
@@ -22,16 +22,16 @@ from .monitor import NodeOutcome
 from .progress import Progress
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
-LAST_LINE = 300  # characters of a log line at most; the terminal cuts it further
-RECENT_LINES = 50  # of each node, to look for progress in
-LONGEST = 2000  # bytes of a line that are looked at
-SILENT = 10.0  # seconds without a line after which the panel says so
+LAST_LINE = 300  # maximum characters of a log line; the terminal may cut it further
+RECENT_LINES = 50  # lines of each node that are searched for progress
+LONGEST = 2000  # bytes of a line that are searched
+SILENT = 10.0  # seconds without a line after which the panel reports silence
 PROGRESS = {
     "epoch": re.compile(rb"\bepoch\W{0,3}(\d{1,9}) ?/ ?(\d{1,9})\b", re.IGNORECASE),
     "step": re.compile(
         rb"\b(?:step|iter|iteration)\W{0,3}(\d{1,9}) ?/ ?(\d{1,9})\b", re.IGNORECASE
     ),
-    "progress": re.compile(rb"%\|[^|\r]{0,200}\| (\d{1,9})/(\d{1,9}) \["),  # of tqdm
+    "progress": re.compile(rb"%\|[^|\r]{0,200}\| (\d{1,9})/(\d{1,9}) \["),  # tqdm's format
 }
 
 
@@ -41,8 +41,10 @@ IDLE, BUSY = 5, 50  # percent: a node's GPUs are idle below IDLE while another n
 
 @dataclass(frozen=True)
 class View:
-    """head: the run. below: its progress. rows: node, state and GPUs, one row per node. folded: the
-    same where those do not fit, one row for the nodes that are alike."""
+    """The contents of the panel. head: the run. below: its progress. rows: node, state and GPUs.
+
+    folded: replaces `rows` if they do not fit; one row for all nodes that are alike.
+    """
 
     head: str
     below: str
@@ -75,7 +77,7 @@ def view(
 
 
 def folded(outcomes: Mapping[int, NodeOutcome]) -> Iterator[Row]:
-    """A row for the nodes in one state, and apart those with idle GPUs; the smallest group first."""
+    """Yield one row per state, with nodes whose GPUs are idle apart; the smallest group first."""
     gpus = {rank: o.usage.gpus for rank, o in outcomes.items() if o.usage and o.usage.gpus}
     use = {rank: sum(gpu.use for gpu in found) / len(found) for rank, found in gpus.items()}
     busy = max(use.values(), default=0.0) >= BUSY
@@ -106,7 +108,7 @@ def state_of(outcome: NodeOutcome) -> str:
 
 
 def progress_words(progress: Progress) -> str:
-    """epoch 3/10  step 120/400  loss 1.2345  5120 images/s  eta 0:12:30"""
+    """Format progress: `epoch 3/10  step 120/400  loss 1.2345  5120 images/s  eta 0:12:30`."""
     words = [progress.brief] if progress.brief else []
     if progress.loss is not None:
         words.append(f"loss {progress.loss:.4f}")
@@ -120,15 +122,15 @@ def progress_words(progress: Progress) -> str:
 
 
 def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
-    """What the lines of any script tell: its progress or its last line, and how long it is silent."""
+    """Describe a script without metrics: its progress or last line, and how long it has been silent."""
     newest = [outcome.tail[-1].time for outcome in outcomes.values() if outcome.tail]
     silent = now - max(newest, default=now)
     words = script_progress(outcomes) or last_line(outcomes)
-    return f"no line for {clock(silent)}  {words}" if silent >= SILENT else words
+    return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 
 
 def script_progress(outcomes: Mapping[int, NodeOutcome]) -> str:
-    """epoch 3/10  step 120/500, as the newest lines that have them say; "" if none does."""
+    """Return `epoch 3/10  step 120/500` from the newest lines that contain it, or ""."""
     recent = [
         line
         for outcome in outcomes.values()
@@ -146,7 +148,7 @@ def script_progress(outcomes: Mapping[int, NodeOutcome]) -> str:
 
 
 def last_line(outcomes: Mapping[int, NodeOutcome]) -> str:
-    """The newest line of any rank: the best sign of progress of a script that writes no metrics."""
+    """Return the newest line of any rank, which shows progress if a script writes no metrics."""
     newest = [(outcome.tail[-1], outcome.host) for outcome in outcomes.values() if outcome.tail]
     if not newest:
         return "no output yet"
@@ -157,7 +159,7 @@ def last_line(outcomes: Mapping[int, NodeOutcome]) -> str:
 
 
 def printable(text: str) -> str:
-    """Without characters that move the cursor or change colours."""
+    """Remove characters that move the cursor or change colours."""
     kept = (
         " " if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") else char for char in text
     )
@@ -165,7 +167,7 @@ def printable(text: str) -> str:
 
 
 def gpu_words(gpus: Sequence[Gpu]) -> str:
-    """2 GPUs 97 %, 12.5 of 160 GiB"""
+    """Format GPU use: `2 GPUs 97 %, 12.5 of 160 GiB`."""
     if not gpus:
         return ""
     gib, count = 1024, len(gpus)
@@ -177,15 +179,15 @@ def gpu_words(gpus: Sequence[Gpu]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """h:mm:ss"""
+    """Format seconds as h:mm:ss."""
     whole = max(0, int(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def panel_lines(view: View, columns: int, height: int) -> list[str]:
-    """The panel as terminal lines, none wider than the terminal, at most `height` of them."""
+    """Return the panel as at most `height` lines that fit the terminal's width."""
     out = io.StringIO()
-    # one column less: on some terminals a full line wraps, which would break the redraw
+    # some terminals wrap a full line, which would break the redraw
     terminal = Console(
         file=out, force_terminal=True, width=max(20, columns - 1), highlight=False, markup=False
     )
@@ -193,7 +195,7 @@ def panel_lines(view: View, columns: int, height: int) -> list[str]:
     terminal.print(Text(view.head, style="bold"), no_wrap=True, overflow="ellipsis")
     terminal.print(Text(view.below), no_wrap=True, overflow="ellipsis")
     table = Table.grid(padding=(0, 2))
-    for no_wrap in (True, True, False):  # where there is too little room, the last one is cut first
+    for no_wrap in (True, True, False):  # if space is short, the last column is cut first
         table.add_column(no_wrap=no_wrap)
     room = max(0, height - 3)
     rows = view.rows if len(view.rows) <= room else view.folded

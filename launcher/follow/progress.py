@@ -1,6 +1,6 @@
-"""Numbers for the live panel beyond the journals: the trainer's progress.
+"""The trainer's progress for the live panel.
 
-Polled seldom and on a separate thread, so that a slow host delays nothing else.
+Polled at long intervals on a separate thread, so that a slow host delays nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ PROGRESS_INTERVAL = 3.0  # seconds
 TIMEOUT = 10.0  # seconds for a host to answer
 BACKOFF = 60.0  # seconds until a host that did not answer is polled again
 
-# The newest start line, which has the run's length, and the last lines. $1 output folder
+# Prints the newest start line, which has the run's length, and the last lines. $1: the output
+# folder
 PROGRESS = (
     'cd "$1" 2>/dev/null && [ -f metrics.jsonl ] && '
     "{ grep -a total_steps metrics.jsonl | tail -n 1; tail -n 20 metrics.jsonl; }"
@@ -26,7 +27,7 @@ PROGRESS = (
 
 @dataclass(frozen=True)
 class Progress:
-    """The trainer's newest numbers; None where unknown."""
+    """The trainer's newest numbers; None if unknown."""
 
     epoch: int | None = None
     epochs: int | None = None
@@ -39,7 +40,7 @@ class Progress:
 
     @property
     def brief(self) -> str:
-        """epoch 3/10  step 120/400"""
+        """Format the position: `epoch 3/10  step 120/400`."""
         words = []
         if self.epoch is not None:
             words.append(f"epoch {self.epoch}" + (f"/{self.epochs}" if self.epochs else ""))
@@ -49,7 +50,7 @@ class Progress:
 
 
 class ProgressPoller:
-    """Polls node 0 until closed. `progress` is the newest, written on the poller's thread."""
+    """Polls node 0 until closed. The poller's thread updates `progress`."""
 
     def __init__(self, attempt: RunningAttempt) -> None:
         self.progress: Progress | None = None
@@ -66,7 +67,7 @@ class ProgressPoller:
             try:
                 self._poll()
             except DdpctlError:
-                wait = BACKOFF  # the monitor reports that contact was lost
+                wait = BACKOFF  # the monitor reports lost contact
             self._closed.wait(wait)
 
     def _poll(self) -> None:
@@ -76,7 +77,7 @@ class ProgressPoller:
 
 
 def parse_progress(text: bytes, attempt: int) -> Progress | None:
-    """From lines of metrics.jsonl; None before this attempt has written numbers of its own."""
+    """Parse lines of metrics.jsonl. Return None if this attempt has not written any numbers yet."""
     start: dict[str, Any] = {}
     train: dict[str, Any] = {}
     top1 = None

@@ -1,4 +1,4 @@
-"""Follows one attempt to its end: shows and records it, stops what must stop, explains a failure."""
+"""Follow one attempt to its end: show and record its output, stop the nodes, explain a failure."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from .signals import Interrupts
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6
 EXIT_INTERRUPTED = 130
-PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before the launcher does
+PEER_STOP_TIMEOUT = 8.0  # seconds for supervisors to stop each other before the launcher stops them
 
 
 @dataclass
 class Session:
-    """One attempt that this command follows."""
+    """An attempt that this command follows."""
 
     attempt: RunningAttempt
     folder: RunFolder
     record: RunRecord
     console: Console
     interrupts: Interrupts
-    start_recorder: Callable[[RunFolder], None]  # keeps the logs once this command leaves
-    on_event: Callable[..., None]  # is told what happens: the event, the record and values
-    owned: bool = True  # Ctrl-C can stop the run; otherwise it only leaves
+    start_recorder: Callable[[RunFolder], None]  # keeps recording after this command ends
+    on_event: Callable[..., None]  # receives the event's name, the record and values
+    owned: bool = True  # whether Ctrl-C can stop the run; if not, it only leaves
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
-    known: Mapping[int, Mark] = field(default_factory=dict)  # what was shown already, by node rank
+    known: Mapping[int, Mark] = field(default_factory=dict)  # what was already shown, by node rank
 
     def __post_init__(self) -> None:
         self._stopping: threading.Thread | None = None
@@ -59,7 +59,7 @@ class Session:
         self._lines = RunLines(self.console)
 
     def follow(self) -> int:
-        """Follows the attempt until it has ended or the user leaves; returns the exit code."""
+        """Follow the attempt until it has ended or the user leaves; return the exit code."""
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(log_store(self.folder, self.console))
             self._monitor = Monitor(self.attempt, self.known, store)
@@ -76,7 +76,7 @@ class Session:
 
     @contextlib.contextmanager
     def _panel(self) -> Iterator[None]:
-        """Nodes and progress below the log lines."""
+        """Show nodes and progress below the log lines."""
         poller = ProgressPoller(self.attempt)
         number = self.record.attempt.attempt
         began = parse_timestamp(self.record.attempt.started) or time.time()
@@ -106,7 +106,7 @@ class Session:
             elif event is not None:
                 self.console.say(event)
             number = self.interrupts.take()
-            if number is not None and self._leaves_on(number):
+            if number is not None and self._handle_signal(number):
                 return self._detach()
             if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
                 self._stop(cancel=False)
@@ -116,7 +116,7 @@ class Session:
         return self._conclude()
 
     def _settle(self) -> None:
-        """Stops reading the nodes, and shows all that was held back."""
+        """Stop reading from the nodes, and print all lines that were held back."""
         self._monitor.close()
         self._lines.settle()
 
@@ -152,8 +152,8 @@ class Session:
 
     # --- signals and stopping ------------------------------------------------------------------
 
-    def _leaves_on(self, number: int) -> bool:
-        """Acts on a signal. True: leave, and let the run go on."""
+    def _handle_signal(self, number: int) -> bool:
+        """Handle a signal. Return True to leave the run running."""
         if number == signal.SIGHUP or not self.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
@@ -188,7 +188,7 @@ class Session:
         )
 
     def _only_unreachable_left(self) -> bool:
-        """Whether the user's stop is done, and every node that has not ended is out of reach."""
+        """Return whether the stop is complete except for nodes that are out of reach."""
         if not self._interrupted or self._stopping is None or self._stopping.is_alive():
             return False
         waiting = [o for o in self._monitor.outcomes.values() if not o.done]
@@ -197,7 +197,7 @@ class Session:
     def _detach(self) -> int:
         self._settle()
         if self._monitor.store:
-            with contextlib.suppress(OSError):  # the disk is full, which was reported
+            with contextlib.suppress(OSError):  # the disk is full, which was reported already
                 self._monitor.store.close()
             try:
                 self.start_recorder(self.folder)
@@ -247,7 +247,7 @@ class Session:
 
 
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
-    """How the attempt ended, and its first failure."""
+    """Print how the attempt ended, and its first failure."""
     if attempt.state == "UNKNOWN":
         console.say(f"run {run_id} may still be alive there; the next contact stops it")
         return

@@ -1,4 +1,4 @@
-"""Shows a run's logs: first what the hosts have beyond this machine's copy, then live if asked."""
+"""Show a run's logs: fetch lines that this machine lacks, print, and follow if asked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from ..terminal.console import Console
 from .monitor import Lines, Monitor
 from .signals import Interrupts
 
-UNKNOWN_COUNT = 100_000  # nodes or ranks of a run without a readable record
+UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
 
 
 class RunLines:
-    """The lines of a run on the console.
-
-    fold: on a terminal, without --verbose, torchrun's own tracebacks become one line.
-    """
+    """Prints a run's lines. fold: on a terminal, shorten torchrun's tracebacks, unless --verbose."""
 
     def __init__(self, console: Console, *, fold: bool = True) -> None:
         self._console = console
@@ -35,11 +32,10 @@ class RunLines:
         self._tracebacks = TorchrunTracebacks()
 
     def show(self, node_rank: int, text: bytes) -> None:
-        """Whole lines of one node."""
         self._console.lines(self._tracebacks.feed(node_rank, text) if self._folds else text)
 
     def settle(self) -> None:
-        """Shows all that was held back, and says what was left out."""
+        """Print all lines that were held back, and a note about those left out."""
         self._console.lines(self._tracebacks.take_held())
         self._console.settle()
         if count := len(self._tracebacks.left_out):
@@ -53,9 +49,9 @@ class RunLines:
 def chosen(
     wanted: Wanted, nodes: str | None, ranks: str | None, record: RunRecord | None
 ) -> Wanted:
-    """With nodes and ranks, as typed. Raises UsageError for a flag that names what the run does not have.
+    """Return `wanted` with the nodes and ranks that the user typed.
 
-    record: None if it cannot be read.
+    record: None if it cannot be read. Raises UsageError if the run has no such node or rank.
     """
     attempts = record.attempts if record else []
     known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
@@ -75,7 +71,7 @@ def chosen(
 
 
 def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
-    """Returns 0, or 4 when a host did not answer, so that lines of it may be missing."""
+    """Print the logs. Return 0, or 4 if lines are missing because a host did not answer."""
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console) if store else {}
         known = known_marks(folder.logs)
@@ -89,10 +85,7 @@ def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bo
 def print_recorded(
     folder: RunFolder, wanted: Wanted, known: Mapping[int, Mark], console: Console, *, fold: bool
 ) -> None:
-    """This machine's copy up to `known`; with several attempts, stderr says where each begins.
-
-    fold: see RunLines.
-    """
+    """Print this machine's copy up to `known`; stderr shows where attempts start. fold: see RunLines."""
     lines = RunLines(console, fold=fold)
     numbers: list[int | None] = [*attempts_in(folder.logs, known)]
     if wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2:
@@ -122,7 +115,7 @@ def _follow(
             if isinstance(event, str):
                 console.say(event)
             if interrupts.take() is not None:
-                break  # which closes the monitor
+                break  # closes the monitor
     console.settle()
 
 
@@ -130,7 +123,7 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
     try:
         return None if text is None else parse_numbers(text, count or UNKNOWN_COUNT)
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r}: {error}; give numbers such as 0-3,5") from None
+        raise UsageError(f"{flag} {text!r}: {error}; write numbers such as 0-3,5") from None
 
 
 def since_time(text: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The `ps` table, once or again and again."""
+"""Print the `ps` table, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from .progress import PROGRESS, Progress, parse_progress
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
-DROPPED = ("ATTEMPT", "OWNER", "SINCE", "NODES", "EXIT", "MEMORY")  # the least important first
+DROPPED = ("ATTEMPT", "OWNER", "SINCE", "NODES", "EXIT", "MEMORY")  # least important first
 EXIT_UNSEEN = 4
-TIMEOUT = 60.0  # seconds; without persistence mode nvidia-smi takes seconds to start
+TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the hosts say. failures: of hosts that did not answer. progress: of live runs, by id."""
+    """Answers of the hosts. failures: hosts that did not answer. progress: live runs, by id."""
 
     statuses: list[NodeStatus]
     failures: Mapping[str, DdpctlError]
@@ -52,7 +52,7 @@ class Seen:
 
 
 def look(clusters: Connected, *, everything: bool) -> Seen:
-    """Asks for runs, then for what the GPUs and the live runs do."""
+    """Query runs, then the GPUs and the progress of live runs."""
     statuses, failures = list_runs(clusters, everything=everything)
     nodes = one_per_account(node for _, nodes in clusters for node in nodes)
     progress: dict[str, Progress] = {}
@@ -75,8 +75,6 @@ def look(clusters: Connected, *, everything: bool) -> Seen:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which runs are shown, and how."""
-
     hosts: str | None  # a hosts file or list; None: see clusters_to_ask
     everything: bool  # finished runs too
     per_node: bool  # a row per node instead of a row per run
@@ -86,11 +84,11 @@ class Selection:
         return [status for status in statuses if self.everything or status.run_id in alive]
 
     def tables(self, seen: Seen, columns: float = math.inf) -> list[str]:
-        """Of the runs, if there are any, and of the GPUs. columns: of the terminal."""
+        """Return the tables of runs, if any, and of GPUs. columns: width of the terminal."""
         shown = self.of(seen.statuses)
         found = []
         if shown and self.per_node:
-            nodes = [status for run in by_run(shown) for status in odd_first(run)]
+            nodes = [status for run in by_run(shown) for status in unusual_first(run)]
             found.append(fitting([_node_row(status) for status in nodes], NODE_HEAD, columns))
         elif shown:
             runs = [_run_row(n, seen.statuses, seen.progress) for n in by_run(shown)]
@@ -105,7 +103,7 @@ class Selection:
         if not hosts:
             return (
                 "this machine has no record of a live run, and there is no ./hosts.yaml; "
-                "`ddpctl ps HOSTS` asks the hosts of a hosts file"
+                "`ddpctl ps HOSTS` asks the hosts in a hosts file"
             )
         if self.everything:
             return f"no run on {names(hosts)}"
@@ -113,7 +111,7 @@ class Selection:
 
 
 def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) -> str:
-    """The table, without the least important columns if it would be wider than the terminal."""
+    """Format a table without the least important columns if it is too wide for the terminal."""
     text = table(rows, head)
     for name in DROPPED:
         if name in head and max(map(len, text.splitlines())) >= columns:
@@ -124,7 +122,7 @@ def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) 
 
 
 def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
-    """Returns 0, or 4 when a host did not answer."""
+    """Print the tables. Return 0, or 4 if a host did not answer."""
     clusters_asked = clusters_to_ask(selection.hosts, console, everything=selection.everything)
     with all_connected(clusters_asked) as clusters:
         for cluster, nodes in clusters:
@@ -144,10 +142,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Shows the tables every `interval` seconds until Ctrl-C.
-
-    On a terminal they replace those before them; elsewhere tables that differ are printed.
-    """
+    """Print tables every `interval` seconds until Ctrl-C: redrawn on a terminal, else if they differ."""
     text, seen, parts = "", Seen([], {}, [], {}), [""]
 
     def render(columns: int, rows: int) -> list[str]:
@@ -177,7 +172,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
                 time.sleep(interval)
     except KeyboardInterrupt:
         if on_terminal:
-            console.print(text)  # the newest table stays
+            console.print(text)  # keep the newest table on the screen
 
 
 def _run_row(
@@ -205,8 +200,8 @@ def _run_row(
     ]
 
 
-def odd_first(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
-    """The nodes of a run, first those that are not in the state of most."""
+def unusual_first(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
+    """Sort a run's nodes, those in an unusual state first."""
     states = [node.state for node in nodes]
     usual = max(states, key=states.count)
     return sorted(nodes, key=lambda node: node.state == usual)
@@ -226,5 +221,5 @@ def _node_row(status: NodeStatus) -> list[str]:
 
 
 def _time(seconds: float | None) -> str:
-    """11-22T10:34Z"""
+    """Format unix seconds as 11-22T10:34Z."""
     return timestamp(seconds)[5:16] + "Z" if seconds else "-"

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal, kept until the code is ready for them."""
+"""Queue Ctrl-C, SIGTERM and SIGHUP until the code can handle them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Inside `with`, a signal raises KeyboardInterrupt. Only the main thread can receive signals.
 
-    Inside `held()` it is only queued, so that what has begun can be finished or undone first.
+    Inside `held()`, it is only queued, so that the current action can be completed or undone first.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Interrupts:
             self._held = False
 
     def take(self) -> int | None:
-        """The oldest queued signal, removed from the queue."""
+        """Remove and return the oldest queued signal; None if the queue is empty."""
         return self._pending.pop(0) if self._pending else None
 
     def _receive(self, number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The hosts file: read, checked as a whole, and kept as values."""
+"""The hosts file: read, validated as a whole, and kept as values."""
 
 from .dump import dump
 from .files import read_env_file, user_environment

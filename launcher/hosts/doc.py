@@ -1,4 +1,4 @@
-"""Prints docs/hosts-file.md again, with the tables of hosts.schema.json and hosts.example.yaml.
+"""Regenerate docs/hosts-file.md, with tables from hosts.schema.json and hosts.example.yaml.
 
 python -m launcher.hosts.doc
 """
@@ -13,7 +13,7 @@ from .schema import HOST, JOB, Key
 
 
 def document(page: str, example: str) -> str:
-    """The page with its two tables and its example as they are now."""
+    """Return the page with its two tables and its example up to date."""
     tables = iter([_table(HOST), _table(JOB)])
     page = re.sub(r"(^\|.*\n)+", lambda _: next(tables), page, flags=re.MULTILINE)
     before, fence, _ = page.partition("```yaml\n")

@@ -1,4 +1,4 @@
-"""A `Cluster` as the text of a hosts file that reads back to an equal one."""
+"""Write a `Cluster` as a hosts file that reads back as an equal one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import Cluster, Host, Job
 
 
 def dump(cluster: Cluster) -> str:
-    """The hosts file as used: defaults merged, paths absolute, only what differs from a default."""
+    """Return the hosts file as used: defaults merged, paths absolute, default values omitted."""
     document = {
         "hosts": [_changed(host, Host("")) for host in cluster.hosts],
         "spares": [_changed(host, Host("")) for host in cluster.spares],
@@ -18,7 +18,7 @@ def dump(cluster: Cluster) -> str:
     }
     document = {name: section for name, section in document.items() if section}
     # YAML would fold U+0085 and similar characters into a space, so they are escaped. Long lines
-    # are not folded either: an argument may contain any number of spaces.
+    # are not folded, because an argument may contain any number of spaces.
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=2**31 - 1)
 
 

@@ -1,4 +1,4 @@
-"""The files of this machine that a hosts file needs: itself, and those that it names."""
+"""The local files that a hosts file needs: itself, and those that it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Place:
-    """A path of this machine that the file names."""
+    """A local path in the hosts file."""
 
     line: int
     key: str
@@ -30,7 +30,7 @@ class Place:
 
 
 def text_of(path: Path) -> str:
-    """The text of a hosts file. Raises HostsFileError."""
+    """Read a hosts file. Raises HostsFileError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -52,12 +52,12 @@ def text_of(path: Path) -> str:
 
 
 def missing(places: Iterable[Place]) -> Iterator[Problem]:
-    """A problem for each file or folder that does not exist or cannot be used."""
+    """Yield a problem for each file or folder that does not exist or cannot be used."""
     for place in places:
         if why := _flaw(place):
             kind = "a folder" if place.kind == "folder" else "a file"
             what = f"found {place.shown}, which {why}"
-            is_key = place.kind == "file"  # an empty one would not help
+            is_key = place.kind == "file"  # an empty key would be useless
             remedy = "correct the path" if is_key else "correct the path or create it"
             yield Problem(place.line, place.key, what, remedy, f"{kind} on this machine")
         elif place.kind == "env file":
@@ -86,22 +86,22 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def user_environment(job: Job) -> dict[str, str]:
-    """The variables of env_file and env; as in `docker run`, env wins. They may be secrets.
+    """Return the variables of env_file and env. As in `docker run`, env overrides env_file.
 
-    They are handed to the engines and printed nowhere: plans and records have only their names.
+    Values may be secret. They go only to the engines; plans and records have only the names.
     """
     return {**(read_env_file(job.env_file) if job.env_file else {}), **job.env}
 
 
 def read_env_file(path: str) -> dict[str, str]:
-    """The NAME=value lines of a file. Raises HostsFileError, which never shows a value."""
+    """Parse NAME=value lines of a file. Raises HostsFileError, which never contains a value."""
     place = Place(0, "", path, "env file")
     raise_any("job.env_file", list(missing([place])))
     return _env_lines(place)[0]
 
 
 def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
-    """The problems name lines but not their text, which is secret."""
+    """Parse the file. Problems contain line numbers but no text, because that is secret."""
     values: dict[str, str] = {}
     problems: list[Problem] = []
     for number, raw in enumerate(Path(place.path).read_bytes().split(b"\n"), 1):

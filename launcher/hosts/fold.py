@@ -1,16 +1,16 @@
-"""Short forms of long lists, as clush writes them: `0-3,5` for ranks, `gpu[1-3]` for host names."""
+"""Short forms of long lists, as in clush: `0-3,5` for ranks, `gpu[1-3]` for host names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
-FEW = 3  # hosts whose equal errors are still a line each
+FEW = 3  # up to this many hosts, equal errors stay separate lines
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
 
 def ranges(numbers: Iterable[int], width: int = 0) -> str:
-    """`0-3,5` for 0, 1, 2, 3 and 5, in any order; zeros fill each number up to `width` digits."""
+    """Format 0, 1, 2, 3 and 5 as `0-3,5`, in any order. Numbers are zero-padded to `width` digits."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -24,10 +24,10 @@ def ranges(numbers: Iterable[int], width: int = 0) -> str:
 
 
 def names(hosts: Iterable[str]) -> str:
-    """`gpu[1-3],login` for gpu1, gpu2, gpu3 and login.
+    """Format gpu1, gpu2, gpu3 and login as `gpu[1-3],login`.
 
-    Names fold over their last number: `gpu[1-2].lab`, `10.0.0.[7-9]`, `node[08-11]`. Groups keep
-    the order in which their first name came.
+    Names fold at their last number: `gpu[1-2].lab`, `10.0.0.[7-9]`, `node[08-11]`. Groups are in
+    the order of their first names.
     """
     split = {host: _NUMBERED.fullmatch(host) for host in hosts}
     padded = {(m[1], m[3]) for m in split.values() if m and m[2][0] == "0" and len(m[2]) > 1}
@@ -47,18 +47,18 @@ def names(hosts: Iterable[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 host`, `2 hosts`"""
+    """Format a count: `1 host`, `2 hosts`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def errors(by_host: Mapping[str, object]) -> list[str]:
-    """One error per host as lines; those of many hosts that differ only in the name are one line."""
+    """Format an error per host. Equal errors of more than FEW hosts become one line."""
     same: dict[str, list[str]] = {}
     for host, error in by_host.items():
         same.setdefault(str(error).replace(host, "\0"), []).append(host)
     lines: list[str] = []
     for text, hosts in same.items():
-        if len(hosts) > FEW:  # the rest of the line, such as a command to try, shows the first host
+        if len(hosts) > FEW:  # later names, as in a command to try: the first
             lines.append(text.replace("\0", names(hosts), 1).replace("\0", hosts[0]))
         else:
             lines += [text.replace("\0", host) for host in hosts]

@@ -1,4 +1,4 @@
-"""DeepSpeed and MPI hostfiles (`gpu1 slots=8`), and the same on a command line (`gpu1:8,gpu2:8`).
+"""Parse DeepSpeed and MPI hostfiles (`gpu1 slots=8`) and host lists (`gpu1:8,gpu2:8`).
 
 Both become the tree of a hosts file. Each slot is a GPU: `slots=8` means `gpus: 8`.
 """
@@ -13,7 +13,7 @@ from .problems import Problem, nearest, shown
 from .tree import Items, Scalar, Table, Tree
 from .values import split_port
 
-# max_slots is Open MPI's; ddpctl never starts more processes than slots.
+# max_slots is an Open MPI option. ddpctl never starts more processes than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")
 _HOST = r"[^\s:,#=\[\]{}-][^\s:,#=]*"
 _SLOTS_LINE = re.compile(rf"{_HOST}(:\d+)?(\s+[\w-]+\s*=\s*\S*)+")
@@ -21,17 +21,17 @@ _COUNT_LINE = re.compile(rf"{_HOST}:\d+")
 
 
 def is_hostfile(text: str) -> bool:
-    """Whether the first line with content is one of a hostfile."""
+    """Return whether the first non-empty line looks like a hostfile's."""
     first = next((line for line in map(_significant, text.splitlines()) if line), "")
     return bool(_SLOTS_LINE.fullmatch(first) or _COUNT_LINE.fullmatch(first))
 
 
 class HostList(str):
-    """What -H says: hosts, even where it looks like a file name."""
+    """The argument of -H: always a list of hosts, even if it looks like a file name."""
 
 
 def is_host_list(hosts: str) -> bool:
-    """Whether `hosts` is a list of hosts, such as `gpu1:8,gpu2:8`, rather than a file name."""
+    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8`, and not a file name."""
     looks_like_one = re.fullmatch(r"[^\s,/]+:\d+(,[^\s,/]+)*", hosts)
     return isinstance(hosts, HostList) or bool(looks_like_one and not os.path.exists(hosts))  # noqa: PTH110
 
@@ -46,7 +46,7 @@ def read_hostfile(text: str, problems: list[Problem]) -> Table:
 
 
 def read_host_list(value: str, problems: list[Problem]) -> Table:
-    """`gpu1:8,gpu2:8`; a host without a number uses all its GPUs."""
+    """Parse `gpu1:8,gpu2:8`. A host without a number uses all its GPUs."""
     words = enumerate(value.split(","))
     hosts = tuple(_host(0, i, word.strip(), (), problems) for i, word in words)
     return Table(0, {"hosts": Items(0, hosts)})
@@ -59,7 +59,7 @@ def _significant(line: str) -> str:
 def _host(
     line: int, index: int, word: str, options: Sequence[str], problems: list[Problem]
 ) -> Table:
-    """`[user@]name[:gpus] [slots=N]` as an entry of a hosts file."""
+    """Parse `[user@]name[:gpus] [slots=N]` into an entry of a hosts file."""
     name, count = split_port(word)
     given = {} if count is None else {"slots": count}
     wrong = [] if count is None or count.isdecimal() else [shown(word)]
@@ -79,6 +79,6 @@ def _host(
     entries = {"host": Scalar(line, host)}
     if at:
         entries["user"] = Scalar(line, user)
-    if "slots" in given or wrong:  # a line with a problem claims no GPUs that others have
+    if "slots" in given or wrong:  # a line with a problem must not claim GPUs
         entries["gpus"] = Scalar(line, "0" if wrong else given["slots"])
     return Table(line, entries, dict.fromkeys(entries, line))

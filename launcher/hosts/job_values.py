@@ -1,4 +1,4 @@
-"""How the values under `job:` are read; values.py has the building blocks."""
+"""Readers for the values under `job:`, made of the building blocks in values.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UID_GID = re.compile(r"\d{1,10}:\d{1,10}")
 _LIMITS = ("core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile") + (
     ("nproc", "rss", "rtprio", "rttime", "sigpending", "stack")
 )
-# The reference grammar of github.com/distribution/reference, in one expression.
+# The reference grammar of github.com/distribution/reference as one expression.
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?/)?"
     r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*"
@@ -51,7 +51,7 @@ def image(tree: Tree) -> str:
 def command(tree: Tree) -> tuple[str, ...]:
     words = arguments(tree)
     if not words or not words[0]:
-        raise wrong(tree, "nothing to run", "write for example [train.py] or [-m, trainer]")
+        raise wrong(tree, "nothing to run", "write [train.py] or [-m, trainer], for example")
     first = PurePosixPath(words[0]).name
     if _STARTS_PYTHON.fullmatch(first):
         raise wrong(tree, shown(words[0]), f"remove {shown(first)}: torchrun starts Python")
@@ -59,7 +59,7 @@ def command(tree: Tree) -> tuple[str, ...]:
 
 
 def arguments(tree: Tree) -> tuple[str, ...]:
-    """A list of arguments; numbers and `yes` stay as written."""
+    """Read a list of arguments. Numbers and `yes` stay as written."""
     if isinstance(tree, Items):
         return tuple(each(parts(tree), as_written))
     found, remedy = tree.kind, "write a list"
@@ -71,7 +71,7 @@ def arguments(tree: Tree) -> tuple[str, ...]:
 
 
 def wrong_env_name(name: str) -> str:
-    """The remedy where an environment may not set `name`, else an empty text."""
+    """Return the remedy if an environment may not set `name`, else ""."""
     if not _ENV_NAME.fullmatch(name):
         return "use letters, digits and _"
     return "remove it: ddpctl or torchrun sets it on each node" if name in SET_BY_DDPCTL else ""
@@ -125,7 +125,7 @@ def folder_on_hosts(tree: Tree) -> str:
 def _capability(tree: Tree) -> str:
     name = text(tree).upper().removeprefix("CAP_")
     if not re.fullmatch(r"[A-Z_]{2,40}", name):
-        raise wrong(tree, shown(name), "write a name of `man 7 capabilities`")
+        raise wrong(tree, shown(name), "use a name from `man 7 capabilities`")
     return name
 
 
@@ -141,18 +141,18 @@ def _wrong_tmpfs(target: str) -> str:
 
 
 def duration(tree: Tree) -> int:
-    """Seconds. `2h30m`, `90s`, `1d` or a number of seconds."""
+    """Read a duration in seconds: `2h30m`, `90s`, `1d` or a number."""
     written = as_written(tree)
     total = seconds_in(written)
     if total is None:
-        raise wrong(tree, shown(written), "write for example 2h30m, or a number of seconds")
+        raise wrong(tree, shown(written), "write 2h30m, for example, or a number of seconds")
     if not 0 < total <= LONGEST_DURATION:
         raise wrong(tree, shown(written), "write a time from 1s to 365d")
     return total
 
 
 def seconds_in(text: str) -> int | None:
-    """None where the text is no duration."""
+    """Parse a duration into seconds; None if `text` is not one."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not match[0]:
         return None
@@ -161,21 +161,21 @@ def seconds_in(text: str) -> int | None:
 
 
 def size(tree: Tree) -> int:
-    """Bytes. `16g`, `512m`, `16GiB` or a number of bytes."""
+    """Read a size in bytes: `16g`, `512m`, `16GiB` or a number."""
     written = as_written(tree)
     match = _SIZE.fullmatch(written.strip())
     if match is None:
-        raise wrong(tree, shown(written), "write for example 16g or 512m")
+        raise wrong(tree, shown(written), "write 16g or 512m, for example")
     number = int(match[1][:30]) * _UNITS[match[2].lower()]
     if number < MIB:
         raise wrong(tree, shown(written), f"that is less than 1 MiB; write {match[1][:5]}g?")
     if number > 2**50:
-        raise wrong(tree, shown(written), "write a size that a machine can have")
+        raise wrong(tree, shown(written), "write a realistic size")
     return number
 
 
 _device = matching(
-    r"(?!.*\.\.)/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?", "write for example /dev/fuse"
+    r"(?!.*\.\.)/dev/[^\s:]+(:/[^\s:]+)?(:[rwm]{1,3})?", "write /dev/fuse, for example"
 )
 devices = list_of(_device, "[/dev/fuse]")
 cap_add = list_of(_capability, "[SYS_PTRACE]")
@@ -184,9 +184,9 @@ tmpfs = mapping_of(_wrong_tmpfs, size, "{/scratch: 64g}")
 
 
 def container_user(tree: Tree) -> str:
-    word = as_written(tree)  # not text: YAML takes 1000:1000 for a number in base 60
+    word = as_written(tree)  # not `text`: YAML reads 1000:1000 as a number in base 60
     is_uid_gid = _UID_GID.fullmatch(word) and all(int(n) < 2**32 - 1 for n in word.split(":"))
     if word in ("host", "root") or is_uid_gid:
         return word
     near = nearest(word, ["host", "root"])
-    raise wrong(tree, shown(word), "write for example user: 1000:1000", near)
+    raise wrong(tree, shown(word), "write user: 1000:1000, for example", near)

@@ -1,6 +1,6 @@
-"""Reads a hosts file: text to tree, tree to values, values to a `Cluster`; collects all problems.
+"""Read a hosts file: text to tree, tree to values, values to a `Cluster`. Collects all problems.
 
-`load` looks at the disk, `parse` does not. `parse(dump(cluster), ...)` gives the cluster again.
+`load` accesses the disk, `parse` does not. `parse(dump(cluster), ...)` returns an equal cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Hosts: TypeAlias = str | Path | Sequence[str] | Cluster | None
 
 COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
-_AMBIGUOUS_PORT = 22  # below it, gpu1:8 may just as well mean eight GPUs
+_AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
 _NOTHING = Scalar(0, "", "nothing")
 
 
@@ -39,10 +39,10 @@ def cluster_of(
     *,
     source: str = COMMAND_LINE,
 ) -> Cluster:
-    """The chosen hosts, with `job` over the file's job; None as a value leaves the file's.
+    """Return the selected hosts, with the file's job overridden by `job`; None keeps the file's value.
 
-    hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a cluster that was read
-    before, or None for ./hosts.yaml. source: who gave `job`, for messages. Raises UsageError.
+    hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
+    ./hosts.yaml. source: the origin of `job`, for messages. Raises UsageError.
     """
     if not isinstance(hosts, Cluster):
         if hosts is None:
@@ -54,20 +54,20 @@ def cluster_of(
 
 
 def default_hosts() -> str:
-    """./hosts.yaml. Raises UsageError if there is none."""
+    """Return ./hosts.yaml. Raises UsageError if it does not exist."""
     if not Path(DEFAULT_HOSTS).is_file():
         raise UsageError(
-            "no hosts: give a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
+            "no hosts: pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
         )
     return DEFAULT_HOSTS
 
 
 def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
-    """The cluster of a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
+    """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
-    HostsFileError has a line for each problem, including missing files. job_files=False is for
-    commands that do not need the job's own files (`ps`, `kill` from any machine); overridden: keys
-    of the job that the command line replaces, whose files need not exist.
+    Raises HostsFileError with a line per problem, including missing files. job_files=False: for
+    commands that do not need the job's own files (`ps`, `kill` from any machine). overridden: keys
+    of the job that the command line replaces, so that their files need not exist.
     """
     if isinstance(hosts, str) and is_host_list(hosts):
         reading = _Reading("-H", "/")
@@ -83,10 +83,10 @@ def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[st
 
 
 def parse(text: str, source: str, *, base: str | Path | None = None) -> Cluster:
-    """The cluster that `text` describes. HostsFileError has all problems.
+    """Parse `text`. Raises HostsFileError with all problems.
 
-    source: the name in messages. base: what relative paths are relative to (default: the folder of
-    source). Does not look whether files exist.
+    source: the name in messages. base: the folder of relative paths (default: the folder of
+    source). Does not check whether files exist.
     """
     reading = _Reading(source, Path(source).parent if base is None else base)
     made = reading.text(text)
@@ -101,11 +101,11 @@ def override_job(
     cwd: str | Path | None = None,
     source: str = COMMAND_LINE,
 ) -> Cluster:
-    """The same cluster with values of the command line in its job; None leaves the file's value.
+    """Return the cluster with job values from the command line; None keeps the file's value.
 
-    given: by key of the job; `env` is added to the file's, and nproc_per_node overrides that of each
-    host. Relative paths are relative to cwd. source: who gave them, if not the command line.
-    HostsFileError names each flag that is wrong, including folders that do not exist.
+    given: by key of the job. `env` is added to the file's; nproc_per_node overrides that of each
+    host. cwd: the folder of relative paths. source: the origin of the values, if not the command
+    line. Raises HostsFileError, which names each wrong flag, including folders that do not exist.
     """
     reading = _Reading(source, cwd or current_folder())
     read: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def override_job(
 
 
 def _tree(value: object) -> Tree:
-    """A value of a command line as if it had been read from a file."""
+    """Turn a value from the command line into the tree that a file would have."""
     if isinstance(value, Mapping):
         entries = {str(name): Scalar(0, str(each)) for name, each in value.items()}
         return Table(0, entries, dict.fromkeys(entries, 0))
@@ -138,7 +138,7 @@ def _tree(value: object) -> Tree:
 
 
 class _Reading:
-    """One reading of one source: its problems so far, and the paths that it names."""
+    """One pass over a source: collects its problems and the paths that it names."""
 
     def __init__(self, source: str, base: str | Path) -> None:
         self.source = source
@@ -147,7 +147,7 @@ class _Reading:
         self.places: list[Place] = []
 
     def text(self, text: str) -> Cluster:
-        """What could be read; of use only when there are no problems."""
+        """Return what could be read; use it only if there are no problems."""
         try:
             read = read_hostfile if is_hostfile(text) else read_yaml
             return self.cluster(read(text, self.problems))
@@ -181,7 +181,7 @@ class _Reading:
         section = tree.entries.get(name, _NOTHING)
         if isinstance(section, Table):
             return self._keys(section, keys, name)
-        # A section whose every line is commented out is empty, not wrong.
+        # A section in which every line is commented out is empty, not wrong.
         if not (isinstance(section, Scalar) and section.is_null):
             remedy = f"indent the keys of {name} below it"
             problem = Problem(section.line, name, f"found {section.kind}", remedy, "a mapping")
@@ -213,13 +213,13 @@ class _Reading:
             self.problems.append(problem.within(key, HOST["host"].allowed))
         if "host" not in own:
             return None
-        # This machine is not reached by SSH, so the defaults about SSH do not apply to it.
+        # SSH is not used for this machine, so the SSH defaults do not apply.
         applied = ("gpus", "interface") if own["host"] == "local" else DEFAULTS
         merged = {name: value for name, value in defaults.items() if name in applied} | own
         return Entry(key, item.line, frozenset(own), Host(**merged))
 
     def _keys(self, table: Table, keys: Mapping[str, Key], path: str) -> dict[str, Any]:
-        """The values in `table` that can be used."""
+        """Return the valid values in `table`. Records the problems of the others."""
         read: dict[str, Any] = {}
         for name, tree in table.entries.items():
             if name in keys:
@@ -230,7 +230,7 @@ class _Reading:
         return read
 
     def value(self, name: str, key: Key, tree: Tree, path: str) -> dict[str, Any]:
-        """{name: value}, or {} after noting what is wrong with it."""
+        """Return {name: value}, or {} after recording the problem."""
         try:
             value = key.read(tree)
             if key.path and isinstance(value, str):
@@ -252,7 +252,7 @@ class _Reading:
 
 
 def _entry_table(item: Tree) -> Table:
-    """An entry of `hosts:` as a mapping; `[user@]host[:port]` is taken apart."""
+    """Return an entry of `hosts:` as a mapping. Splits the short form `[user@]host[:port]`."""
     if isinstance(item, Table):
         return item
     if isinstance(item, Items):

@@ -1,4 +1,4 @@
-"""What a hosts file says, as values: a `Cluster`, its `Host`s and the `Job` that they run."""
+"""The contents of a hosts file as values: a `Cluster`, its `Host`s and their `Job`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Host:
-    """One node. Its place in `Cluster.hosts` is its node rank. host: as written."""
+    """One node. Its index in `Cluster.hosts` is its node rank. host: as written."""
 
     host: str
     user: str | None = None
@@ -28,27 +28,24 @@ class Host:
 
     @property
     def machine(self) -> tuple[str, int]:
-        """Equal for two hosts that are the same machine, whichever user logs in.
-
-        The letter case of a name does not matter, and no port means port 22.
-        """
+        """Key of the machine, for any user. Ignores letter case; a missing port means 22."""
         return self.host.lower(), self.port or 22
 
     @property
     def account(self) -> tuple[str | None, str, int]:
-        """Equal for two hosts that share a home folder: the same user on the same machine."""
+        """Key of the home folder: equal for the same user on the same machine."""
         return self.user, *self.machine
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """The GPUs that it names, by a count or by their ids. `all` names none."""
+        """The GPUs named by a count or by ids; () for `all`."""
         if self.gpus == "all":
             return ()
         return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
 
     @property
     def written_gpus(self) -> str:
-        """gpus as a hosts file has it."""
+        """The value of `gpus` in the syntax of a hosts file."""
         return str(list(self.gpus)) if isinstance(self.gpus, tuple) else str(self.gpus)
 
     @property
@@ -59,7 +56,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """What every node runs. Paths are absolute; sizes are in bytes, times in seconds."""
+    """The work of every node. Paths are absolute, sizes in bytes, times in seconds."""
 
     engine: Literal["docker", "process"] = "docker"
     image: str = "ddpctl-trainer:latest"
@@ -86,7 +83,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """hosts: by node rank. spares: replacements for lost hosts. source: the file it came from."""
+    """hosts: by node rank. spares: replacements for lost hosts. source: the file."""
 
     hosts: tuple[Host, ...]
     job: Job = field(default_factory=Job)

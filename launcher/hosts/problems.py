@@ -1,4 +1,4 @@
-"""What is wrong with a hosts file: one line per problem, worded here and nowhere else."""
+"""Problems of a hosts file, one line each. All their wording is here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from ..errors import HostsFileError
 
-SHOWN = 60  # how many characters of a wrong value a message repeats
+SHOWN = 60  # maximum characters of a wrong value in a message
 LONGEST_PATH = 4096
 
 
 @dataclass(frozen=True)
 class Problem:
-    """line is 0 where the source has no lines, such as a flag. near: the key or word meant."""
+    """A problem. line: 0 if the source has no lines, such as a flag. near: the probable key or word."""
 
     line: int
     key: str
@@ -24,7 +24,7 @@ class Problem:
     near: str | None = None
 
     def within(self, key: str, allowed: str = "") -> Problem:
-        """The same problem of a value inside `key`."""
+        """Return the same problem for a value inside `key`."""
         return replace(self, key=key + self.key, allowed=self.allowed or allowed)
 
     def text(self, source: str) -> str:
@@ -39,7 +39,7 @@ class Problem:
 
 
 class Wrong(Exception):
-    """A value that cannot be used. The problems' keys are relative to that value."""
+    """A value is invalid. The problems' keys are relative to that value."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Wrong(Exception):
 
 
 def raise_any(source: str, problems: Sequence[Problem]) -> None:
-    """HostsFileError with each problem once, in the order of the file."""
+    """Raise HostsFileError with each problem once, in the order of the file, if there are any."""
     if problems:
         name = shown(source, LONGEST_PATH)
         lines = [problem.text(name) for problem in sorted(problems, key=lambda p: p.line)]
@@ -55,12 +55,12 @@ def raise_any(source: str, problems: Sequence[Problem]) -> None:
 
 
 def shown(text: str, most: int = SHOWN) -> str:
-    """At most `most` characters of `text`, on one line and safe to print on a terminal."""
+    """Return at most `most` characters of `text` on one line, safe for a terminal."""
     short = text if len(text) <= most else text[:most] + "..."
     return short if short.isprintable() and short.strip() == short and short else repr(short)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is probably a typo of."""
+    """Return the known word that `word` is probably a typo of."""
     matches = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), 1, 0.6)
     return matches[0] if matches else None

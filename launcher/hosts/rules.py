@@ -1,4 +1,4 @@
-"""What must hold between the values of a hosts file that are each right by themselves."""
+"""Rules between values of a hosts file that are each valid on their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
 
 @dataclass(frozen=True)
 class Entry:
-    """A host with its place in the file. own: the keys that it has itself, without defaults."""
+    """A host with its position in the file. own: its own keys, without defaults."""
 
     key: str
     line: int
@@ -26,7 +26,7 @@ class Entry:
 def broken_rules(
     entries: Sequence[Entry], job: Job, lines: Mapping[str, int] | None = None
 ) -> Iterator[Problem]:
-    """lines: the line of each key of the job."""
+    """Yield a problem per broken rule. lines: the line number of each key of the job."""
     by_machine: dict[tuple[str, int], list[Entry]] = {}
     by_address: dict[str, Entry] = {}
     for entry in entries:
@@ -74,7 +74,7 @@ def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
 
 
 def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
-    """Entries on one machine have GPUs of their own: lists of ids, or none."""
+    """Require entries on one machine to list GPU ids that do not overlap, or to use none."""
     mine = entry.host
     for other in earlier if mine.gpus != 0 else ():
         theirs = other.host
@@ -128,5 +128,5 @@ def _container_rules(job: Job, lines: Mapping[str, int]) -> Iterator[Problem]:
                 remedy = f"choose another target or remove {key}"
                 yield Problem(lines.get(kind, 0), f"job.{kind}", what, remedy)
         if kind == "tmpfs" and flat in mounted:
-            what = f"found {shown(flat)}, which job.mounts has too"
+            what = f"found {shown(flat)}, which is also in job.mounts"
             yield Problem(lines.get(kind, 0), "job.tmpfs", what, "keep one of them")

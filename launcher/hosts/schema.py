@@ -1,8 +1,8 @@
-"""Every key of the hosts file: what it means and how it is read.
+"""All keys of the hosts file: their meaning and their readers.
 
-hosts.schema.json is the table of the keys. Editors check and complete by it, docs/hosts-file.md has
-its tables from it, and the loader takes from it names, numbers, words and what messages say is
-allowed. What an editor cannot check is in the readers below, which have the last word.
+hosts.schema.json is the table of keys. Editors use it for validation and completion, and
+docs/hosts-file.md shows it. The loader takes names, ranges, choices and the wording of messages
+from it. The readers below check what a schema cannot express, and have the last word.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("hosts.schema.json")
 SCHEMA = json.loads(FILE.read_bytes())
 _DESCRIPTION = re.compile(r"(.*) Value: (.*)\. Default: (.*)\.")
 
-# Keys whose value is more than a number in a range, one of some words, or a path of this machine.
+# Keys whose value is more than a number in a range, a choice of words or a local path.
 _HOST_READERS: Mapping[str, Reader] = {
     "host": values.host,
     "user": values.user,
@@ -48,7 +48,7 @@ _JOB_READERS: Mapping[str, Reader] = {
     "time_limit": job_values.duration,
     "metrics_dir": job_values.folder_on_hosts,
 }
-# What must be at a path on this machine.
+# What a local path must lead to.
 _PATHS: Mapping[str, PathKind] = {
     "identity_file": "file", "workdir": "folder", "dataset": "folder", "env_file": "env file"
 }  # fmt: skip
@@ -56,7 +56,7 @@ _PATHS: Mapping[str, PathKind] = {
 
 @dataclass(frozen=True)
 class Key:
-    """allowed, default: in words. path: for a path on this machine, what must be there."""
+    """A key. allowed, default: in words. path: what must exist at that local path."""
 
     read: Reader
     meaning: str
@@ -87,11 +87,11 @@ def _reader(shape: Mapping[str, Any]) -> Reader:
 _SECTIONS = SCHEMA["properties"]
 SECTIONS: Collection[str] = _SECTIONS.keys()
 HOST = _keys(SCHEMA["definitions"]["host"]["anyOf"][1], _HOST_READERS)
-# Several machines cannot share a name or an address; for nproc_per_node there is job's.
+# Several machines cannot share a name or an address. nproc_per_node has a default in job.
 DEFAULTS = {name: HOST[name] for name in _SECTIONS["defaults"]["properties"]}
 JOB = _keys(_SECTIONS["job"], _JOB_READERS)
 
-# What users of other tools write.
+# Keys that users of other tools try.
 _SYNONYMS = {
     "hostname": "host", "address": "host", "ip": "host", "name": "host", "node": "host",
     "username": "user", "ssh_user": "user", "ssh_port": "port", "key": "identity_file",
@@ -106,7 +106,7 @@ _SYNONYMS = {
 
 
 def unknown(name: str, line: int, known: Collection[str]) -> Problem:
-    """A key that is none of `known`, with the key that was probably meant."""
+    """Return the problem of an unknown key, with the most similar known key."""
     synonym = _SYNONYMS.get(name.lower().replace("-", "_"))
     near = synonym if synonym in known else nearest(name, known)
     homes = [home for home, keys in (("hosts", HOST), ("job", JOB)) if name in keys or name == home]

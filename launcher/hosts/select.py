@@ -1,6 +1,6 @@
-"""`--include` and `--exclude`: some hosts and GPUs of a cluster, in DeepSpeed's spelling. Pure.
+"""`--include` and `--exclude`: select hosts and GPUs of a cluster in DeepSpeed's syntax. Pure.
 
-`host1@host2:0,2` is all of host1, and GPUs 0 and 2 of host2.
+`host1@host2:0,2` means all of host1, and GPUs 0 and 2 of host2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Chosen = Mapping[str, frozenset[int] | None]
 
 
 def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluster:
-    """The cluster with only the hosts and GPUs of `include`, or without those of `exclude`.
+    """Return the cluster reduced to the hosts and GPUs of `include`, or without those of `exclude`.
 
-    Hosts keep their order, which is rank order. Spares are selected in the same way.
-    Raises UsageError.
+    Hosts keep their order, which is rank order. Spares are selected by the same rules. Raises
+    UsageError.
     """
     if include is not None and exclude is not None:
-        raise UsageError("--include and --exclude: give one of them")
+        raise UsageError("--include and --exclude: use only one")
     text = exclude if include is None else include
     if text is None:
         return cluster
@@ -47,7 +47,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> Chosen:
         if match is None:
             raise UsageError(f"{flag} {text!r}: write host1@host2:0,2")
         name, ids = match[1], match[2]
-        if word.strip() in names:  # an IPv6 address may end like a list of GPUs
+        if word.strip() in names:  # the end of an IPv6 address may look like a list of GPUs
             name, ids = word.strip(), None
         if name in chosen:
             raise UsageError(f"{flag} {text!r}: names {name!r} twice")
@@ -56,7 +56,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> Chosen:
 
 
 def _refuse_unknown(flag: str, chosen: Chosen, cluster: Cluster) -> None:
-    """Every named host must be in the file, and every named GPU in one of its entries."""
+    """Raise UsageError unless the file has every named host and every named GPU."""
     every = (*cluster.hosts, *cluster.spares)
     for name, ids in chosen.items():
         entries = [host for host in every if host.name.lower() == name]
@@ -68,7 +68,7 @@ def _refuse_unknown(flag: str, chosen: Chosen, cluster: Cluster) -> None:
         if any(host.gpus == "all" for host in entries):
             if flag == "--exclude":
                 raise UsageError(
-                    f"{flag}: {name} has gpus: all, so which GPUs are left is not known; "
+                    f"{flag}: {name} has gpus: all, so the GPUs that are left are unknown; "
                     "write their number in the hosts file, or use --include"
                 )
             continue
@@ -78,13 +78,13 @@ def _refuse_unknown(flag: str, chosen: Chosen, cluster: Cluster) -> None:
 
 
 def _kept(host: Host, chosen: Chosen, include: bool) -> Iterator[Host]:
-    """The host with the GPUs that the flag leaves it; nothing if it leaves none."""
+    """Yield the host with the selected GPUs, or nothing if none is left."""
     named = chosen.get(host.name.lower(), frozenset())
-    if not named:  # the whole host, or nothing of it
+    if not named:  # all of the host or nothing
         if include is (named is None):
             yield host
         return
-    # Excluding GPUs of `all` has been refused.
+    # GPUs cannot be excluded from `all`; that was refused before.
     among = sorted(named) if host.gpus == "all" else host.gpu_ids
     left = tuple(gpu for gpu in among if (gpu in named) is include)
     if left == host.gpu_ids and not include:

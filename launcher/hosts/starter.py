@@ -1,4 +1,4 @@
-"""The work of `ddpctl init`: the text of a first hosts file, and the hosts of ~/.ssh/config."""
+"""Write a first hosts file for `ddpctl init`, and read the hosts of ~/.ssh/config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
 class Entry(NamedTuple):
-    """A host as `ssh` takes it, or `local`. gpus: None for the default. note: becomes a comment."""
+    """A host name for `ssh`, or `local`. gpus: None for the default. note: becomes a comment."""
 
     host: str
     gpus: int | None = None
@@ -28,7 +28,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """gpus: all, a count or ids such as 0,1, for hosts without a count. None: not written."""
+    """The user's answers. None: leave the key out.
+
+    gpus: all, a count or ids such as 0,1; for hosts without their own count.
+    """
 
     hosts: tuple[Entry, ...]
     user: str | None = None
@@ -50,12 +53,12 @@ defaults:                      # for every host; a host may override them
 
 hosts:                         # list order is rank order: the first is node 0, the master
 {hosts}
-#   internal_ip: 10.0.0.2      # of a host: the address for the other nodes; `check` finds it
+#   internal_ip: 10.0.0.2      # per host: the address for the other nodes; `check` finds it
 
 job:
 {job}
 """
-# A key, an example for one that was not answered, and what it is for.
+# Key, example (used if the user gave no answer), purpose.
 _DEFAULTS = (
     ("user", "ubuntu", "the SSH user; default: what `ssh HOST` uses"),
     ("identity_file", "~/.ssh/id_ed25519", "the SSH key; default: what `ssh HOST` uses"),
@@ -68,12 +71,12 @@ _JOB = (
     ("command", "", "what torchrun runs; `-- ...` overrides it"),
     ("nproc_per_node", "2", "default: one per GPU; 1 on a CPU host"),
     ("master_port", "", "a free port of node 0; or a number"),
-    ("max_restarts", "3", "restarts of the whole job from its newest checkpoint"),
+    ("max_restarts", "3", "whole-job restarts, each from the newest checkpoint"),
 )
 
 
 def compose(answers: Answers, name: str) -> str:
-    """A commented hosts file. Raises HostsFileError where the answers do not make one."""
+    """Return a commented hosts file. Raises HostsFileError if the answers are invalid."""
     words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
     given = {key: scalar(text) for key, text in vars(answers).items() if isinstance(text, str)}
     given |= {"command": f"[{words}]", "master_port": "auto", "gpus": answers.gpus}
@@ -91,7 +94,7 @@ def compose(answers: Answers, name: str) -> str:
 
 
 def _rows(keys: Iterable[tuple[str, str, str]], given: Mapping[str, str]) -> str:
-    """A line for each key with its value, or with an example and commented out."""
+    """Return a line per key with its value, or with a commented-out example."""
     rows = (
         (f"  {key}: {given[key]}" if key in given else f"# {key}: {example}", why)
         for key, example, why in keys
@@ -106,18 +109,17 @@ def _host(entry: Entry) -> str:
 
 
 def named_hosts(answers: Answers, name: str) -> tuple[Host, ...]:
-    """The hosts of the file that the answers make."""
     return parse(compose(answers, name), name).hosts
 
 
 def scalar(text: str) -> str:
-    """`text` as a YAML scalar, quoted only where necessary."""
+    """Return `text` as a YAML scalar, quoted only if necessary."""
     written = yaml.safe_dump(text, allow_unicode=True, width=2**31 - 1)
     return written.removesuffix("...\n").strip()
 
 
 def hosts_in(cluster: Cluster) -> tuple[Entry, ...]:
-    """The hosts of a hostfile under its names."""
+    """Return the hosts of a hostfile under the hostfile's own names."""
     found = []
     for host in cluster.hosts:
         name = f"{host.user}@{host.host}" if host.user else host.host
@@ -126,9 +128,9 @@ def hosts_in(cluster: Cluster) -> tuple[Entry, ...]:
 
 
 def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> list[str]:
-    """The Host names of an SSH configuration and its includes, in order, without patterns.
+    """Return the Host names of an SSH configuration and its includes, in order, without patterns.
 
-    folder: what an Include is relative to (default: the folder of config).
+    folder: base of relative Includes (default: the folder of config).
     """
     folder = folder or config.parent
     try:
@@ -149,7 +151,7 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
 
 def included(patterns: Sequence[str], folder: Path) -> Iterator[Path]:
     for pattern in patterns:
-        with contextlib.suppress(OSError, ValueError):  # what is no pattern includes nothing
+        with contextlib.suppress(OSError, ValueError):  # an invalid pattern includes nothing
             path = expanded(pattern)
             root = Path("/") if path.is_absolute() else folder
             yield from sorted(root.glob(str(path).lstrip("/")))

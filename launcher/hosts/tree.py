@@ -1,7 +1,7 @@
-"""YAML as a tree that remembers its line numbers: `Scalar`, `Items` and `Table`.
+"""YAML as a tree with line numbers: `Scalar`, `Items` and `Table`.
 
-Scalars stay as written and tags construct nothing. Documents that are built to exhaust a reader
-(deep nesting, aliases of aliases) are refused before they are walked.
+Scalars stay as written, and tags construct nothing. Documents designed to exhaust a reader (deep
+nesting, aliases of aliases) are refused before they are walked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 20
 MAX_ALIASES = 100
 
-# PyYAML's C parser, where it was built with it, is ten times as fast.
+# PyYAML's optional C parser is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {
@@ -36,7 +36,7 @@ _TAGS = {*_SCALARS, f"{_TAG}seq", f"{_TAG}map"}
 
 @dataclass(frozen=True)
 class Scalar:
-    """text: as written. kind: the type that YAML gives it, in words."""
+    """A single value. text: as written. kind: the type that YAML assigns, in words."""
 
     line: int
     text: str
@@ -68,7 +68,7 @@ Tree: TypeAlias = Scalar | Items | Table
 
 
 def read_yaml(text: str, problems: list[Problem]) -> Tree:
-    """The document in `text`. Raises Wrong for what is not YAML; notes all other problems."""
+    """Parse one document. Raises Wrong if it is not YAML; appends all other problems."""
     if len(text) > MAX_CHARACTERS:
         raise Wrong(Problem(0, "", "found more than 1 MB", "is this a hosts file?"))
     try:
@@ -93,7 +93,7 @@ def _syntax_error(text: str, error: yaml.MarkedYAMLError) -> Problem:
 
 
 def _refuse_bombs(text: str) -> None:
-    """Raises Wrong unless walking the document costs no more than its size."""
+    """Raise Wrong if walking the document would cost more than its size."""
     depth = aliases = 0
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -108,11 +108,11 @@ def _refuse_bombs(text: str) -> None:
 
 
 class _Walk:
-    """Turns PyYAML's nodes into ours, each node once however many aliases point at it."""
+    """Converts PyYAML's nodes to ours, each node once, however many aliases refer to it."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
-        self.done: dict[int, Tree | None] = {}  # None: being read
+        self.done: dict[int, Tree | None] = {}  # None: in progress
 
     def tree(self, node: yaml.Node, path: str) -> Tree:
         line = node.start_mark.line + 1
@@ -156,7 +156,7 @@ class _Walk:
                 self.problems.append(Problem(at, inner, what, "keep one of them"))
             else:
                 entries[key], lines[key] = value, at
-        for other in merged:  # `<<`: what is written here wins, then the first mapping
+        for other in merged:  # `<<`: own keys win, then earlier mappings
             if isinstance(other, Table):
                 entries = {**other.entries, **entries}
                 lines = {**other.lines, **lines}

@@ -1,6 +1,6 @@
-"""How each kind of value in a hosts file is read.
+"""Readers for each kind of value in a hosts file.
 
-A reader takes a tree and returns the value; it raises Wrong with every problem of that value.
+A reader takes a tree and returns the value. It raises Wrong with all problems of that value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tree import Items, Scalar, Table, Tree
 
 MAX_GPUS = 256
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
-# What ssh itself refuses in names, and what would be a pattern or a part of something else.
+# Characters that ssh itself refuses in names, or that have a meaning in patterns and lists.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
 _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
 
@@ -30,7 +30,7 @@ def wrong(tree: Tree, found: str, remedy: str = "", near: str | None = None) -> 
 
 
 def each(parts: Iterable[tuple[str, P]], read: Callable[[P], T]) -> list[T]:
-    """Reads all parts, each with its key. Raises Wrong with the problems of all."""
+    """Read every part under its key. Raises Wrong with the problems of all parts."""
     values, problems = [], []
     for key, part in parts:
         try:
@@ -58,7 +58,7 @@ def list_of(read: Callable[[Tree], T], example: str) -> Callable[[Tree], tuple[T
 def mapping_of(
     flaw: Callable[[str], str], read: Callable[[Tree], T], example: str
 ) -> Callable[[Tree], dict[str, T]]:
-    """flaw: the remedy for a name that may not be used, else an empty text."""
+    """Return a reader of mappings. flaw: returns the remedy for a forbidden name, else ""."""
 
     def read_mapping(tree: Tree) -> dict[str, T]:
         if not isinstance(tree, Table):
@@ -75,7 +75,7 @@ def mapping_of(
 
 
 def as_written(tree: Tree) -> str:
-    """Any scalar, including numbers and `yes`, as the characters in the file."""
+    """Read any scalar, including numbers and `yes`, as written in the file."""
     if not isinstance(tree, Scalar):
         raise wrong(tree, tree.kind, "write one value")
     if tree.is_null:
@@ -86,7 +86,7 @@ def as_written(tree: Tree) -> str:
 
 
 def text(tree: Tree) -> str:
-    """A scalar that YAML takes for text, and that is not empty."""
+    """Read a non-empty scalar that YAML treats as text."""
     written = as_written(tree)
     if tree.kind != "text":
         remedy = f'quote it if you mean the text: "{shown(written)}"'
@@ -97,7 +97,7 @@ def text(tree: Tree) -> str:
 
 
 def matching(pattern: str, remedy: str) -> Callable[[Tree], str]:
-    """A text of one form."""
+    """Return a reader of texts that match `pattern`."""
 
     def read_text(tree: Tree) -> str:
         word = text(tree)
@@ -109,7 +109,7 @@ def matching(pattern: str, remedy: str) -> Callable[[Tree], str]:
 
 
 def whole(low: int, high: int, also: str | None = None, remedy: str = "") -> Reader:
-    """A decimal number from `low` to `high`, or the word `also`."""
+    """Return a reader of integers from `low` to `high`, or of the word `also`."""
 
     def read(tree: Tree) -> object:
         written = as_written(tree)
@@ -141,9 +141,9 @@ def choice(*words: str) -> Reader:
 
 
 def path(tree: Tree) -> str:
-    """A path as written; the loader makes it absolute."""
+    """Read a path as written; the loader makes it absolute."""
     if isinstance(tree, Scalar) and tree.is_null and tree.text == "~":
-        return "~"  # null to YAML, the home folder to whoever wrote it
+        return "~"  # YAML reads `~` as null, but the user means the home folder
     written = text(tree)
     if written.startswith("~") and not written.startswith("~/") and "/" in written:
         raise wrong(tree, shown(written), "write the absolute path instead of ~NAME")
@@ -174,7 +174,7 @@ def user(tree: Tree) -> str:
 
 
 def _one_word(tree: Tree, forbidden: set[str]) -> str:
-    """A name that is safe in an argument list: no spaces, controls or leading dash."""
+    """Read a name that is safe as an argument: no spaces, control characters or leading dash."""
     word = text(tree)
     bad = sorted({c for c in word if c in forbidden or c.isspace() or not c.isprintable()})
     if word.startswith("-"):
@@ -187,7 +187,7 @@ def _one_word(tree: Tree, forbidden: set[str]) -> str:
 
 
 def proxy_jump(tree: Tree) -> str:
-    """[user@]host[:port], several separated by commas, or `none`, as ssh -J takes it."""
+    """Read [user@]host[:port], several separated by commas, or `none`, as for ssh -J."""
     word = _one_word(tree, _NOT_IN_HOST - set("@,[]/"))
     for hop in word.split(","):
         name, port = split_port(hop.removeprefix("ssh://").rpartition("@")[2])
@@ -199,7 +199,7 @@ def proxy_jump(tree: Tree) -> str:
 
 
 def split_port(word: str) -> tuple[str, str | None]:
-    """`host:port`, `[v6]:port`, `host` or a bare IPv6 address, taken apart."""
+    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address."""
     bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word)
     if bracketed:
         return bracketed[1], bracketed[2]
@@ -210,7 +210,7 @@ def split_port(word: str) -> tuple[str, str | None]:
 
 
 def gpus(tree: Tree) -> object:
-    """all | a count | a list of ids."""
+    """Read `all`, a count, or a list of ids."""
     if not isinstance(tree, Items):
         if isinstance(tree, Scalar) and re.fullmatch(r"\s*\d+(\s*[,\s]\s*\d+)+\s*", tree.text):
             ids = ", ".join(re.findall(r"\d+", tree.text))
@@ -234,7 +234,7 @@ def internal_ip(tree: Tree) -> str:
     return word
 
 
-interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "write one name as `ip link` shows it")
+interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "use one name from `ip link`")
 
 
 def is_address(word: str) -> bool:

@@ -1,1 +1,1 @@
-"""The journal format, and the log store of this machine."""
+"""The journal format, and this machine's log store."""

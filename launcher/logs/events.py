@@ -1,7 +1,7 @@
-"""Journal events, parsed: the only place that looks at what a host wrote into an event. Pure.
+"""Parse journal events: the only code that reads a host's event documents. Pure.
 
-Their definitions are the supervisor's. An event that does not match its definition becomes Unreadable;
-fields and kinds that this version does not know are ignored.
+The supervisor defines the events. An event that does not match its definition becomes Unreadable.
+Unknown fields and kinds are ignored.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, ClassVar
 
 from ..supervisor.events import Event
 
-LARGEST = 1e11  # of times and durations in seconds: no calendar overflows
+LARGEST = 1e11  # seconds, of times and durations: prevents calendar overflows
 LONGEST_TEXT = 1 << 16
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
-KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # those of the supervisor
+KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # the supervisor's events by kind
 
 
 @dataclass(frozen=True)
 class Unreadable(Event):
-    """What stands for an event that is malformed, or of a kind that we do not know."""
+    """Replaces an event that is malformed or of an unknown kind."""
 
     kind = "unreadable"
-    known: bool = True  # False: it may be a newer version's
+    known: bool = True  # False: a newer version may have written it
 
 
 def parsed_event(text: bytes) -> Event:
@@ -40,7 +40,7 @@ def parsed_event(text: bytes) -> Event:
 
 
 def clean(text: str) -> str:
-    """Without what a terminal could take for a command, and not too long."""
+    """Return the text shortened and without terminal control sequences."""
     return CONTROL.sub("\ufffd", text[:LONGEST_TEXT])
 
 
@@ -48,7 +48,7 @@ T = typing.TypeVar("T")
 
 
 def parsed(kind: type[T], document: Any) -> T:
-    """A dataclass from its JSON object; unknown fields are ignored. Raises ValueError."""
+    """Build a dataclass from its JSON object. Ignores unknown fields; raises ValueError."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
     hints = _hints(kind).items()

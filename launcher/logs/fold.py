@@ -1,7 +1,7 @@
-"""Folds identical lines of several ranks into one, like `clush -b`: `[0-5] text`. Pure.
+"""Fold identical lines of several ranks into one, like `clush -b`: `[0-5] text`. Pure.
 
-No line is lost, and each rank's lines keep their order: a line joins an earlier group only if that group
-comes after everything its rank wrote before.
+No line is lost, and each rank's lines keep their order: a line joins an earlier group only if that
+group comes after everything that its rank wrote before.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from ..hosts.fold import names, ranges
 from .query import PREFIX
 
-LIMIT = 4096  # groups that may wait for more ranks; bounds memory
-WAIT = 0.5  # seconds that a group waits for more ranks of a live run
+LIMIT = 4096  # maximum number of open groups; bounds memory
+WAIT = 0.5  # seconds that a group of a live run waits for more ranks
 
 
 @dataclass
 class Group:
-    """One text, and which ranks or hosts wrote it."""
+    """One text, and the ranks or hosts that wrote it."""
 
     text: bytes  # with its newline
-    first: bytes  # the whole line of the first one
+    first: bytes  # the first line of the group, with its prefix
     born: float
     ranks: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)  # of lines that belong to no rank
+    hosts: list[str] = field(default_factory=list)  # for lines without a rank
 
     def render(self) -> bytes:
         if len(self.ranks) + len(self.hosts) == 1:
@@ -34,17 +34,17 @@ class Group:
 
 
 class Fold:
-    """Lines in as `[host:rank] text`, groups out in the order in which they began."""
+    """Folds lines `[host:rank] text` into groups, in the order in which the groups began."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
-        self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups of a text
-        self._last: dict[int | str, int] = {}  # number of the group that each rank was last in
+        self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups by text
+        self._last: dict[int | str, int] = {}  # number of the newest group of each rank
 
     def feed(self, line: bytes, now: float = 0.0) -> list[bytes]:
-        """Takes a line; returns the oldest groups if too many wait."""
+        """Add a line; return the oldest groups if too many are open."""
         match = PREFIX.match(line)
         if match is None:
             return [*self.take_all(), line]
@@ -69,7 +69,7 @@ class Fold:
         return self._take(len(self._open) - self._limit)
 
     def take_older(self, now: float, wait: float = WAIT) -> list[bytes]:
-        """The groups that began more than `wait` seconds ago."""
+        """Close and return the groups that began more than `wait` seconds ago."""
         return self._take(sum(1 for group in self._open.values() if group.born <= now - wait))
 
     def take_all(self) -> list[bytes]:
@@ -80,7 +80,7 @@ class Fold:
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))
             key = (bool(group.ranks), group.text)
-            del self._alike[key][0]  # the oldest group is the oldest of its text
+            del self._alike[key][0]  # the oldest group is also the oldest with its text
             if not self._alike[key]:
                 del self._alike[key]
             taken.append(group.render())

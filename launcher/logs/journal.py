@@ -1,7 +1,8 @@
-"""The journal of one node's attempt: its supervisor writes it, everything else reads it. Pure.
+"""The journal of one node's attempt: the supervisor writes it, everything else reads it. Pure.
 
-A record is one line, `TIME<TAB>WHO<TAB>TEXT`: unix seconds on the node's own clock; a global rank, `-`
-for torchrun and the supervisor itself, or `!` for an event, whose text is a JSON object.
+A record is one line, `TIME<TAB>WHO<TAB>TEXT`. TIME is unix seconds on the node's own clock. WHO is
+a global rank, `-` for torchrun and the supervisor itself, or `!` for an event, whose TEXT is a JSON
+object.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..supervisor.events import Event
 from .events import LARGEST, parsed_event
 
-LONGEST_LINE = 32 << 20  # bytes of a line that are kept; supervisors cut lines before that
+LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long before this
 RANK_DIGITS = 7
 
 
@@ -23,29 +24,29 @@ class Record:
     time: float  # unix seconds, the node's clock
     rank: int | None  # global rank; None for torchrun, the supervisor and events
     event: Event | None  # None for output
-    lines: list[bytes]  # without their newlines, as they were written; [] for an event
-    overhead: int  # bytes of the journal beside each line's text, or all of an event's
+    lines: list[bytes]  # as written, without their newlines; [] for an event
+    overhead: int  # bytes in the journal beside the lines' text; all bytes of an event
 
     @property
     def size(self) -> int:
-        """Bytes of the journal that it takes."""
+        """The record's size in the journal, in bytes."""
         if self.event is not None:
             return self.overhead
         return sum(map(len, self.lines)) + self.overhead * len(self.lines)
 
     def render(self, host: str) -> bytes:
-        """The lines as CONTRACT section 4 has them, each with its newline."""
+        """Return the lines in the format of CONTRACT section 4, each with its newline."""
         label = b"[%b] " % (host if self.rank is None else f"{host}:{self.rank}").encode()
         return label + (b"\n" + label).join(self.lines) + b"\n"
 
 
 class Reader:
-    """Bytes in, records out, however the bytes are split: only whole lines become records."""
+    """Parses a stream of bytes into records. Only whole lines become records."""
 
     def __init__(self) -> None:
         self._partial: list[bytes] = []
         self._cut = 0  # bytes of the partial line that were dropped
-        self.pending = 0  # bytes of the line that is not whole yet
+        self.pending = 0  # bytes of the partial line
         self._time = 0.0  # of the last record
 
     def feed(self, data: bytes) -> list[Record]:
@@ -74,10 +75,10 @@ class Reader:
 
 
 def _records(lines: list[bytes], time: float) -> list[Record]:
-    """Ranks may write a million lines a second: a line like the one before it costs only a comparison."""
+    """Parse lines. Fast for a million lines a second: a line like the one before is only compared."""
     records: list[Record] = []
     found: list[bytes] = []
-    head = b"\n"  # what lines of the same record begin with; no line begins with a newline
+    head = b"\n"  # prefix of further lines of the same record; no line begins with a newline
     for line in lines:
         if line.startswith(head):
             found.append(line[len(head) :])
@@ -90,10 +91,10 @@ def _records(lines: list[bytes], time: float) -> list[Record]:
 
 
 def _record(line: bytes, before: float) -> tuple[Record, int]:
-    """Also the length of the beginning that lines of the same record share, 0 if there can be none.
+    """Parse a line. Also return the length of the prefix that its record's lines share, or 0.
 
-    A line that is no record, such as a full disk may leave behind, is kept as a line of no rank, at the
-    time of the record before it.
+    A malformed line, as after a full disk, becomes output without a rank at the time of the record
+    before.
     """
     try:
         stamp, who, text = line.split(b"\t", 2)
@@ -112,7 +113,7 @@ def _record(line: bytes, before: float) -> tuple[Record, int]:
 
 
 def by_time(records: Iterable[Record], span: float = 1.0) -> Iterator[list[Record]]:
-    """Records in their order, in groups that were written within `span` seconds."""
+    """Yield the records in order, in groups that were written within `span` seconds."""
     group: list[Record] = []
     for record in records:
         if group and not 0 <= record.time - group[0].time < span:

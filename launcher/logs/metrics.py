@@ -1,4 +1,4 @@
-"""The lines and numbers of metrics.jsonl, in which a trainer writes its progress and results. Pure."""
+"""Parse metrics.jsonl, in which a trainer writes its progress and results. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-LARGEST = 1e30  # a diverged loss; no chart has room for more
+LARGEST = 1e30  # a diverged loss; larger values do not fit a chart
 
 
 def entries(text: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects among the lines; torn and foreign lines are skipped."""
+    """Yield the JSON objects among the lines. Skips truncated and foreign lines."""
     for line in text.splitlines():
         try:
             entry = json.loads(line)
@@ -21,7 +21,7 @@ def entries(text: bytes) -> Iterator[dict[str, Any]]:
 
 
 def number(value: object) -> float | None:
-    """A number that can be shown; None for anything else."""
+    """Return a finite number that can be shown, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not abs(value) <= LARGEST:

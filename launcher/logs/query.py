@@ -1,4 +1,4 @@
-"""Reads this machine's copy of a run's logs: all nodes merged by time, filtered."""
+"""Query this machine's copy of a run's logs: all nodes merged by time, filtered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines; None selects all. since: unix seconds."""
+    """A filter for lines; None selects all. since: unix seconds."""
 
     nodes: Collection[int] | None = None
     ranks: Collection[int] | None = None
@@ -29,7 +29,7 @@ class Wanted:
     tail: int | None = None
 
     def choose(self, node_rank: int, text: bytes) -> bytes:
-        """The wanted ones of a node's whole lines."""
+        """Return the selected lines of a node's `text`, which ends with a whole line."""
         if self.nodes is not None and node_rank not in self.nodes:
             return b""
         if self.ranks is None and self.hosts is None and self.grep is None:
@@ -50,7 +50,7 @@ class Wanted:
 
 
 def parse_numbers(text: str, count: int) -> frozenset[int]:
-    """The numbers in `0-3,5`, all of them below `count`. Raises ValueError."""
+    """Parse `0-3,5`; all numbers must be below `count`. Raises ValueError."""
     numbers: set[int] = set()
     for part in text.split(","):
         low, _, high = part.partition("-")
@@ -67,8 +67,10 @@ def merged(
     known: Mapping[int, Mark] | None = None,
     shown: Mapping[int, Mark] = NOTHING,
 ) -> Iterator[tuple[int, bytes]]:
-    """The recorded lines up to the marks `known`, in batches with the node's rank, in the order of
-    time. shown: where to begin; by default at the first line."""
+    """Yield the recorded lines with their node rank, in batches by time, up to the marks `known`.
+
+    shown: the marks to begin at; by default the first line.
+    """
     marks = known_marks(folder) if known is None else known
     batches = _batches(folder, wanted, marks, shown)
     chosen = ((rank, text) for rank, batch in batches if (text := wanted.choose(rank, batch)))
@@ -76,7 +78,6 @@ def merged(
 
 
 def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
-    """The attempts that this machine has lines of."""
     return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
 
 
@@ -112,7 +113,7 @@ def _batches(
 
 
 def parse_since(text: str, now: float) -> float:
-    """Unix seconds for 10s, 5m, 2h, 3d (ago) or an RFC 3339 time. Raises ValueError."""
+    """Convert 10s, 5m, 2h, 3d (ago) or an RFC 3339 time to unix seconds. Raises ValueError."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return now - float(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
     moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,9 +1,9 @@
 """The launching machine's copy of a run's logs: one file per node, each line once.
 
-`node-<K>.log` holds the lines as they were shown. For each second with output, `.node-<K>.index` has one
-line: time, attempt, offset in the host's journal, size of the log. Its last line says where to continue;
-a killed process may have written more to the log, which is cut off. From a line on that cannot be right, an
-index is ignored, and `acquire` repairs it.
+`node-<K>.log` holds the lines as shown. For each second with output, `.node-<K>.index` has one
+line: time, attempt, offset in the host's journal, size of the log. Its last line marks where to
+continue; anything beyond, from a process that was killed, is cut off. An index is ignored from its
+first impossible line on, and `acquire` repairs it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 class Mark:
     """One line of the index."""
 
-    time: float  # unix seconds, the host's clock, of the batch's last record
+    time: float  # unix seconds on the host's clock, of the batch's last record
     attempt: int
     offset: int  # bytes of that attempt's journal that the log contains
     size: int  # bytes of the log
 
 
 def offset_in(known: Mapping[int, Mark], place: Place) -> int:
-    """Where in a node's journal to continue."""
+    """Return the offset in a node's journal at which to continue."""
     mark = known.get(place.node_rank)
     return mark.offset if mark and mark.attempt == place.attempt else 0
 
@@ -56,23 +56,23 @@ class NodeLog:
         self._index = self.index.open("a")
 
     def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
-        """Writes the records' lines and returns them. `offset`: where the records end in the journal.
+        """Append the records' lines and return them. offset: the end of the records in the journal.
 
-        One read may return hours of a quiet run, so each second with output gets its own mark: nodes are
-        merged, and lines found, by time.
+        One read may return hours of a quiet run. Each second with output gets its own mark, because
+        nodes are merged and lines found by time.
         """
         at = offset - sum(record.size for record in records)
         texts = []
         for group in by_time(records):
             at += sum(record.size for record in group)
             text = b"".join(r.render(host) for r in group if r.event is None)
-            if text or at == offset:  # events alone may have been recorded before
+            if text or at == offset:  # records of events alone advance only the offset
                 self.write(text, time=group[-1].time, attempt=attempt, offset=at)
                 texts.append(text)
         return b"".join(texts)
 
     def write(self, text: bytes, *, time: float, attempt: int, offset: int) -> None:
-        """`text`: whole lines."""
+        """Append `text`, which consists of whole lines."""
         self._log.write(text)
         self._log.flush()
         self.mark = Mark(time, attempt, offset, self.mark.size + len(text))
@@ -85,7 +85,7 @@ class NodeLog:
 
 
 class LogStore:
-    """All node logs of a run. `acquire` gives it to one process; the others only read."""
+    """All node logs of a run. One process may `acquire` it for writing; others only read."""
 
     def __init__(self, folder: Path, lock: BinaryIO) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class LogStore:
 
     @classmethod
     def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
-        """None when another process of this machine is writing these logs."""
+        """Return the store, or None if another process of this machine is writing it."""
         make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:
@@ -108,7 +108,7 @@ class LogStore:
                 log = folder / f"node-{node_rank}.log"
                 if log.exists():
                     shutil.copyfile(log, f"{log}.damaged")
-                store.node(node_rank)  # cuts off what is damaged
+                store.node(node_rank)  # cuts off damaged data
                 warn(f"{log}: its index was damaged; reading the rest from the host again")
         return store
 
@@ -126,8 +126,8 @@ class LogStore:
 @dataclass(frozen=True)
 class Index:
     marks: list[Mark]
-    size: int  # bytes of the index that they take
-    damaged: bool  # what follows cannot be right
+    size: int  # bytes of the index that the marks take
+    damaged: bool  # the index continues with an impossible line
 
     @property
     def last(self) -> Mark:
@@ -135,18 +135,18 @@ class Index:
 
 
 def node_ranks(folder: Path) -> list[int]:
-    """The nodes that this machine has logs of."""
+    """Return the node ranks that this machine has logs of."""
     found = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def known_marks(folder: Path) -> dict[int, Mark]:
-    """The last mark of each node that this machine has logs of."""
+    """Return the last mark of each node that this machine has logs of."""
     return {node_rank: read_index(folder, node_rank).last for node_rank in node_ranks(folder)}
 
 
 def read_index(folder: Path, node_rank: int) -> Index:
-    """Up to its last whole line. Sizes only grow, and the log is at least as long."""
+    """Read a node's index up to its last whole line. Sizes only grow, and never exceed the log's."""
     try:
         lines = (folder / f".node-{node_rank}.index").read_bytes().split(b"\n")[:-1]
         longest = (folder / f"node-{node_rank}.log").stat().st_size

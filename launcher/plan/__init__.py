@@ -1,1 +1,1 @@
-"""The plan of an attempt: everything a launch will do, as one frozen value that can be printed."""
+"""The plan of an attempt: everything that a launch will do, as one frozen, printable value."""

@@ -1,6 +1,7 @@
-"""Building the plan. Pure: no clock, environment variables, disk or network.
+"""Build the plan. Pure: uses no clock, environment variables, disk or network.
 
-A dry run builds it without asking the hosts: what only they know is then ASKED or None.
+A dry run builds the plan without contacting hosts. Values that only hosts know are then ASKED or
+None.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from .plan import (
 from .supervisor_spec import SUPERVISOR
 from .topology import first_ranks, free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
 
-METRICS_DIR = "/ddpctl-metrics"  # in a container
+METRICS_DIR = "/ddpctl-metrics"  # in the container
 INFINIBAND = "/dev/infiniband"
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
-STACK_BYTES = 67108864  # as NVIDIA's own images ask for
+STACK_BYTES = 67108864  # the value that NVIDIA's images recommend
 IN_CONTAINER = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
 UNKNOWN_DIGEST = "<digest>"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What only the hosts can tell, after the push. Tuples have one entry per node, by rank."""
+    """Values known only after the push, from the hosts. Tuples: one entry per node, by rank."""
 
     facts: tuple[Facts, ...]
-    images: tuple[str, ...]  # by digest or id, as that host's engine names it
+    images: tuple[str, ...]  # digest or id, as known to the host's engine
     dataset_digest: str | None = None
     workdir_digest: str | None = None
     image_digest: str | None = None
-    used_ports: frozenset[int] = frozenset()  # on node 0, listening or promised to another run
-    since: float | None = None  # as in Plan
+    used_ports: frozenset[int] = frozenset()  # on node 0: listening, or reserved by another run
+    since: float | None = None  # see Plan
 
 
 def make_plan(
@@ -62,10 +63,10 @@ def make_plan(
     found: Found | None = None,
     env_names: Sequence[str] = (),
 ) -> Plan:
-    """The plan of one attempt; every attempt after the first resumes.
+    """Return the plan of one attempt. Every attempt after the first resumes.
 
-    env_names: variables that the user sets, which win over ddpctl's own.
-    Raises UsageError where the hosts cannot run the job together.
+    env_names: variables set by the user, which override ddpctl's own. Raises UsageError if the
+    hosts cannot run the job together.
     """
     job = cluster.job
     facts = found.facts if found else None
@@ -101,7 +102,7 @@ def make_plan(
 
 
 def _ports(job: Job, run_id: str, attempt: int, found: Found | None) -> tuple[int | str, int | str]:
-    """The master port and the supervisors' control port, both on node 0."""
+    """Return the master port and the supervisors' control port on node 0."""
     if found is None:
         return ASKED if job.master_port == "auto" else job.master_port, ASKED
     taken = found.used_ports | found.facts[0].listening
@@ -112,7 +113,7 @@ def _ports(job: Job, run_id: str, attempt: int, found: Found | None) -> tuple[in
 
 
 class _NodeBuilder:
-    """Builds the plan of one node. `plan` has everything but the nodes."""
+    """Builds the plan of one node. `plan` has all fields except the nodes."""
 
     def __init__(
         self, plan: Plan, cluster: Cluster, rank: int, address: str, found: Found | None
@@ -155,7 +156,7 @@ class _NodeBuilder:
         )
 
     def _torchrun_command(self) -> tuple[str, ...]:
-        """torchrun's own --no-python goes before the `--`."""
+        """Return the command. torchrun's own --no-python goes before the `--`."""
         plan, command = self.plan, self.plan.command
         flags: tuple[str, ...] = ()
         if command and command[0] in ("--no-python", "--no_python"):
@@ -211,7 +212,7 @@ class _NodeBuilder:
         if self.facts:
             threads = self.facts.cores // sum(count or 1 for count in here)
             env["OMP_NUM_THREADS"] = str(max(1, threads))
-        if plan.options.network_only and len(here) > 1:  # NCCL takes them for two machines
+        if plan.options.network_only and len(here) > 1:  # make NCCL treat them as two machines
             env["NCCL_HOSTID"] = f"ddpctl-{self.rank}"
         if in_container and self.job.user == "host":
             env |= {"HOME": "/tmp", "USER": self.facts.user if self.facts else "host"}
@@ -224,7 +225,7 @@ class _NodeBuilder:
         return env
 
     def _ranks_here(self) -> list[int]:
-        """The node ranks on this node's machine, whatever it is called in each entry."""
+        """Return the ranks of all nodes on this node's machine, whatever each entry calls it."""
         hosts = self.cluster.hosts
         return [
             rank
@@ -248,7 +249,7 @@ class _NodeBuilder:
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
 
     def _job_paths(self) -> JobPaths:
-        """The user may point checkpoints and output elsewhere by the variables that name them."""
+        """Return the folders as the job sees them; the user's own variables may redirect some."""
         job, in_container = self.job, self.plan.engine.in_container
         paths = IN_CONTAINER if in_container else self.folders
         return dataclasses.replace(
@@ -282,10 +283,10 @@ def container_user(job: Job, facts: Facts | None) -> str:
 
 
 def host_access(job: Job, has_gpus: bool, facts: Facts | None) -> dict[str, Any]:
-    """The fields of a Container that give it more of its host: AMD GPUs, what NCCL needs to pin
-    memory and use InfiniBand, and what the job adds. The job's limits win.
+    """Return the fields of a Container that give it access to its host.
 
-    facts: None when the host has not been asked.
+    These are AMD GPUs, NCCL's needs (pinned memory, InfiniBand) and the job's additions. The job's
+    limits override ddpctl's. facts: None if the host was not asked.
     """
     infiniband = facts.infiniband if facts else None
     amd = has_gpus and facts is not None and facts.has_amd_gpus
@@ -303,12 +304,12 @@ def host_access(job: Job, has_gpus: bool, facts: Facts | None) -> dict[str, Any]
 
 
 def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
-    """Whether the container's user is neither root nor `uid`, who logs in to the host."""
+    """Return whether the container's user is neither root nor `uid`, the SSH user."""
     user = node.container.user.split(":")[0]
     return plan.engine.in_container and user not in (str(uid), "0")
 
 
 def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
-    """`all`, or ids: also where `all` must not include the GPU of a processor."""
+    """Return `all`, or ids, which exclude the GPU of a processor."""
     by_id = facts is not None and (not facts.gpus or any(gpu.integrated for gpu in facts.gpus))
     return gpu_ids(host, facts) if by_id or host.gpus != "all" else "all"

@@ -1,4 +1,4 @@
-"""The plan as a value. `launcher.plan.build` makes one, `launcher.plan.render` prints it."""
+"""The plan as a value. See `launcher.plan.build` and `launcher.plan.render`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .options import LaunchOptions
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
 CONTROL_DIR = "/ddpctl"  # in a container
-ASKED = "<asked at launch>"  # stands in a dry run for what only the hosts know
+ASKED = "<asked at launch>"  # placeholder in a dry run for values that only the hosts know
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Mount:
     source: str
     target: str
     read_only: bool = False
-    from_job: bool = False  # named by job.mounts; the other folders are ddpctl's own
+    from_job: bool = False  # from job.mounts; all others are ddpctl's own
 
 
 @dataclass(frozen=True)
 class Container:
-    """What the engine of one host is asked for. Values of the user's environment are not in it."""
+    """The container to create on one host. Excludes the values of the user's environment."""
 
     name: str
     image: str
@@ -48,24 +48,24 @@ class Container:
     env_names: tuple[str, ...] = ()  # set by the user
     working_dir: str | None = None
     network: str = "host"
-    init: bool = True  # a process that reaps zombies, as PID 1
+    init: bool = True  # run an init process as PID 1, which reaps zombies
     tmpfs: Mapping[str, int] = field(default_factory=dict)  # size in bytes, by folder
     ulimits: Mapping[str, int] = field(default_factory=dict)  # soft and hard; -1: unlimited
     cap_add: tuple[str, ...] = ()
-    gpu_vendor: str = "nvidia"  # the engine itself adds NVIDIA GPUs; `devices` has the others
-    group_add: tuple[int, ...] = ()  # ids of groups that the user is in besides its own
-    devices: tuple[str, ...] = ()  # as `docker run --device` takes them
+    gpu_vendor: str = "nvidia"  # the engine adds NVIDIA GPUs itself; other GPUs are in `devices`
+    group_add: tuple[int, ...] = ()  # ids of the user's additional groups
+    devices: tuple[str, ...] = ()  # in the syntax of `docker run --device`
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one node of one attempt is found on its host."""
+    """The location of one node of one attempt on its host."""
 
     node_rank: int
     attempt: int
-    container: str  # its name
+    container: str  # container name
     run_dir: str
-    control_dir: str  # holds supervisor.pyz, spec.json and the journal
+    control_dir: str  # contains supervisor.pyz, spec.json and the journal
 
     @property
     def journal(self) -> str:
@@ -74,21 +74,21 @@ class Place:
 
 @dataclass(frozen=True)
 class JobPaths:
-    """A node's folders: on the host, in the container, or as its job sees them."""
+    """A node's folders: on the host, in the container, or from the job's point of view."""
 
     control: str
     checkpoints: str
     output: str
     workspace: str
     data: str
-    metrics: str | None = None  # where the node's Prometheus textfile is written
+    metrics: str | None = None  # for the node's Prometheus textfile
 
 
 @dataclass(frozen=True)
 class NodePlan:
     node_rank: int
     host: Host
-    nproc_per_node: int | None  # None: one per GPU, and the host has not been asked
+    nproc_per_node: int | None  # None: one per GPU, but the host was not asked yet
     first_rank: int | None  # the global rank of local rank 0
     torchrun: tuple[str, ...]
     container: Container
@@ -96,7 +96,7 @@ class NodePlan:
     interface: str | None
     place: Place
     paths: JobPaths
-    gpu_ids: Mapping[str, int]  # of the GPUs that it uses, by UUID; empty before the host is asked
+    gpu_ids: Mapping[str, int]  # the node's GPUs by UUID; empty before the host was asked
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Plan:
     stop_timeout: int
     time_limit: int | None  # seconds
     max_restarts: int
-    since: float | None = None  # when the run asked for its GPUs: unix seconds, node 0's clock
+    since: float | None = None  # when the run asked for its GPUs: unix seconds on node 0's clock
     nodes: tuple[NodePlan, ...] = ()
 
     @property
@@ -131,17 +131,17 @@ class Plan:
 
     @property
     def key(self) -> tuple[float, str]:
-        """The run's place among those that want the same GPUs: the smallest comes first."""
-        return round(self.since or 0.0, 3), self.run_id  # as the label has it
+        """The run's priority among runs that want the same GPUs; the smallest key comes first."""
+        return round(self.since or 0.0, 3), self.run_id  # rounded as in the label
 
     def resources(self, node: NodePlan) -> frozenset[str]:
-        """What a node has to itself on its host: GPUs by UUID, and on node 0 the master port."""
+        """Return what a node uses exclusively: GPUs by UUID and, on node 0, the master port."""
         port = [f"port {self.master_port}"] if node.node_rank == 0 else []
         return frozenset([*node.gpu_ids, *port])
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks, or None where a host must be asked."""
+        """The number of ranks; None if a host has to be asked."""
         counts = [node.nproc_per_node for node in self.nodes]
         return None if None in counts else sum(count or 0 for count in counts)
 
@@ -151,7 +151,7 @@ def container_name(run_id: str, node_rank: int) -> str:
 
 
 def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
-    """run_dir: the run's folder on the host."""
+    """Return a node's location. run_dir: the run's folder on the host."""
     return Place(
         node_rank=node_rank,
         attempt=attempt,

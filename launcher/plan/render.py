@@ -1,4 +1,4 @@
-"""Printing a plan: as text, and as a JSON document."""
+"""Print a plan as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .plan import ASKED, Container, NodePlan, Plan
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The whole plan, version 1. Values that only the hosts know are null or `<asked at launch>`."""
+    """Return the whole plan, version 1. Values that only hosts know are null or `<asked at launch>`."""
     document = dataclasses.asdict(plan)
     document["engine"] = plan.engine.name
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):
@@ -27,7 +27,7 @@ def plan_text(plan: Plan) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     ranks = plan.world_size if plan.world_size is not None else ASKED
     yield f"run           {plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
-    any_hosts = ", on any hosts whose GPUs are free (here the first)" if plan.options.nodes else ""
+    any_hosts = ", on any hosts with free GPUs (the first are shown)" if plan.options.nodes else ""
     yield f"nodes         {plan.nnodes}, ranks {ranks}{any_hosts}"
     yield f"master        {plan.master_addr}:{plan.master_port}"
     yield f"engine        {plan.engine.name}"

@@ -1,4 +1,7 @@
-"""spec.json: what the launcher tells the supervisor of one node. Mode 0600 on the host. Pure."""
+"""spec.json: the launcher's instructions for the supervisor of one node. Pure.
+
+The file has mode 0600 on the host.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ from typing import Any
 from .plan import CONTROL_DIR, NodePlan, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
-ISOLATED = ("-I", "-S")  # python3 flags: PYTHONPATH and site packages are for the ranks only
+ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site packages
 SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/spec.json")
 
 
 def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
-    """The fields of launcher.supervisor.spec.Spec. `token` is the run's secret, by which its supervisors
-    recognise each other."""
+    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share."""
     names = [other.host.name for other in plan.nodes]
     return {
         "run_id": plan.run_id,
@@ -23,9 +25,9 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "nproc_per_node": node.nproc_per_node,
         "first_rank": node.first_rank,
         "host": node.host.name,
-        "hosts": names[:1] if node.node_rank else names,  # the others know node 0 only
+        "hosts": names[:1] if node.node_rank else names,  # other nodes need only node 0
         "argv": list(node.torchrun),
-        "cwd": node.container.working_dir,  # None: the image's own, or the launcher's
+        "cwd": node.container.working_dir,  # None: the image's default, or the launcher's
         "dir": node.paths.control,
         "cancel_file": f"{node.paths.control}/cancelled",
         "stop_timeout": plan.stop_timeout,

@@ -15,9 +15,9 @@ AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which
 
 
 def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[int | None, ...]:
-    """The number of processes of each node, by node rank; None where only the host can tell.
+    """Return the number of processes of each node, by node rank; None if only the host knows.
 
-    The host's own number, else the job's, else one per GPU, and 1 on a CPU host.
+    The host's own number, else the job's, else one per GPU, else 1.
     """
     return tuple(
         host.nproc_per_node
@@ -34,9 +34,9 @@ def _one_per_gpu(host: Host, facts: Facts | None) -> int | None:
 
 
 def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
-    """The global rank of each node's local rank 0: a node's ranks follow those of the node before.
+    """Return the global rank of each node's local rank 0.
 
-    None after a node whose number is not known.
+    Ranks are numbered node by node. None for each node after one with an unknown number of ranks.
     """
     found: list[int | None] = [0]
     for count in nproc:
@@ -46,14 +46,14 @@ def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
 
 
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
-    """The ids of the GPUs that a node uses; none for `all` on a host without GPUs."""
+    """Return the ids of the node's GPUs; empty for `all` on a host without GPUs."""
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()
     return host.gpu_ids
 
 
 def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
-    """The GPUs that a node uses. One that reports no UUID is known by its id."""
+    """Return the ids of the node's GPUs by UUID. The key of a GPU without a UUID is its id."""
     uuids = {gpu.index: gpu.uuid for gpu in facts.gpus}
     return {
         uuid if UUID.fullmatch(uuid := uuids.get(gpu, "")) else f"gpu-{gpu}": gpu
@@ -62,10 +62,7 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
 
 
 def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
-    """`count` of the hosts, by their places in `subnets`: all in one subnet if one has so many.
-
-    Otherwise from as few subnets as possible.
-    """
+    """Choose `count` hosts, as indexes of `subnets`, from one subnet if possible, else from few."""
     groups: dict[str, list[int]] = {}
     for place, subnet in enumerate(subnets):
         groups.setdefault(subnet, []).append(place)
@@ -76,11 +73,11 @@ def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
 
 
 def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:
-    """The address of each node that the other nodes reach it by.
+    """Return the address of each node for traffic between nodes.
 
-    internal_ip where it is given; else the address that SSH reached the host by, which is the
-    host's own even behind a jump host or a forwarded port. This machine among others: the address
-    that the others see it connect from.
+    internal_ip if given. Otherwise the address of the host's end of the SSH connection, which is
+    the host's own even behind a jump host or a forwarded port. If this machine is a node too, the
+    address from which it connects to the others.
     """
     if all(host.is_local for host in cluster.hosts):
         return tuple(host.internal_ip or "127.0.0.1" for host in cluster.hosts)
@@ -102,7 +99,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str
 
 
 def free_port(seed: str, taken: frozenset[int]) -> int:
-    """A port not in `taken`. Where the search starts depends on `seed`."""
+    """Return a port that is not in `taken`. The search starts at a port derived from `seed`."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     for step in range(len(AUTO_PORTS)):
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]

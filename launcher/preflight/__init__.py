@@ -1,1 +1,1 @@
-"""Checks of all hosts before anything starts."""
+"""Checks of all hosts before a launch."""

@@ -1,5 +1,7 @@
-"""The container engine, which answers, is recent enough, stores layers well and keeps containers
-running, and the job's image: it exists somewhere, is the same everywhere, and fits the processors."""
+"""Check the container engine (reachable, recent, storage, linger) and the job's image.
+
+The image must be available, identical everywhere and built for the hosts' processors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from .findings import Finding, failure, split, warning
 from .inventory import Inventory, Machine, common
 
 SLOW_STORAGE = ("vfs", "devicemapper")
-# `uname -m` and images name the same processors differently.
+# `uname -m` and images use different names for the same processors.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
@@ -24,13 +26,13 @@ def check_docker(machine: Machine, _: Inventory) -> Iterator[Finding]:
         what = f"{can.product} {machine.engine.version} is too old"
         yield failure(machine.name, "docker", what, f"install {can.upgrade} or newer there")
     if machine.engine.storage in SLOW_STORAGE:
-        what = f"{can.product}'s storage is {machine.engine.storage}, which copies every layer"
+        what = f"{can.product} uses {machine.engine.storage} storage, which copies every layer"
         remedy = f"set overlay2 or fuse-overlayfs in {can.storage_file} there"
         yield warning(machine.name, "docker", what, remedy)
 
 
 def check_rootless(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """What a rootless Podman needs of the host: ids to map, and a session that outlives the login."""
+    """Check a rootless Podman's needs: subordinate ids, and processes that survive the logout."""
     if machine.engine is None or not machine.engine.can.needs_linger:
         return
     user = machine.facts.user
@@ -42,13 +44,13 @@ def check_rootless(machine: Machine, _: Inventory) -> Iterator[Finding]:
         )
         yield failure(machine.name, "docker", what, remedy)
     if not machine.details.lingers:
-        what = f"Podman's containers end when {user} logs out, and a run with them"
+        what = f"Podman's containers end when {user} logs out, and so would the run"
         remedy = f"run `sudo loginctl enable-linger {user}` there"
         yield failure(machine.name, "docker", what, remedy)
 
 
 def check_image(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """`push` sends this machine's image to every host that lacks it, so a host may lack it."""
+    """Check the image. A host may lack it, because `push` sends this machine's image."""
     if machine.engine is None:
         return
     name, image = seen.cluster.job.image, machine.engine.image
@@ -63,11 +65,11 @@ def check_image(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     wanted = seen.here.layers if seen.here else common([other.layers for other in there])
     if image.layers == wanted:
         return
-    what = f"a different image is named {name} there ({image.id.removeprefix('sha256:')[:12]})"
+    what = f"{name} is a different image there ({image.id.removeprefix('sha256:')[:12]})"
     if seen.here:
         yield warning(machine.name, "image", what, "replace it with `ddpctl push HOSTS --image`")
     else:
-        remedy = f"remove it there, or have the right {name} on this machine and run `ddpctl push`"
+        remedy = f"remove it there, or get the right {name} on this machine and run `ddpctl push`"
         yield failure(machine.name, "image", what, remedy)
 
 
@@ -76,7 +78,7 @@ def check_architecture(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     cpu = machine.facts.kernel.split()[-1] if machine.facts.kernel else ""
     kind = _ARCHITECTURES.get(cpu, cpu)
     if image and kind and image.architecture and image.architecture != kind:
-        what = f"the image is built for {image.architecture}, the host is {kind}"
+        what = f"the image is built for {image.architecture}, but the host is {kind}"
         yield failure(machine.name, "image", what, f"build the image for linux/{kind}")
 
 

@@ -1,4 +1,4 @@
-"""GPUs: the requested ones exist, work, are alike and are free."""
+"""Check that the requested GPUs exist, work, are alike and are free."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..plan.topology import gpu_ids, ids_by_uuid
 from .findings import Finding, failure, warning
 from .inventory import Inventory, Machine, odd_one_out
 
-LAST = (math.inf, "")  # the place of a run that has not asked for its GPUs yet
-BUSY_MIB = 500  # a GPU with more memory in use is somebody's
+LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
+BUSY_MIB = 500  # a GPU with more memory in use counts as busy
 
 RESET = "drain the host and run `nvidia-smi --gpu-reset`; if it returns, have the GPU replaced"
-# By field of GpuState
+# By field of GpuState.
 HEALTH = {
     "uncorrectable": ("had uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
@@ -37,7 +37,7 @@ HEALTH = {
         "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
     ),
 }
-# Of NVIDIA's Xid catalog, those for which it advises a reset or more
+# The errors in NVIDIA's Xid catalogue that call for at least a reset.
 XIDS = {
     48: ("uncorrectable memory error", RESET),
     62: ("its internal microcontroller halted", RESET),
@@ -51,7 +51,7 @@ XIDS = {
 
 
 def check_driver(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """The kernel's driver answers and matches the libraries."""
+    """Check that the kernel driver answers and matches its libraries."""
     if not machine.wants_gpus:
         return
     loaded, library = machine.details.kernel_driver, machine.details.nvidia.driver
@@ -67,7 +67,7 @@ def check_driver(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_requested(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """Every GPU that the hosts file asks for exists."""
+    """Check that every GPU in the hosts file exists."""
     if machine.facts.gpu_error:
         return
     there = {gpu.index for gpu in machine.facts.gpus}
@@ -89,7 +89,7 @@ def check_requested(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_shared(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """No two entries use the same GPU. One machine may be listed under two names."""
+    """Check that no two entries use one GPU. One machine may be listed under two names."""
     mine = _uuids(machine)
     for other in (m for m in seen.machines if m.rank < machine.rank):
         theirs = _uuids(other)
@@ -100,23 +100,23 @@ def check_shared(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def _uuids(machine: Machine) -> dict[str, int]:
-    """The ids of the GPUs that a machine's nodes use, by UUID; some GPUs have none to show."""
+    """Return the ids of the GPUs that a machine's nodes use, by UUID. Omits GPUs without a UUID."""
     gpus = machine.facts.gpus
     return {g.uuid: g.index for g in gpus if g.index in machine.gpus and g.uuid.startswith("GPU-")}
 
 
 def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """The engine can give GPUs to a container."""
+    """Check that the engine can give GPUs to a container."""
     details, engine = machine.details, machine.engine
     facts = machine.facts
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
         return
     if engine.can.gpus == "none":
-        what = f"{engine.can.product} {engine.version} gives no GPUs through its API"
+        what = f"{engine.can.product} {engine.version} cannot pass GPUs through its API"
         yield failure(machine.name, "gpus", what, "install Podman 5.4 or newer there")
     elif engine.can.gpus == "cdi":
         if not details.cdi:
-            what = "there is no CDI specification of its GPUs, so containers get none"
+            what = "there is no CDI specification for its GPUs, so containers get none"
             yield failure(machine.name, "gpus", what, WRITE_CDI_SPEC)
     elif not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
         what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
@@ -144,7 +144,7 @@ def check_mig(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_taken(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """No run has the GPUs, or waits for them."""
+    """Check that no run uses the GPUs or waits for them."""
     ids = {uuid: gpu for h in machine.hosts for uuid, gpu in ids_by_uuid(h, machine.facts).items()}
     for rival in rivals("", ids, machine.engine.nodes if machine.engine else ()):
         if goes_first(rival, LAST) and not seen.waits:
@@ -153,7 +153,7 @@ def check_taken(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """No other process uses the GPUs; where one does, its user and run are named."""
+    """Check that no other process uses the GPUs. Names its user and run."""
     runs = machine.engine.containers if machine.engine else {}
     nodes = machine.engine.nodes if machine.engine else ()
     uuids = {gpu.index: gpu.uuid for gpu in machine.facts.gpus}
@@ -162,32 +162,30 @@ def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
     for index, process in ((gpu.index, process) for gpu in used for process in gpu.processes):
         run = runs.get(process.container)
         if process.mib < BUSY_MIB or (run, uuids.get(index)) in claimed:
-            continue  # check_taken reports the claims of runs
+            continue  # check_taken reports GPUs that runs have claimed
         who = f"pid {process.pid}"
         who += f", user {process.user}" if process.user else ""
         who += f", run {run}" if run else ""
         what = f"GPU {index} is in use: {process.name or 'a process'} ({who}) holds "
         what += f"{process.mib} MiB"
-        stop = f"run `ddpctl kill {run}`, wait for it" if run else "stop the process"
+        stop = f"run `ddpctl kill {run}`, wait for it to end" if run else "stop the process"
         yield failure(machine.name, "gpus", what, f"{stop}, or choose other GPUs")
 
 
 def check_xids(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """The kernel's log has no error that points to a broken GPU. A program's own errors do not count."""
+    """Check that the kernel log shows no broken GPU. Ignores errors caused by a program."""
     nvidia = machine.details.nvidia
     index = {gpu.pci: gpu.index for gpu in nvidia.gpus}
     for pci, number in dict.fromkeys(nvidia.xids):
         if machine.wants_gpus and number in XIDS and index.get(pci, -1) in {-1, *machine.gpus}:
-            name = (
-                f"GPU {index[pci]} ({pci})" if pci in index else f"a GPU at {pci}, now not listed,"
-            )
+            name = f"GPU {index[pci]} ({pci})" if pci in index else f"a lost GPU at {pci}"
             meaning, remedy = XIDS[number]
             what = f"{name} has had Xid {number} since the host booted: {meaning}"
             yield warning(machine.name, "gpus", what, remedy)
 
 
 def check_health(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """No hardware fault that slows a GPU down or will end a run on it."""
+    """Check for hardware faults that slow a GPU down or will end a run."""
     used = [gpu for gpu in machine.details.nvidia.gpus if gpu.index in machine.gpus]
     for field, (what, remedy) in HEALTH.items():
         if found := [gpu.index for gpu in used if getattr(gpu, field)]:
@@ -195,7 +193,7 @@ def check_health(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """`gpus: all` finds as many GPUs as on the other hosts; fewer may mean that one is lost."""
+    """Check that `gpus: all` finds as many GPUs as on the other hosts. Fewer may mean a lost GPU."""
     if machine.facts.gpu_error:
         return
     most = max(len(gpu_ids(host, m.facts)) for m in seen.machines for host in m.hosts)
@@ -207,7 +205,7 @@ def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
             what = "no GPU found: it is a CPU node"
             remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
             if machine.facts.gpus:
-                what = "no GPU found but that of the processor: it is a CPU node"
+                what = "no GPU found except the integrated one: it is a CPU node"
                 remedy = "set gpus: 0 if that is intended, or gpus: [0] to use that one"
             yield warning(machine.name, "gpus", what, remedy)
         elif count == 0:
@@ -221,7 +219,7 @@ def check_count(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_alike(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """Same GPUs, ECC setting and driver everywhere: the slowest sets the pace."""
+    """Check that GPU model, ECC setting and driver match: the slowest GPU sets the pace."""
     for value, why, remedy in (
         (_models, "the slowest GPU sets the pace", "use hosts with the same GPUs, or accept it"),
         (_ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
@@ -249,14 +247,14 @@ def _driver(machine: Machine) -> str | None:
 
 
 def check_cuda(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """The image's CUDA is not newer than the driver's by a major version."""
+    """Check that the image's CUDA major version is not newer than the driver's."""
     image = machine.engine.image if machine.engine else None
     driver = machine.details.nvidia.cuda
     if image is None or driver is None or not machine.wants_gpus:
         return
     version = re.match(r"(\d+)\.(\d+)", image.env.get("CUDA_VERSION", ""))
     if version and int(version[1]) > driver[0]:
-        what = f"the image needs CUDA {version[0]}, the driver supports {driver[0]}.{driver[1]}"
+        what = f"the image needs CUDA {version[0]}, but the driver supports {driver[0]}.{driver[1]}"
         yield failure(machine.name, "gpus", what, "update the driver, or use an older image")
 
 

@@ -1,4 +1,4 @@
-"""The network: hosts reach each other, quickly, on interfaces that exist and are alike."""
+"""Check that hosts reach each other, quickly, on interfaces that exist and are alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .findings import Finding, failure, warning
 from .inventory import Answer, Inventory, Machine, common, odd_one_out
 from .reach_routes import candidates
 
-SLOW = 1.0  # seconds until a peer answers; the first packet is sent again after one
+SLOW = 1.0  # seconds until a peer answers; TCP sends its first packet again after one second
 
 HOW = {
     "timeout": "timed out",
@@ -21,7 +21,7 @@ HOW = {
 
 
 def check_interfaces(machine: Machine, _: Inventory) -> Iterator[Finding]:
-    """Interfaces that the hosts file names exist and are up."""
+    """Check that the interfaces in the hosts file exist and are up."""
     details = machine.details
     there = ", ".join(i.name for i in details.interfaces if i.name != "lo")
     for name in dict.fromkeys(host.interface for host in machine.hosts if host.interface):
@@ -44,7 +44,7 @@ def check_own_name(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_mtu(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """The chosen interfaces carry packets of one size; otherwise large messages can hang."""
+    """Check that the chosen interfaces have one MTU. Otherwise large messages can hang."""
 
     def mtu(of: Machine) -> int | None:
         nic = of.details.interface(seen.route(of).interface or "")
@@ -58,7 +58,7 @@ def check_mtu(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """InfiniBand and RoCE ports: as many are up as on the other hosts, with one rate and GID type."""
+    """Check that InfiniBand and RoCE ports match other hosts' in number, rate and GID type."""
 
     def up(of: Machine) -> int:
         return sum(port.is_up for port in of.facts.rdma_ports)
@@ -90,17 +90,17 @@ def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 def check_probed(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if machine.rank in seen.reach.unprobed and not machine.engine_error:
-        what = "not known whether other hosts reach it: it has neither python3 nor the job's image"
+        what = "cannot test whether others reach it: it has neither python3 nor the job's image"
         remedy = "run `ddpctl push HOSTS --image` first, or install python3 there"
         yield warning(machine.name, "network", what, remedy)
     if machine.rank in seen.reach.cut_off:
-        what = "no connection from it reaches another host, although others reach each other"
+        what = "it cannot connect to any other host, although the others can reach each other"
         remedy = "allow outgoing TCP in its firewall, and check its routes"
         yield failure(machine.name, "network", what, remedy)
 
 
 def check_reached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """The machine has an address that all others reach, with the master port on node 0."""
+    """Check that all other hosts reach an address of the machine, and node 0's master port."""
     address, port = seen.route(machine).address, seen.cluster.job.master_port
     if address is None:
         yield from _unreached(machine, seen)
@@ -115,7 +115,7 @@ def check_reached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if slow:
         worst = max(answer.seconds for answer in slow.values())
         what = f"a connection to {address} took {worst:.1f} s {_sources(slow, met, seen)}"
-        yield warning(machine.name, "network", what, "check the load of the host and its network")
+        yield warning(machine.name, "network", what, "check the load on the host and its network")
 
 
 def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         return
     if not tried:
         if named and machine.details.interfaces and not machine.details.interface(named):
-            return  # check_interfaces reports it
+            return  # reported by check_interfaces
         where = f"interface {named}" if named else "the host"
         what = f"{where} has no address that other hosts could reach"
         yield failure(machine.name, "network", what, "set internal_ip in the hosts file")
@@ -137,7 +137,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     silent = {source: answer for source, answer in met.items() if answer.result == "silent"}
     bad = {s: answer for s, answer in met.items() if not answer.ok and s not in silent} or silent
     if not bad:
-        return  # it was not probed
+        return  # the probe did not run there
     what = f"a connection to {best} {_how(bad)} {_sources(bad, met, seen)}"
     if bad is silent:
         remedy = "the hosts are very busy: run the check again"
@@ -161,10 +161,10 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 def _router(
     machine: Machine, ip: str, bad: Mapping[int, Answer], seen: Inventory
 ) -> Machine | None:
-    """The cluster's machine that should have forwarded the packets, or the replies to them.
+    """Return the machine of the cluster that probably dropped the packets that it should forward.
 
-    Docker makes a host drop what it forwards for others. It does not touch what is for the host
-    itself, as all of ddpctl's traffic is.
+    Docker makes a host drop forwarded packets of others. Traffic to the host itself, such as all of
+    ddpctl's, is not affected.
     """
     for source in (m for m in seen.machines if m.rank in bad):
         hops = [source.details.gateway_to(ip)]
@@ -181,7 +181,7 @@ def _how(bad: Mapping[int, Answer]) -> str:
 
 
 def _sources(some: Mapping[int, Answer], tried: Mapping[int, Answer], seen: Inventory) -> str:
-    """`from 34 of 47 hosts (gpu[14-47])`"""
+    """Describe the sources: `from 34 of 47 hosts (gpu[14-47])`."""
     named = names(m.name for m in seen.machines if m.rank in some)
     return f"from {len(some)} of {len(tried)} hosts ({named})"
 

@@ -1,4 +1,4 @@
-"""The master port, and what earlier runs have left behind."""
+"""Check the master port, and look for leftovers of earlier runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..terminal.sanitize import plain
 from .findings import Finding, failure, warning
 from .inventory import Inventory, Machine
 
-LONGEST_COMMAND = 80  # characters; a command line may hold anything, passwords too
+LONGEST_COMMAND = 80  # characters shown; a command line may contain anything, including passwords
 
 
 def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """The port is free on node 0, and the container's user may listen on it."""
+    """Check that the port is free on node 0 and open to the container's user."""
     port, user = seen.cluster.job.master_port, seen.cluster.job.user
     if 0 not in machine.ranks or port == "auto":
         return
@@ -35,7 +35,7 @@ def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 
 def check_leftovers(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """Nodes of a run that are paused, or still run although another node has ended."""
+    """Find nodes that are paused, or that run although another node of their run has ended."""
     ended = {
         (n.run_id, n.attempt)
         for m in seen.machines
@@ -45,7 +45,7 @@ def check_leftovers(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     for node in _nodes(machine):
         paused = node.state == "paused"
         if paused or (node.alive and (node.run_id, node.attempt) in ended):
-            state = "is paused" if paused else "still runs, but others of its nodes have ended"
+            state = "is paused" if paused else "is still running, but other nodes have ended"
             what = f"node {node.node_rank} of run {node.run_id} ({node.owner}) {state}"
             yield warning(machine.name, "runs", what, f"run `ddpctl kill {node.run_id}`")
 

@@ -1,4 +1,4 @@
-"""Disk, memory, locked memory, InfiniBand devices and the clock."""
+"""Check disks, memory, locked memory, InfiniBand devices and clocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .findings import Finding, failure, warning
 from .inventory import Inventory, Machine
 
 GIB = 2**20  # in KiB
-LEAST_FREE = 1 * GIB  # with less, a run cannot keep its logs and checkpoints
+LEAST_FREE = 1 * GIB  # a run needs this much for its logs and checkpoints
 LITTLE_FREE = 4 * GIB
 LEAST_INODES = 10_000
 SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
 def check_disk(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """There is room under ~/.ddpctl (data, code, checkpoints) and under Docker's root (images)."""
+    """Check free space below ~/.ddpctl (data, code, checkpoints) and in Docker's root (images)."""
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
         what = f"~/.ddpctl is not writable: {details.home_error}"
@@ -33,7 +33,7 @@ def check_disk(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         yield from _room(machine, disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)
     store = details.disk(engine.root) if engine else None
     if engine and store and (disk is None or store.mount != disk.mount):
-        # an image that is there already needs only the container's own layer
+        # if the image exists already, only the container's own layer needs space
         needed = LEAST_FREE // 4 if engine.image else LEAST_FREE
         yield from _room(machine, store, f"images under {engine.root}", needed)
 
@@ -51,11 +51,11 @@ def _room(machine: Machine, disk: Disk, use: str, needed: int) -> Iterator[Findi
 
 
 def check_memory(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """There is shared memory to be had, and RAM is left."""
+    """Check free RAM and the available shared memory."""
     details, wanted = machine.details, seen.cluster.job.shm_size
     shm = details.disk("/dev/shm")
     if not machine.in_containers and shm and shm.kib < GIB:
-        what = f"/dev/shm holds only {_size(shm.kib)}, and data loader workers need more"
+        what = f"/dev/shm is only {_size(shm.kib)}, and data loader workers need more"
         remedy = "run `mount -o remount,size=16g /dev/shm` there, or set num_workers to 0"
         yield warning(machine.name, "memory", what, remedy)
     if (
@@ -67,7 +67,7 @@ def check_memory(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         yield warning(machine.name, "memory", what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory available"
-        yield warning(machine.name, "memory", what, "stop what uses it there")
+        yield warning(machine.name, "memory", what, "stop the programs that use it")
 
 
 def check_infiniband(machine: Machine, _: Inventory) -> Iterator[Finding]:
@@ -91,7 +91,7 @@ def check_infiniband(machine: Machine, _: Inventory) -> Iterator[Finding]:
 
 
 def check_clock(machine: Machine, seen: Inventory) -> Iterator[Finding]:
-    """The clock is near the median of all clocks, this machine's included."""
+    """Check that the clock is near the median of all clocks, including this machine's."""
     facts = machine.facts
     middle = statistics.median([0.0, *(m.facts.clock_skew for m in seen.machines)])
     off = facts.clock_skew - middle

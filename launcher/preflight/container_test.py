@@ -1,7 +1,7 @@
-"""The container test: one short container on each machine, like the ones that a launch starts.
+"""The container test: run one short container on each machine, configured as for a launch.
 
-It finds what no inventory can: whether the image has torch, sees the GPUs and may write where a run
-writes.
+It finds problems that facts cannot show: whether the image has torch, sees the GPUs and can write
+to a run's folders.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """What the container reported. error: why it did not run to its end."""
+    """The output of the container test. error: why the container did not finish."""
 
     python: str = ""
     torch: str = ""
@@ -66,7 +66,7 @@ class ContainerReport:
 
 
 def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
-    """Reports by first node rank, of the machines in `nodes` that have the image."""
+    """Test each machine in `nodes` that has the image. Return reports by first node rank."""
     token = secrets.token_hex(4)
     job = seen.cluster.job
     machines = [m for m in seen.machines if m.rank in nodes and m.engine and m.engine.image]
@@ -81,7 +81,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
         if engine is None:
             return ContainerReport(error="the job's engine has no containers")
         try:
-            # like a run's folders: open to a user that is not the SSH user
+            # writable for other users than the SSH user, as a run's folders are
             node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
             return parse_report(engine.run_to_end(container, TIMEOUT))
         except DdpctlError as error:
@@ -96,7 +96,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
-    """The container that a launch would start there, with `folder` of the host at /output."""
+    """Return the container that a launch would start, with the host's `folder` at /output."""
     facts = machine.facts
     gpus = tuple(sorted(machine.gpus)) if machine.has_driver else ()
     return Container(
@@ -118,8 +118,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Where torch is imported, which takes seconds: on one machine for each different image, and
-    wherever it must see GPUs."""
+    """Return the machines that import torch (seconds): one per image, and all that must see GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }
@@ -127,20 +126,20 @@ def needing_torch(machines: Sequence[Machine]) -> set[int]:
 
 
 def parse_report(output: str) -> ContainerReport:
-    """What the script printed, whatever else the image prints when it starts."""
-    said: object = None
+    """Parse the script's output, ignoring anything that the image prints at its start."""
+    report: object = None
     for line in output.splitlines():
         if line.startswith(MARK):
             with contextlib.suppress(ValueError):
-                said = json.loads(line.removeprefix(MARK))
-    if not isinstance(said, dict):
+                report = json.loads(line.removeprefix(MARK))
+    if not isinstance(report, dict):
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         return ContainerReport(
             error=f"python3 did not run in the image: {last}; use an image with python3"
         )
     names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
-    gpus = said.get("gpus")
-    texts = {name: str(said.get(name, "")) for name in names}
+    gpus = report.get("gpus")
+    texts = {name: str(report.get(name, "")) for name in names}
     return ContainerReport(**texts, gpus=gpus if isinstance(gpus, int) else 0)
 
 
@@ -152,14 +151,14 @@ def judge(seen: Inventory, reports: Mapping[int, ContainerReport]) -> Iterator[F
 
 
 def check_report(machine: Machine, report: ContainerReport) -> Iterator[Finding]:
-    """The container ran, imported torch, wrote its file and saw the GPUs."""
+    """Check that the container ran, imported torch, wrote its file and saw the GPUs."""
     if report.error:
         yield failure(machine.name, "image", *split(report.error, machine.hosts[0].name))
     if report.torch_error:
         what = f"torch cannot be imported in the image: {report.torch_error}"
         yield failure(machine.name, "image", what, "use an image with torch in it")
     if report.write_error:
-        what = f"a container cannot write below ~/.ddpctl: {report.write_error}"
+        what = f"a container cannot write to ~/.ddpctl: {report.write_error}"
         remedy = "look for denials in `journalctl -k` there (SELinux, AppArmor), or set job.user"
         yield failure(machine.name, "disk", what, remedy)
     if machine.gpus and machine.has_driver and report.torch and report.gpus == 0:
@@ -177,7 +176,7 @@ def check_versions(
     reports: Mapping[int, ContainerReport],
     image: str,
 ) -> Iterator[Finding]:
-    """torch, NCCL and CUDA are the same on all nodes: their ranks must understand each other."""
+    """Check that torch, NCCL and CUDA are the same on all nodes, so that ranks can communicate."""
     for label, severity in (
         ("torch", failure), ("nccl", failure), ("cuda", warning), ("python", warning)
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A finding: one problem on one host, and what to do about it."""
+"""A finding: one problem on one host, with its remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..hosts.fold import names
 from ..terminal.sanitize import plain
 
 Severity = Literal["failure", "warning"]
-LONGEST = 400  # characters of a clause
+LONGEST = 400  # maximum characters of a clause
 
 # The columns of the table, in the order in which a launch depends on them.
 CHECKS = ("ssh", "docker", "gpus", "image", "disk", "memory", "clock", "network", "ports", "runs")
@@ -18,7 +18,7 @@ CHECKS = ("ssh", "docker", "gpus", "image", "disk", "memory", "clock", "network"
 
 @dataclass(frozen=True)
 class Finding:
-    """what and remedy: one clause each. A failure stops a launch, a warning does not."""
+    """A problem. what, remedy: one clause each. A failure stops a launch, a warning does not."""
 
     severity: Severity
     host: str
@@ -36,20 +36,20 @@ def warning(host: str, check: str, what: str, remedy: str) -> Finding:
 
 
 def _one_line(text: str) -> str:
-    """Hosts say what they like: it becomes one line of printable text, of bounded length."""
+    """Turn text from a host into one printable line of limited length."""
     line = " ".join(plain(text).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def split(message: str, host: str) -> tuple[str, str]:
-    """An error's one line, `HOST: WHAT; REMEDY`, as what and remedy."""
+    """Split an error `HOST: WHAT; REMEDY` into what and remedy."""
     text = " ".join(message.split()).removeprefix(f"{host}: ")
     what, _, remedy = text.rpartition("; ")
     return (what, remedy) if what else (text, "log in to the host and look")
 
 
 def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """Failures first, then by host and by check; duplicates removed."""
+    """Sort findings: failures first, then by host and check. Removes duplicates."""
     places = {host: i for i, host in enumerate(hosts)}
     return sorted(
         dict.fromkeys(findings),
@@ -58,7 +58,7 @@ def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]
 
 
 def lines(findings: Iterable[Finding]) -> list[str]:
-    """One line per finding. Hosts with the same finding share a line: `gpu[1-47]`."""
+    """Format one line per finding. Hosts with the same finding share a line: `gpu[1-47]`."""
     hosts: dict[tuple[str, str, str, str], list[str]] = {}
     for f in findings:
         hosts.setdefault((f.severity, f.check, f.what, f.remedy), []).append(f.host)
@@ -71,9 +71,9 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 def table(
     hosts: Sequence[str], findings: Iterable[Finding], unseen: Iterable[str]
 ) -> list[list[str]]:
-    """A row per host, a cell per check: ok, warning, FAILURE, or `-` for what could not be checked.
+    """Return a row per host and a cell per check: ok, warning, FAILURE, or `-` if not checked.
 
-    That is everything on an unseen host, and images and runs where Docker does not answer.
+    On an unseen host nothing was checked. Without Docker, images and runs were not.
     """
     findings = list(findings)
     failed = [f for f in findings if f.severity == "failure"]

@@ -1,4 +1,4 @@
-"""What `init` asks before there is a hosts file: how `ssh` logs in, and each host's GPUs and disk."""
+"""Facts for `init`, before a hosts file exists: the SSH login, and each host's GPUs and disks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..terminal.console import Console
 
 @dataclass(frozen=True)
 class FirstLook:
-    """gpus: None where the host did not answer. note: for a person."""
+    """What `init` found on a host. gpus: None without an answer. note: for the user."""
 
     gpus: int | None
     note: str
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
-    """The user and the first existing key that `ssh` uses for this host; "" where there is none."""
+    """Return the user and the first existing key that `ssh` uses for this host; "" if none."""
     try:
         route = route_to(host)
     except HostUnreachable:
@@ -34,14 +34,14 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
-    """Asks all hosts at once; says in one line which do not answer, and why."""
+    """Query all hosts concurrently. Prints one line about those that do not answer."""
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
         found, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])
         )
     for error in failures.values():
         console.say(f"no answer from {error}")
-    silent = FirstLook(None, "did not answer; `ddpctl check` tells why")
+    silent = FirstLook(None, "did not answer; `ddpctl check` shows why")
     return [_described(found[host.name]) if host.name in found else silent for host in hosts]
 
 

@@ -1,4 +1,4 @@
-"""What was seen of the machines: all that the checks may look at, as plain values."""
+"""Everything that the checks may look at, as plain values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Unseen:
-    """A machine that could not be reached or asked. error: one line, with the remedy."""
+    """A machine that gave no answer. error: one line, with the remedy."""
 
     name: str
     ranks: tuple[int, ...]
@@ -27,7 +27,7 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine with its nodes. engine is None where none answers or the job needs none."""
+    """A machine with its nodes. engine: None if it does not answer or the job needs none."""
 
     name: str
     ranks: tuple[int, ...]
@@ -42,12 +42,12 @@ class Machine:
 
     @property
     def rank(self) -> int:
-        """Its first node rank, which identifies it."""
+        """The machine's first node rank, which identifies it."""
         return self.ranks[0]
 
     @property
     def in_containers(self) -> bool:
-        """Whether its nodes run in containers, even if their engine does not answer."""
+        """Whether the nodes run in containers, even if their engine does not answer."""
         return self.engine is not None or self.engine_error is not None
 
     @property
@@ -56,7 +56,7 @@ class Machine:
 
     @property
     def gpus(self) -> set[int]:
-        """Ids of the GPUs that its nodes use."""
+        """Ids of the GPUs that the nodes use."""
         return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
 
     @property
@@ -67,14 +67,17 @@ class Machine:
         return self.facts.interface_of(ip) is not None
 
     def shares_network_with(self, other: Machine) -> bool:
-        """Whether both are names of one machine, which share all addresses."""
+        """Return whether both have one network stack, and therefore the same addresses."""
         return self is other or self.details.network == other.details.network != ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """result: ok, wrong (another machine answered), refused, timeout, unreachable, or silent (the
-    dialling machine did not report). seconds: until a peer answered."""
+    """The outcome of dialling an address. seconds: until a peer answered.
+
+    result: ok, wrong (another machine answered), refused, timeout, unreachable, or silent (the
+    dialling machine did not report).
+    """
 
     result: str
     seconds: float = 0.0
@@ -86,7 +89,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Route:
-    """address is None where no address of the machine is reached by all that dialled it."""
+    """How a machine is reached. address: None if no address works for all that dialled it."""
 
     address: str | None = None
     interface: str | None = None
@@ -98,10 +101,10 @@ Grouped = Mapping[tuple[int, str, bool], dict[int, Answer]]  # by target, addres
 
 @dataclass(frozen=True)
 class Reach:
-    """What the probe found. Machines are identified by their first node rank.
+    """The probe's results. Machines are identified by their first node rank.
 
-    cut_off: machines that reached no other. Their answers are left out, as they say nothing about
-    the others. unprobed: machines on which no agent could run.
+    cut_off: machines that reached no other machine. Their answers say nothing about the others and
+    are left out. unprobed: machines on which no agent could run.
     """
 
     answers: Grouped = field(default_factory=dict)
@@ -112,31 +115,31 @@ class Reach:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The machines that were seen. here: the job's image as the launching machine has it."""
+    """The machines that answered. here: the job's image on the launching machine."""
 
     cluster: Cluster
     machines: Sequence[Machine]
     here: ImageInfo | None = None
     reach: Reach = field(default_factory=Reach)
-    waits: bool = False  # for what other runs have
+    waits: bool = False  # the launch will wait for GPUs of other runs
 
     def route(self, machine: Machine) -> Route:
         return self.reach.routes.get(machine.rank, Route())
 
     def met(self, machine: Machine, ip: str, *, master: bool = False) -> Mapping[int, Answer]:
-        """What each source met at an address of a machine: at the probe's port, or the master port."""
+        """Return the answers by source for an address of a machine, on the probe's or the master port."""
         return self.reach.answers.get((machine.rank, ip, master), {})
 
 
 def common(values: Sequence[T]) -> T:
-    """The most frequent value; the first of them in a tie."""
+    """Return the most frequent value; the first one in a tie."""
     return max(dict.fromkeys(values), key=list(values).count)
 
 
 def odd_one_out(
     machine: Machine, machines: Sequence[Machine], value: Callable[[Machine], T | None]
 ) -> tuple[T, T] | None:
-    """This machine's value and the usual one, where they differ. Machines without a value do not count."""
+    """Return this machine's value and the usual one if they differ. Ignores machines without a value."""
     own = value(machine)
     usual = common([v for m in machines if (v := value(m)) is not None] or [own])
     return (own, usual) if own is not None and usual is not None and own != usual else None

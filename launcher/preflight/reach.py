@@ -1,7 +1,7 @@
-"""The probe: an agent on each machine listens for the others, dials them and reports what happened.
+"""The probe: an agent on each machine listens, dials the other machines and reports the results.
 
-It runs on the host's python3, or on the one in the job's image. It installs nothing, and ends with
-its standard input or after a minute.
+The agent runs on the host's python3, or on the one in the job's image. It installs nothing. It ends
+when its standard input closes, or after a minute.
 
     agent -> launcher   listening 0 PORT, then ready
     launcher -> agent   listen PORT
@@ -10,7 +10,7 @@ its standard input or after a minute.
     agent -> launcher   dialed KEY ok NAME SECONDS | dialed KEY wrong|refused|timeout|unreachable
 
 An address counts as reached only if the intended machine's agent answers there: every host with a
-docker0 has 172.17.0.1, and each reaches its own.
+docker0 has the address 172.17.0.1, and reaches itself there.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .reach_routes import (
     retries,
 )
 
-AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes the longest
-ROUND_TIMEOUT = 12.0  # seconds; an agent gives up a dial after three, so a slower one is overloaded
-GRACE = 0.3  # seconds for better addresses to answer once every machine is reached
+AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
+ROUND_TIMEOUT = 12.0  # seconds; agents give up a dial after three, so a slower one is overloaded
+GRACE = 0.3  # seconds for better addresses to answer once every machine was reached
 LONGEST_LINE = 4096  # bytes
 NEVER = Deadline(None)
 DIAL_TIMEOUT = 3.0  # seconds; a firewall that drops packets never answers
@@ -125,20 +125,20 @@ class _Agent:
 
 
 class Probe:
-    """Agents start while their machines are examined, and dial after that. Close it at the end."""
+    """Starts agents while facts are gathered, then lets them dial. Close it at the end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._job = cluster.job
         self._token = secrets.token_hex(8)
         self._agents: dict[int, _Agent] = {}
-        self._orders: dict[int, Dial] = {}  # by key, of all rounds
+        self._orders: dict[int, Dial] = {}  # by key, for all rounds
         self._inbox: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
     def start(self, rank: int, node: Node) -> None:
-        """Start the agent of the machine whose first node rank this is, if one can run there."""
+        """Start the agent of the machine with this first node rank, if one can run there."""
         engine = container_engine(node, self._job.engine)
         in_image = engine.python_in_image(self._job.image) if engine else ()
-        with contextlib.suppress(DdpctlError):  # examining the machine reports why
+        with contextlib.suppress(DdpctlError):  # the facts of the machine show the reason
             agent = _Agent(node.open_script(SHELL, PYTHON, str(rank), self._token, *in_image))
             _take_ports(agent)
             if agent.ports:
@@ -147,7 +147,7 @@ class Probe:
                 agent.stream.close()
 
     def run(self, seen: Sequence[Machine], *, all_pairs: bool) -> Reach:
-        """Who reaches whom: a star and a few neighbours; all pairs if one fails or if asked for."""
+        """Find out who reaches whom: a star and some neighbours; all pairs on failure or on request."""
         machines = {m.rank: m for m in seen if m.rank in self._agents}
         port = self._listen_on_master_port()
         for rank, agent in self._agents.items():
@@ -165,7 +165,7 @@ class Probe:
             agent.stream.close()
 
     def _listen_on_master_port(self) -> int:
-        """0 if the probe cannot. Not earlier: the check of the port would find it taken."""
+        """Listen on node 0's master port, once the check has found it free; return 0 on failure."""
         port, agent = self._job.master_port, self._agents.get(0)
         if port == "auto" or agent is None:
             return 0
@@ -175,8 +175,11 @@ class Probe:
         return port if port in agent.ports else 0
 
     def _round(self, dials: Sequence[Dial], master_port: int) -> dict[Dial, Answer]:
-        """What every dial met. Ends early once every target is reached; what is missing then counts
-        as a timeout, and what an agent never reports as silent."""
+        """Run the dials and return their answers.
+
+        Ends early once every target was reached. Then missing answers count as timeouts. Answers
+        that an agent never sends count as silent.
+        """
         keys = dict(enumerate(dials, start=len(self._orders)))
         self._orders |= keys
         for rank, agent in self._agents.items():
@@ -185,7 +188,7 @@ class Probe:
                 for key, dial in keys.items()
                 if dial.source == rank
             )
-            with contextlib.suppress(DdpctlError, OSError):  # its dials are silent
+            with contextlib.suppress(DdpctlError, OSError):  # its dials count as silent
                 agent.stream.write(orders.encode(), timeout=ROUND_TIMEOUT)
         answers: dict[Dial, Answer] = {}
         deadline, missing = time.monotonic() + ROUND_TIMEOUT, "silent"
@@ -202,14 +205,14 @@ class Probe:
         return master_port if dial.is_master_port else self._agents[dial.target].ports[0]
 
     def _receive(self, rank: int, agent: _Agent) -> None:
-        with contextlib.suppress(DdpctlError, OSError):  # what it does not report is silent
+        with contextlib.suppress(DdpctlError, OSError):  # missing answers count as silent
             for line in _lines(agent.stream):
                 if answer := parse_dialed(line, self._orders, rank):
                     self._inbox.put(answer)
 
 
 def _take_ports(agent: _Agent) -> None:
-    """Note what the agent listens on, until it is ready."""
+    """Record the agent's ports until it is ready."""
     with contextlib.suppress(OSError):
         for line in _lines(agent.stream, Deadline(AGENT_TIMEOUT)):
             if found := parse_listening(line):
@@ -219,7 +222,7 @@ def _take_ports(agent: _Agent) -> None:
 
 
 def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:
-    """Whole lines until the end of the stream. TimeoutError at the deadline."""
+    """Yield whole lines until the stream ends. Raises TimeoutError at the deadline."""
     rest = b""
     while len(rest) < LONGEST_LINE and (chunk := stream.read(timeout=deadline.left())):
         *whole, rest = (rest + chunk).split(b"\n")
@@ -227,13 +230,13 @@ def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:
 
 
 def parse_listening(line: str) -> tuple[int, int] | None:
-    """The port that was asked for and the port that the agent listens on."""
+    """Parse a `listening` line into the requested port and the actual one."""
     match = re.fullmatch(r"listening (\d{1,5}) (\d{1,5})", line, re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_dialed(line: str, orders: Mapping[int, Dial], rank: int) -> tuple[int, Answer] | None:
-    """The key of an order of this agent and its answer, from a `dialed` line."""
+    """Parse a `dialed` line into the key of one of this agent's orders and the answer."""
     match = re.fullmatch(
         r"dialed (\d{1,9}) (?:(wrong|refused|timeout|unreachable)|ok (\d{1,9}) (\d{1,3}\.\d{3}))",
         line,

@@ -1,4 +1,4 @@
-"""Who dials whom, and which address and interface each machine is reached by. Pure.
+"""Choose which machines dial each other, and each machine's address and interface. Pure.
 
 Machines are identified by their first node rank.
 """
@@ -15,9 +15,9 @@ from ..facts.network import Address
 from ..hosts import Cluster
 from .inventory import Answer, Grouped, Machine, Reach, Route
 
-NEIGHBOURS = 3  # hosts that dial each host, beside all hosts dialling node 0
+NEIGHBOURS = 3  # number of hosts that dial each host, in addition to all hosts dialling node 0
 
-# Bridges and tunnels of container engines and hypervisors: no other host is reached through them.
+# Bridges and tunnels of container engines and hypervisors, which reach no other host.
 _LOCAL_ONLY = re.compile(
     r"docker\d*|br-[0-9a-f]{6,}|veth.*|virbr\d+.*|lxcbr\d+|cni.*|podman\d*|flannel.*"
 )
@@ -25,7 +25,7 @@ _LOCAL_ONLY = re.compile(
 
 @dataclass(frozen=True)
 class Dial:
-    """One connection to try, from one machine to an address of another."""
+    """A connection to try, from one machine to an address of another."""
 
     source: int
     target: int
@@ -37,10 +37,9 @@ Answers = Mapping[Dial, Answer]
 
 
 def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
-    """Addresses that other machines may reach this one by, best first.
+    """Return the addresses at which other machines may reach this one, best first.
 
-    Loopback, link-local and container bridges are left out, and so is every address that another
-    machine has as well.
+    Excludes loopback, link-local and container bridges, and addresses that another machine has too.
     """
     known = {address.ip: address for address in machine.facts.addresses}
     if given := {host.internal_ip for host in machine.hosts if host.internal_ip}:
@@ -68,7 +67,7 @@ def _is_useless(ip: str) -> bool:
 
 
 def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]:
-    """Fast interfaces first, then the address that SSH uses, then IPv4 before IPv6."""
+    """Rank an address: fast interfaces first, then the SSH address, then IPv4 before IPv6."""
     nic = machine.details.interface(address.interface)
     by_ssh = machine.facts.ssh_server_ip == address.ip
     is_bridge = nic is not None and nic.is_bridge
@@ -76,7 +75,7 @@ def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]
 
 
 def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
-    """Those of all machines. Two holders of an address, on different networks, show that it is shared."""
+    """Return all machines' candidates, except addresses that exist on two different networks."""
     holders: dict[str, list[Machine]] = {}
     for machine in machines.values():
         for address in machine.facts.addresses:
@@ -90,10 +89,10 @@ def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
 
 
 def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tuple[int, int]]:
-    """(source, target): all dial the first machine, and its NEIGHBOURS predecessors dial each other one.
+    """Return (source, target) pairs: all machines dial the first, and neighbours dial the others.
 
-    That is linear in the number of machines; `everyone` is all pairs. Machines that share a network
-    do not dial each other.
+    The number is linear in the number of machines; `everyone` means all pairs. Machines that share
+    a network do not dial each other.
     """
     order = sorted(machines)
     found = []
@@ -108,7 +107,7 @@ def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tu
 def dials_for(
     machines: Mapping[int, Machine], chosen: Iterable[tuple[int, int]], *, master_port: bool
 ) -> list[Dial]:
-    """Every candidate address, for each pair; with master_port also that port of node 0."""
+    """Return a dial per pair and candidate address; with master_port, also to that port of node 0."""
     addresses = _candidates(machines)
     return [
         Dial(source, target, address.ip, is_master)
@@ -119,14 +118,14 @@ def dials_for(
 
 
 def is_settled(dials: Sequence[Dial], answers: Answers) -> bool:
-    """Every target has an address at which all its dials succeeded."""
+    """Return whether every target has an address at which all its dials succeeded."""
     failed = {(d.target, d.address) for d in dials if d not in answers or not answers[d].ok}
     reached = {d.target for d in dials if (d.target, d.address) not in failed}
     return reached == {d.target for d in dials}
 
 
 def retries(answers: Answers) -> list[Dial]:
-    """The dials that timed out, and for each of their sources one that succeeded, as a control."""
+    """Return the dials that timed out, with a control: one successful dial of each source."""
     failed = [dial for dial, answer in answers.items() if answer.result == "timeout"]
     controls = {dial.source: dial for dial, answer in answers.items() if answer.ok}
     return list(
@@ -135,10 +134,10 @@ def retries(answers: Answers) -> list[Dial]:
 
 
 def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
-    """The first answers, corrected by the second ones.
+    """Return the first answers, corrected by a second round.
 
-    A timeout counts only if the same dial fails again while its source's control succeeds. Of a
-    source that has reached nobody at all, there is no control, and its timeouts count.
+    A timeout counts only if the dial fails again while its source's control succeeds. A source that
+    reached nobody has no control, and its timeouts count.
     """
     busy = {d.source for d, answer in again.items() if answers[d].ok and not answer.ok}
     merged = dict(answers)
@@ -153,7 +152,7 @@ def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
 
 
 def cut_off(answers: Answers) -> set[int]:
-    """Machines that reached none of several others, each of which some other machine reached."""
+    """Return the machines that reached none of several others that another machine did reach."""
     reached = {dial.target for dial, answer in answers.items() if answer.ok}
     spoke = {dial.source for dial, answer in answers.items() if answer.result in ("ok", "silent")}
     targets: dict[int, set[int]] = {}
@@ -163,7 +162,7 @@ def cut_off(answers: Answers) -> set[int]:
 
 
 def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answers) -> Reach:
-    """What these answers say. machines: those with an agent, among all that were seen."""
+    """Evaluate the answers. machines: those with an agent, among all in `seen`."""
     lost = cut_off(answers)
     kept = {dial: answer for dial, answer in answers.items() if dial.source not in lost}
     unprobed = frozenset(seen) - machines.keys()
@@ -171,7 +170,7 @@ def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answ
 
 
 def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route]:
-    """For each machine its best address among those that every machine that dialled it reached."""
+    """Choose each machine's best address among those that all its dialling machines reached."""
     met = grouped(answers)
     return {
         rank: _route(machines[rank], rank, addresses, met)
@@ -185,15 +184,15 @@ def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: G
         met = answers.get((rank, address.ip, False), {})
         if met and all(answer.ok for answer in met.values()):
             given = any(host.internal_ip == address.ip for host in machine.hosts)
-            why = "given as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
+            why = "set as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
             why += f", not over {', '.join(passed)}" if passed else ""
             return Route(address.ip, address.interface or None, why)
         passed.append(address.interface)
-    return Route(why="no address is reached from every other host")
+    return Route(why="no address can be reached from every other host")
 
 
 def grouped(answers: Answers) -> Grouped:
-    """By what was dialled, and then by source."""
+    """Group answers by what was dialled, then by source."""
     found: dict[tuple[int, str, bool], dict[int, Answer]] = {}
     for dial, answer in answers.items():
         at = (dial.target, dial.address, dial.is_master_port)
@@ -204,7 +203,7 @@ def grouped(answers: Answers) -> Grouped:
 def addressed(
     cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
 ) -> Cluster:
-    """The cluster with the routes as internal_ip and interface, where the hosts file gives none."""
+    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
     for first, route in routes.items():
         if route.address:

@@ -1,4 +1,4 @@
-"""The preflight: examine all machines at once, let them reach each other, judge what was seen.
+"""The preflight: examine all machines concurrently, let them dial each other, run the checks.
 
 survey = survey_hosts(nodes, cluster)
 survey.findings          problems, each with its remedy
@@ -41,7 +41,7 @@ from .inventory import Inventory, Machine, Unseen
 from .reach import Probe
 from .reach_routes import addressed
 
-USUAL_ROOT = "/var/lib/docker"  # assumed, so that asking the engine for it holds nothing up
+USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
 CHECKS = (
     *check_docker.CHECKS,
     *check_gpus.CHECKS,
@@ -53,7 +53,7 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Survey:
-    """machines: all of them, in rank order. reports: of the container test, by first node rank."""
+    """The result. machines: all, in rank order. reports: container tests by first node rank."""
 
     findings: Sequence[Finding]
     cluster: Cluster
@@ -71,13 +71,13 @@ class Survey:
 
     @property
     def facts(self) -> tuple[Facts, ...]:
-        """Those of each node that was seen, in rank order."""
+        """The facts of each node that answered, in rank order."""
         by_rank = {rank: machine.facts for machine in self.seen.machines for rank in machine.ranks}
         return tuple(facts for _, facts in sorted(by_rank.items()))
 
     @property
     def exit_code(self) -> int:
-        """CONTRACT 6. An unreachable host comes before any failure of the others."""
+        """CONTRACT section 6. An unreachable host takes precedence over failures of others."""
         if self.unseen:
             return HostUnreachable.exit_code
         return PreflightError.exit_code if self.failures else 0
@@ -91,9 +91,9 @@ def survey_hosts(
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """nodes: in rank order. with_containers: also run the container test, which takes seconds.
+    """Check all hosts. nodes: in rank order. with_containers: run the container test (seconds).
 
-    waits: what other runs have is no problem, as the launch will wait for it.
+    waits: GPUs of other runs are no problem, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster)) as probe:
         machines, seen = _examine_all(nodes, cluster, probe)
@@ -133,7 +133,7 @@ def _unseen(machines: Sequence[Machine | Unseen]) -> Iterator[Finding]:
 def _examine_all(
     nodes: Sequence[Node], cluster: Cluster, probe: Probe
 ) -> tuple[list[Machine | Unseen], Inventory]:
-    """Every machine, and what was seen of them. Their probe agents start at the same time."""
+    """Examine every machine and start the probe agents at the same time."""
     groups: dict[tuple[str, int], list[int]] = {}
     for rank, node in enumerate(nodes):
         groups.setdefault(node.host.machine, []).append(rank)
@@ -146,7 +146,7 @@ def _examine_all(
         return examine(name, ranks, [nodes[rank] for rank in ranks], cluster.job, start)
 
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
-        here = pool.submit(image_here, cluster.job)
+        here = pool.submit(local_image, cluster.job)
         machines = list(pool.map(one, _names(nodes, groups), groups.values()))
     seen = [machine for machine in machines if isinstance(machine, Machine)]
     return machines, Inventory(cluster, seen, here.result())
@@ -159,7 +159,7 @@ def examine(
     job: Job,
     beside: Callable[[Node], None],
 ) -> Machine | Unseen:
-    """The machine that these ranks share, each with its Node. `beside` runs at the same time."""
+    """Gather the facts of the machine that these ranks share. `beside` runs concurrently."""
     hosts = tuple(node.host for node in nodes)
     node = next((node for node in nodes if node.host.gpus != 0), nodes[0])
     first = 0 in ranks
@@ -181,7 +181,7 @@ def examine(
 
 
 def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
-    """The engine, or why it does not answer; neither where the job needs none."""
+    """Return the engine's facts, or its error; both None if the job needs no engine."""
     engine = container_engine(node, job.engine)
     try:
         return (engine.engine_info(job.image) if engine else None), None
@@ -189,8 +189,8 @@ def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
         return None, str(error)
 
 
-def image_here(job: Job) -> ImageInfo | None:
-    """The job's image as this machine's engine has it, if it does."""
+def local_image(job: Job) -> ImageInfo | None:
+    """Return the job's image on this machine's engine; None if it has none."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
         engine = container_engine(node, job.engine)
         return engine.image_info(job.image) if engine else None
@@ -198,7 +198,7 @@ def image_here(job: Job) -> ImageInfo | None:
 
 
 def _names(nodes: Sequence[Node], groups: Mapping[tuple[str, int], Sequence[int]]) -> list[str]:
-    """As in the hosts file, with the port where several machines have the same name."""
+    """Return the names in the hosts file, with the port if several machines share a name."""
     hosts = [nodes[ranks[0]].host for ranks in groups.values()]
     names = [host.name for host in hosts]
     return [

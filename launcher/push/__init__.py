@@ -1,4 +1,4 @@
-"""Send the image, dataset and code to every host; only what is missing there."""
+"""Send the image, dataset and code to hosts that lack them."""
 
 from .files.prune import PruneResult, prune
 from .progress import progress_for

@@ -1,4 +1,4 @@
-"""What a push has done so far: for its report, and on stderr as bars or plain lines."""
+"""The progress of a push: its counters, and bars or plain lines on stderr."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def progress_for(console: Console) -> Progress:
 
 
 class Progress:
-    """A line when a host has something, and one every ten seconds until then; or a bar per host.
+    """Shows a bar per host, or lines: one every ten seconds and one at the end.
 
-    `host` and `part` (image, dataset, workdir) name a row. Safe to use from many threads.
+    `host` and `part` (image, dataset, workdir) name a row. Thread-safe.
     """
 
     def __init__(self, console: Console, *, bars: bool = False) -> None:
         self._console = console
-        self._bars = Bars(  # shown only while something is being transferred
+        self._bars = Bars(  # visible only during a transfer
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
@@ -52,7 +52,7 @@ class Progress:
             disable=not bars,
         )
         self._tasks: dict[tuple[str, str], Task] = {}
-        self._shown: dict[tuple[str, str], float] = {}  # when the last line about it was printed
+        self._shown: dict[tuple[str, str], float] = {}  # time of the last line about it
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Progress:
             self._bars.console.print(f"ddpctl: {plain(text)}", markup=False, highlight=False)
 
     def begin(self, host: str, part: str, total: int) -> None:
-        """total: bytes, 0 if unknown."""
+        """Start a row. total: bytes; 0 if unknown."""
         with self._lock:
             self._bars.start()
             number = self._bars.add_task(f"{host} {part}", total=total or None)
@@ -111,7 +111,7 @@ def _so_far(task: Task) -> str:
 
 
 class Tracker:
-    """One push's counters; safe to use from many threads. `hosts` has the report of each host."""
+    """The counters of one push. Thread-safe. `hosts` has each host's report."""
 
     def __init__(self, nodes: Sequence[Node], progress: Progress) -> None:
         self.progress = progress
@@ -125,18 +125,18 @@ class Tracker:
         self.report.notices.append(text)
 
     def ready(self, node: Node) -> None:
-        """The host has the last part that it lacked."""
+        """Record that the host has its last missing part."""
         self.hosts[node].seconds = time.monotonic() - self._began
 
     def received(self, node: Node, part: str, count: int) -> None:
-        """Bytes on a host, wherever they came from. A local host's go through a pipe: no traffic."""
+        """Count bytes that arrived on a host from anywhere. Local hosts cause no traffic."""
         self.progress.advance(node.name, part, count)
         if not node.is_local:
             with self._lock:
                 self.hosts[node].received_bytes += count
 
     def sent(self, node: Node, count: int) -> None:
-        """Bytes that left this machine."""
+        """Count bytes that left this machine."""
         if not node.is_local:
             with self._lock:
                 self.report.sent_bytes += count

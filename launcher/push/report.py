@@ -1,4 +1,4 @@
-"""What a push did, host by host: the document of `--json` and the summary line."""
+"""The result of a push by host: the document of `--json` and the summary line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 @dataclass
 class HostReport:
-    """One host. Layers and files that it had before count as skipped."""
+    """One host. Layers and files that it already had count as skipped."""
 
     host: str
     received_bytes: int = 0
-    image: str | None = None  # present, sent, updated or pulled; None if not asked for
+    image: str | None = None  # present, sent, updated or pulled; None if not requested
     dataset: str | None = None  # present or sent
     workdir: str | None = None
     layers_sent: int = 0
@@ -31,7 +31,7 @@ class HostReport:
 
 @dataclass
 class PushReport:
-    """`sent_bytes` left this machine: with relaying hosts, less than the hosts received."""
+    """A push. sent_bytes: bytes that left this machine; relaying hosts received more."""
 
     hosts: list[HostReport]
     image_digest: str | None = None
@@ -64,7 +64,7 @@ class PushReport:
 
 
 class HostsNotReady(PushFailed):
-    """Some hosts failed; the others are ready. The message has a line for each failed host."""
+    """Some hosts failed; the others are ready. The message has a line per failed host."""
 
     def __init__(self, failures: Mapping[Node, DdpctlError], report: PushReport) -> None:
         super().__init__("\n".join(dict.fromkeys(str(error) for error in failures.values())))
@@ -75,7 +75,7 @@ class HostsNotReady(PushFailed):
 
 
 def format_bytes(count: float) -> str:
-    """In powers of ten: 1.5 MB."""
+    """Format bytes in powers of ten: 1.5 MB."""
     power = 0
     while abs(count) >= 1000 and power < len(UNITS) - 1:
         count, power = count / 1000, power + 1

@@ -1,4 +1,4 @@
-"""A push, start to end: scan here, ask every host once, send what is missing, report."""
+"""A push from start to end: scan this machine, query each host once, send, report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .transfer.payload import script_output
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
-# Needs a POSIX shell and coreutils. With python3 a host can relay, too.
-# $1 dataset digest or "", $2 workdir digest or ""
+# Needs a POSIX shell and coreutils. Hosts with python3 can also relay.
+# $1: dataset digest or "", $2: workdir digest or ""
 INSPECT = r"""
 cd "$HOME" || exit
 mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
@@ -42,7 +42,7 @@ exit 0
 
 @dataclass(frozen=True)
 class Inspected:
-    """The job's image on this machine and on the nodes, as their engines have just reported it."""
+    """The job's image on this machine and on the nodes, as their engines just reported it."""
 
     here: ImageInfo | None
     there: Mapping[Node, ImageInfo | None]
@@ -50,8 +50,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class PushResult:
-    """images: the name or id that each node's engine starts the image by, in the order of the nodes;
-    "" without an image."""
+    """The result. images: the name or id of the image on each node's engine; "" without an image."""
 
     images: tuple[str, ...]
     report: PushReport
@@ -59,8 +58,8 @@ class PushResult:
 
 @dataclass(frozen=True)
 class HostState:
-    has: frozenset[str]  # of dataset, workdir, python3
-    relay_address: str  # where other hosts can take bytes from it; "" if they cannot
+    has: frozenset[str]  # any of dataset, workdir, python3
+    relay_address: str  # address at which other hosts can fetch from it; "" if they cannot
 
 
 def push(
@@ -72,12 +71,11 @@ def push(
     only: bool = False,
     inspected: Inspected | None = None,
 ) -> PushResult:
-    """Send `parts` of the job and verify that the others are on the hosts; with `only`, ignore those.
+    """Send `parts` of the job, and verify that hosts have the other parts, unless `only` is set.
 
-    inspected: the image as the engines have just reported it, if known.
-
-    HostsNotReady (a PushFailed) names each host that failed; the others are ready and stay so.
-    PushFailed if something on this machine cannot be sent at all.
+    inspected: the image as the engines just reported it, if known. Raises HostsNotReady (a
+    PushFailed) with each failed host; the others are ready and stay so. Raises PushFailed if this
+    machine cannot send a part at all.
     """
     machines = one_per_account(nodes)
     tracker = Tracker(machines, progress)
@@ -87,10 +85,10 @@ def push(
             reached, failures = try_each(machines, Node.connect)
             with progress:
                 found, failed = run.run(list(reached))
-        except OSError as error:  # not stdout: it must not end the command as if that were closed
-            raise PushFailed(f"this machine: the push broke: {error}; push again") from error
+        except OSError as error:  # not stdout: that must not end the command like a closed stdout
+            raise PushFailed(f"this machine: the push failed: {error}; push again") from error
     report = tracker.finish()
-    # The id on this machine, else on the first host: what run.json records.
+    # The id on this machine, else on the first host; run.json records it.
     report.image_digest = next((image.id for image in (run.here, *found.values()) if image), None)
     failures |= failed
     for node, failure in failures.items():
@@ -102,7 +100,7 @@ def push(
 
 
 class _Push:
-    """What the hosts are to have, as it is on this machine; and sending it, part by part."""
+    """The parts on this machine that hosts should have; sends them one by one."""
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ class _Push:
         tracker: Tracker,
         inspected: Inspected | None,
     ) -> None:
-        """Scans the folders. needed: `parts`, which are sent, and those that must be there."""
+        """Scan the folders. needed: `parts` to send, and those that must exist on the hosts."""
         job = cluster.job
         self.parts, self.local, self.tracker, self.inspected = parts, local, tracker, inspected
         needs_image = "image" in needed and engine_traits(job.engine).in_container
@@ -131,13 +129,13 @@ class _Push:
         try:
             return images.inspect(self.local, self.image) if self.image else None
         except DockerUnavailable:
-            return None  # no engine here; the hosts may have the image, or pull it
+            return None  # no engine here; the hosts may have the image or pull it
 
     def _digest(self, part: str) -> str:
         return self.trees[part].manifest.digest if part in self.trees else ""
 
     def run(self, nodes: Sequence[Node]) -> Outcome:
-        """The image of each host, and the hosts that failed with the reason."""
+        """Push all parts. Return each host's image, and the failed hosts with their errors."""
         states, failures = try_each(nodes, self._inspect)
         found: dict[Node, ImageInfo] = {}
         relays = {node: state.relay_address for node, state in states.items()}
@@ -177,7 +175,7 @@ class _Push:
         for node in there:
             if node not in found:
                 failures[node] = PushFailed(
-                    f"{node.name}: {self.image} is not there; `ddpctl push HOSTS --image`"
+                    f"{node.name}: does not have {self.image}; run `ddpctl push HOSTS --image`"
                 )
         remedy = "`ddpctl push HOSTS --image` makes them the same"
         return found, {**failures, **different_images(self.image, found, remedy)}
@@ -195,7 +193,7 @@ class _Push:
         if part not in self.parts:
             return {
                 node: PushFailed(
-                    f"{node.name}: does not have the current {part}; `ddpctl push HOSTS --{part}`"
+                    f"{node.name}: does not have the current {part}; run `ddpctl push HOSTS --{part}`"
                 )
                 for node in missing
             }
@@ -207,7 +205,7 @@ class _Push:
 
 
 def _address(text: str) -> str:
-    """Where this machine, or the last jump host, reached the host; "" if it does not say."""
+    """Return the address at which this machine or the last jump host reached the host; "" if unknown."""
     connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
     try:
         return str(ipaddress.ip_address(connection[1])) if connection else ""

@@ -1,1 +1,4 @@
-"""One HTML page about a run, or two. `making` asks the hosts and writes the file; the rest is pure."""
+"""One HTML page about a run, or two.
+
+`making` contacts the hosts and writes the file. All other modules are pure.
+"""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, drawn by pygal: no script, and nothing is loaded. Pure."""
+"""Charts as inline SVG, drawn by pygal. They contain no script and load nothing. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .numbers import Chart, Point, is_detail
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
-SHORT = re.compile(r"(\.\d)\d+")  # a tenth of a unit is enough
+SHORT = re.compile(r"(\.\d)\d+")  # to round to a tenth of a unit
 
 
 def text(value: object) -> str:
@@ -29,7 +29,7 @@ def printable(value: object) -> str:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """The charts under one legend, where each curve can be hidden. A name has one colour in all."""
+    """Draw charts with a common legend that can hide each curve. Each name has one colour throughout."""
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""
@@ -55,11 +55,11 @@ def figures(charts: Sequence[Chart]) -> str:
 
 
 def svg(chart: Chart, names: Sequence[str]) -> str:
-    """One chart; a curve has the colour of its place in `names`."""
+    """Draw one chart. A curve's colour is that of its index in `names`."""
     curves = [thinned(curve.points) for curve in chart.curves]
     xs = [x for points in curves for x, _ in points]
     ys = [y for points in curves for _, y in points]
-    log = chart.log and min(ys) > 0  # pygal's own logarithmic scale is for both axes
+    log = chart.log and min(ys) > 0  # pygal's own logarithmic scale applies to both axes
     low, high = (min(ys), max(ys)) if chart.top is None else (0.0, max(chart.top, *ys))
     drawing = pygal.XY(
         width=WIDTH,
@@ -108,15 +108,18 @@ def tip(name: str, point: Point, x: str) -> str:
 
 
 def colour_of(index: int) -> str:
-    """A colour that no other curve has: beyond COLOURS, hues a golden angle apart."""
+    """Return a unique colour: after COLOURS, hues that are a golden angle apart."""
     if index < len(COLOURS):
         return COLOURS[index]
     return f"hsl({index * 137.508 % 360:.2f} 60% {45 + index % 3 * 8}%)"
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most about MOST_POINTS: the lowest and the highest of each stretch, so that every spike stays,
-    and both ends."""
+    """Reduce a curve to about MOST_POINTS points.
+
+    Keeps both ends, and the lowest and highest point of each section, so that every spike stays
+    visible.
+    """
     size = -(-len(points) * 2 // MOST_POINTS)
     if size <= 2:
         return list(points)
@@ -129,7 +132,7 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Ticks between them: powers of ten, with steps between where those are few."""
+    """Return ticks: powers of ten, with intermediate steps if there are few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1,) if len(exponents) > 4 else (1, 2, 5) if high > 3 * low else range(1, 10)
     ticks = [step * 10.0**exponent for exponent in exponents for step in steps]
@@ -138,14 +141,14 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """pygal cannot scale an axis on which all values are equal."""
+    """Widen a range of equal values, which pygal cannot scale."""
     if high - low > abs(high) * 1e-6:
         return low, high
     return low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)
 
 
 def _for_the_page(root: Any, title: str, classes: Sequence[str]) -> Any:
-    """Without pygal's own scripts and styles. A point's label becomes a text that CSS shows on hover."""
+    """Remove pygal's own scripts and styles. CSS shows a point's label on hover."""
     for parent in list(root.iter()):
         for child in list(parent):
             kind = child.get("class", "") if isinstance(child.tag, str) else None

@@ -1,4 +1,4 @@
-"""What the nodes' journals tell about a run: its environment, usage and stacks. Pure."""
+"""A run's environment, usage and stacks, from its nodes' journals. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ HEAD = re.compile(rb"== (\d{1,7})/attempt-(\d{1,7})")
 
 @dataclass
 class NodeJournal(NodeEvidence):
-    """The events of one node in one attempt."""
-
     attempt: int = 1
 
     @property
@@ -37,7 +35,7 @@ class Journals:
         return [node for node in self.nodes if node.attempt == attempt]
 
     def node_names(self) -> dict[int, dict[int, str]]:
-        """attempt -> rank -> the name of its node, where the attempt has several nodes."""
+        """Node names by attempt and rank, for attempts with several nodes."""
         found: dict[int, dict[int, str]] = {}
         for node in self.nodes:
             for _, event in node.of(RankPids) if len(self.of(node.attempt)) > 1 else ():
@@ -46,7 +44,7 @@ class Journals:
         return found
 
     def versions(self, attempt: int) -> dict[str, str]:
-        """Of each thing, the version; where hosts differ, each version with its hosts."""
+        """Return the versions by component; if hosts differ, each version with its hosts."""
         found: dict[str, dict[str, list[str]]] = {}
         for node in self.of(attempt):
             for _, event in node.of(Environment):
@@ -60,12 +58,11 @@ class Journals:
         }
 
     def variables(self, attempt: int) -> set[str]:
-        """The names of environment variables, on any node."""
         events = (event for node in self.of(attempt) for _, event in node.of(Environment))
         return {name for event in events for name in event.variables}
 
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
-        """began: unix seconds at which the x axis begins."""
+        """Return the charts of resource usage. began: unix seconds at which the x axis begins."""
         drawn: dict[str, dict[str, list[Point]]] = {title: {} for title in TOPS}
         for node in self.nodes:
             for time, usage in node.of(Usage):
@@ -82,7 +79,7 @@ class Journals:
 
 
 def _readings(usage: Usage) -> Iterator[tuple[str, float]]:
-    """The title of a chart, and the value."""
+    """Yield (title of the chart, value)."""
     if usage.gpus:
         yield "GPU use (%)", sum(gpu.use for gpu in usage.gpus) / len(usage.gpus)
         yield "GPU memory (GiB)", sum(gpu.used for gpu in usage.gpus) / 1024
@@ -90,10 +87,7 @@ def _readings(usage: Usage) -> Iterator[tuple[str, float]]:
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
-    """reports: of each host, its name and what making.EVENTS printed there.
-
-    A host speaks only for the nodes that ran on it.
-    """
+    """Parse (host name, output of EVENTS). Ignores claims about nodes that ran on other hosts."""
     hosts = {
         (attempt.attempt, node.node_rank): node.host
         for attempt in record.attempts
@@ -110,7 +104,7 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
 
 
 def _sections(text: bytes) -> dict[tuple[int, int], list[bytes]]:
-    """The lines of each journal, by attempt and node rank."""
+    """Split the output into the lines of each journal, by attempt and node rank."""
     lines: list[bytes] = []
     found: dict[tuple[int, int], list[bytes]] = {}
     for line in text.splitlines(keepends=True):
@@ -122,7 +116,7 @@ def _sections(text: bytes) -> dict[tuple[int, int], list[bytes]]:
 
 
 def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:
-    """(attempt, what, before, now) for everything that differs from the attempt before."""
+    """Return (attempt, what, before, now) for every change since the previous attempt."""
     found = []
     for before, now in zip(record.attempts, record.attempts[1:], strict=False):
         old, new = _circumstances(before, journals), _circumstances(now, journals)
@@ -147,6 +141,6 @@ def _circumstances(attempt: AttemptRecord, journals: Journals) -> Mapping[str, s
 
 
 def began(record: RunRecord) -> float:
-    """Unix seconds at which the first attempt started, 0 if none did."""
+    """Return the start of the first attempt in unix seconds; 0 if none started."""
     attempts = record.attempts
     return parse_timestamp(attempts[0].started or attempts[0].created) or 0.0 if attempts else 0.0

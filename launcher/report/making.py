@@ -19,9 +19,9 @@ from .journals import began, parse_journals
 from .numbers import charts, together
 from .page import Shown, comparison, page
 
-# $1: the output folder. Of a very long run, only the newest part is drawn.
+# $1: the output folder. For a very long run, only the newest part is drawn.
 METRICS = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'
-# $1: the run's folder. Before each journal's events, its node and attempt.
+# $1: the run's folder. Prints the node and attempt before the events of each journal.
 EVENTS = r"""
 cd "$1/nodes" 2>/dev/null || exit 0
 event=$(printf '^[0-9.]*\t!')
@@ -34,14 +34,11 @@ HIDDEN = "(not shown)"
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
-    """One run's page, or the comparison of two.
-
-    The exit code: 0, or 4 if a host did not answer; what it knows is then missing on the page.
-    """
+    """Write the page of one run or two. Return 0, or 4 if the data of a silent host is missing."""
     shown = [_collect(folder, console) for folder in folders]
     html = page(shown[0]) if len(shown) == 1 else comparison(*shown)
     try:
-        # ASCII with character references reads the same in any locale
+        # ASCII with character references is safe in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
         raise UsageError(f"{error}; or give another -o FILE") from None
@@ -63,7 +60,7 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
         [*drawn, *journals.usage_charts(began(record))],
         journals,
         without_secrets(folder.hosts_file),
-        [f"Curves of {node.name} may be missing: cannot see {e}" for node, e in failures.items()],
+        [f"Curves may be missing: no answer from {e}" for e in failures.values()],
         now=timestamp(),
     )
 
@@ -71,13 +68,13 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
 def _ask(
     folder: RunFolder, record: RunRecord, console: Console
 ) -> tuple[dict[Node, tuple[bytes, bytes]], dict[Node, DdpctlError]]:
-    """metrics.jsonl and the journals' events of each host, and the error of each that is silent.
+    """Return metrics.jsonl and the journals' events by host, and the errors of silent hosts.
 
-    The trainer's rank 0 writes metrics on node 0, which may be another host after a resume.
+    Rank 0 writes the metrics. After a resume, node 0 may be another host.
     """
     with (
         newest_attempt(folder, console, record) as attempt,
-        console.step("reading what the hosts know"),
+        console.step("reading the hosts' records"),
     ):
         machines = {(m.node.name, m.place.run_dir): m.node for m in reversed(attempt.members)}
 
@@ -91,7 +88,7 @@ def _ask(
 
 
 def without_secrets(path: Path) -> str:
-    """The hosts file as used, without the values of `env`: reports are passed on."""
+    """Return the hosts file without the values of `env`, because reports are passed on."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):

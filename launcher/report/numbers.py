@@ -1,4 +1,4 @@
-"""The trainer's metrics.jsonl as curves: one for each attempt, and each rank or node."""
+"""Turn the trainer's metrics.jsonl into curves: one per attempt, and per rank or node."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..logs.metrics import entries, number
 
 Point = tuple[float, float]
 NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
-MOST_CURVES = 16  # of ranks or nodes; more cannot be told apart, and only the totals are drawn
+MOST_CURVES = 16  # of ranks or nodes; more are indistinguishable, so only totals are drawn
 
 
 @dataclass(frozen=True)
 class Curve:
-    """points: (x, value)."""
+    """A curve. points: (x, value)."""
 
     name: str
     points: tuple[Point, ...]
@@ -24,7 +24,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """log: by powers of ten. top: the y axis goes from 0 at least to this; None: as the values do."""
+    """A chart. log: logarithmic y axis. top: minimum upper end of a y axis that starts at 0; None: fit."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -41,9 +41,9 @@ CHARTS = (  # the chart without curves, then (kind of line, field, name of the c
 
 
 def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
-    """Each of CHARTS that has a value. Lines that the trainer did not write are skipped.
+    """Return each of CHARTS that has values. Skips lines that the trainer did not write.
 
-    nodes: throughput is then drawn for each node instead of each rank.
+    nodes: draw throughput per node instead of per rank.
     """
     attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in entries(text):
@@ -81,7 +81,7 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
 def _values(
     entry: dict[str, Any], nodes: Mapping[int, str]
 ) -> Iterator[tuple[str, str, float | None]]:
-    """(field, whose, value); whose is "" for all ranks together, " of rank 0", or a node's name."""
+    """Yield (field, whose, value). whose: "" for all ranks together, " of rank 0", or a node's name."""
     for name, value in entry.items():
         yield name, "", number(value)
     ranks = entry.get("ranks")
@@ -101,7 +101,7 @@ def _values(
 
 
 def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
-    """The charts of all parts. If several have any, each curve is named after its part."""
+    """Merge the charts of several parts. If more than one has curves, name each after its part."""
     parts = {name: charts for name, charts in parts.items() if charts}
     if len(parts) < 2:
         return tuple(next(iter(parts.values()), ()))
@@ -115,7 +115,7 @@ def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
 
 
 def totals(charts: Sequence[Chart]) -> list[Chart]:
-    """Without the curves of single ranks and nodes, unless a chart has no others."""
+    """Drop the curves of single ranks and nodes, unless a chart has no others."""
     made = []
     for chart in charts:
         totals = tuple(curve for curve in chart.curves if not is_detail(curve.name))
@@ -124,5 +124,5 @@ def totals(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def is_detail(name: str) -> bool:
-    """Whether a curve is that of one rank or one node."""
+    """Return whether a curve belongs to one rank or one node."""
     return " of rank " in name or name.startswith("node ")

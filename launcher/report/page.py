@@ -1,4 +1,4 @@
-"""The HTML page about one run or two: from records, charts and journals. All data is escaped. Pure."""
+"""The HTML page about one run or two, from records, charts and journals. Escapes all data. Pure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from .charts import figures, text
 from .journals import Journals, changes
 from .numbers import Chart, together, totals
 
-# The policy is a second barrier: even unescaped data could load or run nothing.
+# The policy is a second line of defence: even unescaped data could not run or load anything.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>"""
-SPAN = 1000  # units of the timeline's width
+SPAN = 1000  # width of the timeline in units
 
 
 @dataclass(frozen=True)
 class Shown:
-    """hosts_file: its text, without secrets. notes: what is missing, and why. now: RFC 3339."""
+    """What the page shows of one run.
+
+    hosts_file: its text, without secrets. notes: missing data, and why. now: RFC 3339.
+    """
 
     record: RunRecord
     charts: Sequence[Chart]
@@ -87,7 +90,7 @@ def comparison(first: Shown, second: Shown) -> str:
 
 
 def _compared(a: dict[str, str], b: dict[str, str]) -> str:
-    """What differs stands out."""
+    """Return two runs side by side, with differences highlighted."""
     rows = []
     for key in dict.fromkeys([*a, *b]):
         left, right = a.get(key, ""), b.get(key, "")
@@ -136,7 +139,7 @@ def notes(run: Shown) -> list[str]:
 
 
 def summary(record: RunRecord) -> str:
-    """attempt 2, 8 ranks on 2 nodes, 93.1 s"""
+    """Summarise a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
     last = record.attempts[-1] if record.attempts else None
     if last is None:
         return "nothing has started"
@@ -145,7 +148,7 @@ def summary(record: RunRecord) -> str:
 
 
 def plan(run: Shown) -> dict[str, str]:
-    """What was to run, and on what."""
+    """Return what was to run, and with which settings."""
     record = run.record
     last = record.attempts[-1] if record.attempts else None
     versions = run.journals.versions(last.attempt) if last else {}
@@ -164,7 +167,7 @@ def plan(run: Shown) -> dict[str, str]:
 
 
 def results(run: Shown) -> dict[str, str]:
-    """The last value of each curve in the last attempt; of what is drawn over time, the mean."""
+    """Return each curve's last value in the last attempt, or its mean if it is drawn over time."""
     found = {"state": run.record.state, "attempts": str(len(run.record.attempts))}
     for chart in totals(run.charts):
         if chart.x == "step":
@@ -185,7 +188,7 @@ def _nodes(record: RunRecord) -> str:
 
 
 def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
-    """A row for the nodes with one outcome, the smallest group first."""
+    """Yield one row per group of nodes with the same outcome, the smallest group first."""
     groups: dict[tuple[str, object], list[NodeRecord]] = {}
     for node in attempt.nodes:
         groups.setdefault(_outcome(attempt, node), []).append(node)
@@ -195,9 +198,9 @@ def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
 
 
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
-    """What became of the node, and its exit code, which says nothing of one that was stopped."""
+    """Return a node's outcome and exit code, or "" for a stopped node, whose code means nothing."""
     if node.state == "STOPPED" and attempt.first_failure:
-        return f"stopped, as node {attempt.first_failure.node_rank} failed", ""
+        return f"stopped because node {attempt.first_failure.node_rank} failed", ""
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 
@@ -221,7 +224,7 @@ def _failure(failure: FirstFailure) -> str:
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
-    """A row for each attempt, with a bar from start to end and a mark at its first failure."""
+    """Draw a row per attempt: a bar from start to end, with a mark at its first failure."""
     spans = []
     for attempt in attempts:
         begin = parse_timestamp(attempt.started or attempt.created) or 0.0

@@ -1,1 +1,1 @@
-"""Records of runs, and what is read back from them."""
+"""Records of runs, and commands that read them."""

@@ -1,7 +1,7 @@
-"""A record for a run that another machine started.
+"""Create a record for a run that another machine started.
 
 Hosts, users, identities, the engine and the command come from the user's own hosts file. The hosts
-contribute plain values only: which nodes ran there, attempts, states, times and digests.
+contribute only plain values: which nodes ran there, attempts, states, times and digests.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DIGEST = re.compile(r"[a-z0-9:]{1,100}")
 
 
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Writes run.json and hosts.yaml. Raises UsageError when the file lacks a host of the run."""
+    """Write run.json and hosts.yaml. Raises UsageError if the file lacks a host of the run."""
     record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
-    # the values of env may be secrets: a resume reads them from the user's file again
+    # values of env may be secret; a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
     hosts = dataclasses.replace(cluster, hosts=tuple(node.host for node in ranks), job=job)
     keep_cluster(folder, hosts)
@@ -35,13 +35,11 @@ def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: C
 def ask_for_record(
     run_id: str, nodes: Sequence[Node], cluster: Cluster, console: Console
 ) -> tuple[RunRecord, list[Node]]:
-    """The run as its hosts report it, and its nodes in rank order."""
+    """Build the record from the hosts' reports. Also return the nodes in rank order."""
     found, failures = reported_nodes(nodes, run_id)
     rows = [(node, row) for node, reported in found.items() for row in reported]
     if not rows:
-        raise UsageError(
-            f"no host has a folder of {run_id}; only `ddpctl kill` works on such a run"
-        )
+        raise UsageError(f"no host has files of {run_id}; only `ddpctl kill` works on such a run")
     source, newest = max(rows, key=lambda pair: pair[1].attempt)
     there = {
         node: [row.node_rank for row in reported if row.attempt == newest.attempt]
@@ -68,9 +66,9 @@ def by_rank(
     failures: Collection[Node],
     source: str,
 ) -> list[Node]:
-    """The nodes in rank order. Hosts that did not answer fill the gaps in the file's order.
+    """Return the nodes in rank order. Silent hosts fill the gaps, in the file's order.
 
-    there: the node ranks of the newest attempt on each host that did.
+    there: node ranks of the newest attempt on each host that answered.
     """
     spare: dict[object, list[Node]] = {}  # by account
     for node in nodes:
@@ -81,7 +79,7 @@ def by_rank(
             if rank in found:
                 raise UsageError(f"{found[rank].name} and {node.name} both claim node {rank}")
             if not spare[node.host.account]:
-                raise UsageError(f"{source}: name {node.name} once for each node of the run there")
+                raise UsageError(f"{source}: list {node.name} once for each node of the run on it")
             found[rank] = spare[node.host.account].pop(0)
     silent = [node for failed in failures for node in spare[failed.host.account]]
     for rank in range(max(found)):
@@ -93,7 +91,7 @@ def by_rank(
 
 
 def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> RunRecord:
-    """Attempts 1 to `newest`; those that the host does not describe soundly are UNKNOWN."""
+    """Return a record with attempts 1 to `newest`. Attempts without a valid description are UNKNOWN."""
     reported = {entry.attempt: entry for entry in run.attempts}
     return RunRecord(
         run_id=run_id,

@@ -1,4 +1,4 @@
-"""The newest attempt of a run, with connections to its nodes."""
+"""Connect to the nodes of a run's newest attempt."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .record import RunFolder, RunRecord
 def newest_attempt(
     folder: RunFolder, console: Console, record: RunRecord | None = None
 ) -> Iterator[RunningAttempt]:
-    """From this machine's record or, after a warning if it cannot be read, from the hosts.
+    """Yield the newest attempt from this machine's record.
 
-    record: what `folder` has, if it has been read already.
+    If that cannot be read, warns and asks the hosts. record: the one in `folder`, if already read.
     """
     cluster = load(folder.hosts_file, job_files=False)
     record = record or folder.load_if_readable(console)

@@ -1,4 +1,4 @@
-"""The `exec` command's work: runs a command in the container of a node, or of every node."""
+"""The `exec` command: run a command in the container of one node or of all nodes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..terminal.sanitize import Sanitizer
 from .attempt import newest_attempt
 from .record import RunFolder
 
-# Of spec.json, only the two numbers that tell which ranks the node in $1 has.
+# Prints the two numbers in spec.json that define the ranks of the node in $1.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """
 
 
 @dataclass(frozen=True)
 class ExecOptions:
-    """What to run, and where: on one node, which is node 0 if neither is given, or on all."""
+    """What to run, and where: on one node (default: 0), on a rank's node, or on all nodes."""
 
     command: tuple[str, ...]
     node: int | None = None
@@ -39,7 +39,7 @@ class ExecOptions:
 
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
-    """Returns the command's exit code; with on_all, the first that is not 0, by node rank."""
+    """Run the command. Return its exit code; with on_all, the first one by rank that is not 0."""
     with newest_attempt(folder, console, folder.load()) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
@@ -60,7 +60,7 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
 
 
 def _print_output(running: Exec, console: Console) -> None:
-    """As it is to files and pipes; terminals get no escape sequences but colours."""
+    """Print output: unchanged to files and pipes; to terminals, without escapes except colours."""
     errors = Sanitizer()
     for number, data in running.output():
         if number == 1:
@@ -73,7 +73,7 @@ def _print_output(running: Exec, console: Console) -> None:
 
 
 def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
-    """The node that the options name. Raises UsageError if the run does not have it."""
+    """Return the selected node. Raises UsageError if the run has no such node."""
     if wanted.rank is None:
         number = wanted.node or 0
         if not 0 <= number < len(attempt.members):
@@ -91,7 +91,7 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
 
 
 def _ranks(member: RunningNode) -> range:
-    """The global ranks of a node."""
+    """Read a node's global ranks from its host."""
     done = member.node.script(RANKS, member.place.control_dir)
     found = dict(re.findall(r'"(\w+)": (\d+)', done.stdout.decode(errors="replace")))
     try:
@@ -99,13 +99,13 @@ def _ranks(member: RunningNode) -> range:
         return range(first, first + int(found["nproc_per_node"]))
     except KeyError:
         raise CommandFailed(
-            f"{member.node.name}: {member.place.control_dir}/spec.json does not tell the node's "
-            "ranks; choose the node by --node"
+            f"{member.node.name}: {member.place.control_dir}/spec.json does not list the node's "
+            "ranks; use --node instead"
         ) from None
 
 
 def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
-    """Raises UsageError if the node does not run."""
+    """Start the command. Raises UsageError if the node is not running."""
     rank = member.place.node_rank
     seen = [status for status in member.engine.list(run_id) if status.node_rank == rank]
     for status in seen:
@@ -113,12 +113,12 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
             return member.engine.exec(status, wanted.command, stdin=wanted.stdin, tty=wanted.tty)
     state = seen[0].state if seen else "gone"
     raise UsageError(
-        f"{member.node.name}: node {rank} of {run_id} does not run ({state}); see `ddpctl ps`"
+        f"{member.node.name}: node {rank} of {run_id} is not running ({state}); see `ddpctl ps`"
     )
 
 
 def _forward_stdin(running: Exec) -> None:
-    """What goes wrong here shows in the command's output or its exit code."""
+    """Send stdin to the command. Errors show in its output or exit code."""
     with contextlib.suppress(OSError, DdpctlError):
         while data := os.read(sys.stdin.fileno(), CHUNK):
             running.write(data)

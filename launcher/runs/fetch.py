@@ -1,4 +1,4 @@
-"""Copies a run's checkpoints, output and logs from its hosts to this machine, verified."""
+"""Copy a run's checkpoints, output and logs from its hosts to this machine, and verify them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .record import RunFolder
 from .sync_logs import log_store, sync_logs
 from .unseen import unseen
 
-# NUL-separated: sha256, two spaces, path relative to the run's folder, of every complete file.
+# Prints, separated by NUL: sha256, two spaces, path in the run's folder, for each complete file.
 LIST = r"""
 cd "$1" 2>/dev/null || exit 0
 find checkpoints output -type f ! -name '.*' -exec sha256sum -z {} + 2>/dev/null
@@ -36,17 +36,17 @@ ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 class RemoteFile:
     node: Node
     place: Place
-    path: PurePosixPath  # relative to the run's folder on the host, and below one of FOLDERS
+    path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
     sha256: str
 
 
 @dataclass
 class Fetched:
-    """failures: the error of each host that did not answer; the others' files were fetched."""
+    """What was fetched. failures: errors of hosts that did not answer."""
 
     to: Path
     files: int = 0
-    skipped: int = 0  # they were here already
+    skipped: int = 0  # existed here already
     bytes: int = 0
     failures: Mapping[str, DdpctlError] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
             _copy_records(folder, to)
         except OSError as error:
             raise UsageError(
-                f"{error.filename or to}: cannot be written: {error.strerror}; free it or give "
+                f"{error.filename or to}: cannot be written: {error.strerror}; fix that or pass "
                 "another --to"
             ) from None
     return done
@@ -90,7 +90,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
 def list_files(
     attempt: RunningAttempt, console: Console
 ) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Every file of the run, once per file system, and an error for each host that did not answer."""
+    """Return every file of the run, once per file system, and the errors of silent hosts."""
     nodes = [group[0] for group in find_shared_homes(one_per_account(attempt.nodes))]
 
     def ask(node: Node) -> list[RemoteFile]:
@@ -107,7 +107,7 @@ def list_files(
 
 
 def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
-    """One row of LIST; None for anything that does not stay below one of FOLDERS."""
+    """Parse a row of LIST; None if its path leaves FOLDERS."""
     match = ROW.fullmatch(row)
     if match is None:
         return None
@@ -118,8 +118,11 @@ def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
 
 
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
-    """Where each file goes. Where nodes have different files of one name, node 0's keeps the name
-    and the others go below nodes/RANK."""
+    """Choose a local path for each file.
+
+    If nodes have different files of one name, node 0's keeps the name and the others go to
+    nodes/RANK.
+    """
     at: dict[Path, RemoteFile] = {}
     for file in sorted(files, key=lambda f: f.place.node_rank):
         target = to / file.path
@@ -148,7 +151,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
 
 
 def _receive(file: RemoteFile, part: Path, done: Fetched) -> None:
-    """Continues where an earlier fetch was cut off."""
+    """Receive a file, continuing where an earlier fetch was interrupted."""
     have = part.stat().st_size if part.exists() else 0
     argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
     with file.node.open(argv, stdin=False) as stream, part.open("ab") as out:

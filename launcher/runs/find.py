@@ -1,4 +1,4 @@
-"""Which run the user means: one that this machine has a record of, or one found on the hosts."""
+"""Find the run that the user means, in this machine's records or on the hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..terminal.console import Console
 from .adopt import adopt
 from .record import RunFolder, run_folder, run_folders
 
-# The runs that this host has folders of, with or without containers.
+# Prints the runs that have folders on this host, with or without containers.
 KEPT = r"""
 for folder in "$HOME"/.ddpctl/runs/*/nodes; do
   if [ -d "$folder" ]; then basename "${folder%/nodes}"; fi
@@ -25,7 +25,7 @@ done
 
 
 def names_hosts(text: str | None) -> bool:
-    """Whether an argument that is a run or a hosts file is a hosts file."""
+    """Return whether an argument that may be a run or a hosts file is a hosts file."""
     try:
         return text is not None and (Path(text).is_file() or text.endswith((".yaml", ".yml")))
     except OSError:  # too long for a file name
@@ -33,9 +33,9 @@ def names_hosts(text: str | None) -> bool:
 
 
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """The run that `target` names: an id, a unique prefix, or a hosts file for its newest run.
+    """Return the run named by `target`: an id, a unique prefix, or a hosts file for its newest run.
 
-    With `hosts`, a run that this machine has no record of is looked for there, and recorded.
+    With `hosts`, a run without a record here is searched on those hosts, and recorded.
     """
     if names_hosts(target):
         hosts, target = target, None
@@ -51,15 +51,15 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
             for status in list_nodes(nodes, cluster, folder.run_id)[0]:
                 if status.waits:
                     raise UsageError(
-                        f"{folder.run_id} of {status.owner} waits in line for GPUs and has nothing "
-                        "to show yet; `ddpctl ps HOSTS` shows for whose run it waits"
+                        f"{folder.run_id} of {status.owner} is waiting in line for GPUs and has nothing "
+                        "to show yet; `ddpctl ps HOSTS` shows what it waits for"
                     )
             adopt(folder, nodes, cluster, console)
     return folder
 
 
 def find_run(text: str | None) -> RunFolder:
-    """The run with this id or unique prefix; the newest run of this machine for None."""
+    """Return the run with this id or unique prefix; this machine's newest run if None."""
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is None:
         newest = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
@@ -68,7 +68,7 @@ def find_run(text: str | None) -> RunFolder:
                 "this machine has no record of a run: name a run and its hosts file (--hosts)"
             )
         return folders[newest]
-    found = the_one(text, folders)
+    found = unique_match(text, folders)
     if found is None:
         raise UsageError(
             f"this machine has no run {shortened(text)}; `ddpctl ps` lists its runs, "
@@ -77,35 +77,32 @@ def find_run(text: str | None) -> RunFolder:
     return folders[found]
 
 
-def the_one(text: str, run_ids: Collection[str]) -> str | None:
-    """The run id that is `text` or alone begins so. Raises UsageError if several do."""
+def unique_match(text: str, run_ids: Collection[str]) -> str | None:
+    """Return the run id that equals or alone starts with `text`. Raises UsageError if several do."""
     if text in run_ids:
         return text
     matching = [run_id for run_id in run_ids if run_id.startswith(text)]
     if len(matching) > 1:
         listed = ", ".join(matching[:5])
-        raise UsageError(f"{text!r} matches several runs ({listed}): give more of the id")
+        raise UsageError(f"{text!r} matches several runs ({listed}): type more of the id")
     return matching[0] if matching else None
 
 
 def shortened(text: str) -> str:
-    """What the user typed, quoted, for a one-line message."""
+    """Quote the user's text for a one-line message."""
     return repr(text if len(text) <= 60 else f"{text[:60]}...")
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
-    """The id of the newest matching run on the hosts, live runs first.
-
-    A run that was killed has no containers any more, but its folders are still there.
-    """
+    """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
     known = alive | {status.run_id for status in statuses} | _kept(nodes)
     if prefix:
-        found = the_one(prefix, sorted(known))
+        found = unique_match(prefix, sorted(known))
     else:
         own = {run_id for run_id in known if not is_sanity_run(run_id)} or known
-        # ids begin with the time
+        # ids start with the time
         found = max(own, key=lambda run_id: (run_id in alive, run_id), default=None)
     if found is None:
         unseen = f" ({', '.join(failures)} did not answer)" if failures else ""
@@ -115,7 +112,7 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
 
 
 def _kept(nodes: Sequence[Node]) -> set[str]:
-    """The ids of the runs that the hosts have folders of."""
+    """Return the ids of the runs with folders on the hosts."""
 
     def ask(node: Node) -> list[str]:
         return node.script(KEPT).stdout.decode(errors="replace").split()
@@ -127,7 +124,7 @@ def _kept(nodes: Sequence[Node]) -> set[str]:
 def list_nodes(
     nodes: Sequence[Node], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """Every node of every run that the hosts' engines know, and an error for each silent host."""
+    """Return all nodes of runs that the hosts' engines list, and the errors of silent hosts."""
 
     def ask(node: Node) -> list[NodeStatus]:
         return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]

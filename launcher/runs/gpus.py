@@ -1,4 +1,4 @@
-"""Who uses which GPU: what hosts say of their GPUs, joined with the nodes of runs. Pure."""
+"""Who uses which GPU: the hosts' reports joined with the nodes of runs. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..facts.gpu_use import GpuUse
 from ..facts.nvidia import Process
 from ..hosts.fold import counted, names, ranges
 
-BUSY_MIB = 500  # of memory; a GPU with more in use is not free
-IDLE, BUSY = 5, 50  # percent: a GPU is odd below IDLE while another one of its run is above BUSY
+BUSY_MIB = 500  # a GPU with more memory in use is not free
+IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another GPU of its run is above BUSY
 GIB = 1024
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """node: of the run that has claimed the GPU, or computes on it. others: processes of no such run."""
+    """A GPU. node: of the run that claimed it or computes on it. others: processes of no such run."""
 
     host: str
     gpu: GpuUse
@@ -32,7 +32,7 @@ class GpuRow:
 
 
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
-    """gpus: by host. One row per GPU, in the order of the hosts; a GPU under two names counts once."""
+    """Return a row per GPU, in the order of hosts; a host with two names counts once. gpus: by host."""
     live = [status for status in statuses if status.alive or status.state == "created"]
     rows: dict[str, GpuRow] = {}
     for host, found in gpus.items():
@@ -59,7 +59,7 @@ def _row(host: str, gpu: GpuUse, here: Sequence[NodeStatus]) -> GpuRow:
 
 
 def summary(rows: Sequence[GpuRow]) -> str:
-    """8 GPUs on 2 hosts: 4 used by 1 run, 1 by others, 3 free"""
+    """Summarise: `8 GPUs on 2 hosts: 4 used by 1 run, 1 by others, 3 free`."""
     runs = {row.node.run_id for row in rows if row.node}
     used = sum(row.node is not None for row in rows)
     free = sum(row.is_free for row in rows)
@@ -74,9 +74,10 @@ HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 
 def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
-    """The cells of HEAD without SINCE, and since when (unix seconds), for GPUs that are used alike.
+    """Yield a row per group of GPUs in equal use: the cells of HEAD without SINCE, and since when.
 
-    The odd ones come first: used by others, then idle in a busy run; free ones come last.
+    Since: unix seconds. Groups that need attention come first: used by others, then idle in a busy
+    run. Free GPUs come last.
     """
     busy = {r.node.run_id for r in rows if r.node and (r.gpu.use or 0) >= BUSY}
     by_host: dict[tuple[str, object], list[GpuRow]] = {}
@@ -104,13 +105,13 @@ def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
 
 
 def _use(row: GpuRow, busy: set[str]) -> object:
-    """Equal for GPUs that are shown in one line."""
+    """Return a key that is equal for GPUs in one line."""
     strangers = tuple(sorted({(p.user, p.name) for p in row.others}))
     return row.node and row.node.run_id, strangers, row.is_free, _oddness(row, busy)
 
 
 def _oddness(row: GpuRow, busy: set[str]) -> int:
-    """The least comes first."""
+    """Return the sort key; the smallest comes first."""
     if row.node is None:
         return 4 if row.is_free else 1
     if row.others:
@@ -146,7 +147,7 @@ def _span(numbers: Sequence[int | None], unit: str) -> str:
 
 
 def document(rows: Iterable[GpuRow]) -> list[dict[str, Any]]:
-    """The `gpus` of ps --json."""
+    """Return the `gpus` of `ps --json`."""
     return [
         {
             "host": row.host,

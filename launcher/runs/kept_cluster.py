@@ -1,7 +1,7 @@
 """The hosts file as used, kept in a run's folder for later commands.
 
-The values of `job.env` may be secrets: they are kept apart from it, in a file of mode 0600 that goes
-nowhere else. Only a resume or a restart needs them.
+Values of `job.env` may be secret. They are kept in a separate file with mode 0600 that is never
+copied. Only a resume or a restart needs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def keep_cluster(folder: RunFolder, cluster: Cluster) -> None:
 
 
 def kept_cluster(folder: RunFolder, *, job_files: bool = False) -> Cluster:
-    """The hosts and the job of a run, as it was last started from here."""
+    """Return the hosts and the job of a run's last start from this machine."""
     cluster = load(folder.hosts_file, job_files=job_files)
     path = folder.path / ENV
     try:

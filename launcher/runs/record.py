@@ -1,4 +1,4 @@
-"""run.json: this machine's record of a run. The labels on the hosts are the truth; this may be lost."""
+"""run.json: this machine's record of a run. It may be lost; the labels on the hosts are the truth."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ..terminal.console import Console
 
 VERSION = 1
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
-_unsaved: dict[Path, RunRecord] = {}  # by folder: what the disk had no room for
+_unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 
 
 class UnreadableRecord(UsageError):
-    """run.json is missing, damaged, or written by a newer ddpctl."""
+    """run.json is missing, damaged, or from a newer ddpctl."""
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """RFC 3339 in UTC with milliseconds; the current time by default."""
+    """Format a time, by default now, as RFC 3339 in UTC with milliseconds."""
     moment = datetime.datetime.fromtimestamp(
         time.time() if seconds is None else seconds, datetime.UTC
     )
@@ -39,7 +39,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """Unix seconds of what `timestamp` wrote; None for anything else."""
+    """Parse the output of `timestamp` to unix seconds; None for any other text."""
     try:
         return datetime.datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
@@ -51,7 +51,7 @@ class NodeRecord:
     node_rank: int
     host: str
     run_dir: str  # on the host
-    state: str = "PENDING"  # SUCCEEDED FAILED STOPPED CANCELLED once it has ended
+    state: str = "PENDING"  # after its end: SUCCEEDED FAILED STOPPED CANCELLED
     exit_code: int | None = None
 
 
@@ -69,16 +69,17 @@ class AttemptRecord:
     started: str | None = None
     ended: str | None = None
     first_failure: FirstFailure | None = None
-    progress: bool | None = None  # whether it saved a checkpoint; found out before a restart
+    progress: bool | None = None  # whether it saved a checkpoint; set before a restart
     waiting_since: float | None = None  # unix seconds, node 0's clock: its place in line for GPUs
-    waiting_until: float | None = None  # this machine's clock; None: as long as it takes
-    by: str = "launch"  # launch, resume, or restart (after a failure, without being asked)
-    digests: dict[str, str] = field(default_factory=dict)  # of the image, dataset and code it used
+    waiting_until: float | None = None  # unix seconds on this machine's clock; None: no limit
+    by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
+    digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
 
     def settle_nodes(self) -> None:
-        """Once the attempt has ended: one failure stops all nodes, so only the first one has FAILED.
+        """Set the final states of the nodes once the attempt has ended.
 
-        The others were STOPPED, or CANCELLED with the attempt.
+        One failure stops all nodes. So only the first node to fail is FAILED; the others are
+        STOPPED, or CANCELLED with the attempt.
         """
         first = self.first_failure.node_rank if self.first_failure else None
         for node in self.nodes:
@@ -102,10 +103,10 @@ class RunRecord:
     command: list[str]
     stop_timeout: int
     attempts: list[AttemptRecord] = field(default_factory=list)
-    pending_stop: list[str] = field(default_factory=list)  # hosts where a stop was not confirmed
+    pending_stop: list[str] = field(default_factory=list)  # hosts with an unconfirmed stop
     options: RunOptions = field(default_factory=RunOptions)
-    env_names: list[str] = field(default_factory=list)  # variables that the user sets
-    adopted: bool = False  # started on another machine; the command is that of the hosts file here
+    env_names: list[str] = field(default_factory=list)  # names of the variables that the user sets
+    adopted: bool = False  # started on another machine; `command` is that of the local hosts file
     version: int = VERSION
 
     @property
@@ -119,18 +120,18 @@ class RunRecord:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """The copy that every host keeps: without the nodes of each attempt, which their own folders show."""
+    """Return the copy for every host, without the attempts' nodes: their own folders show those."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
 
 class RunFolder:
-    """`runs/<run id>/` of the state folder: run.json, hosts.yaml as used, logs/."""
+    """`runs/<run id>/` in the state folder: run.json, the hosts.yaml as used, and logs/."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.name
-        self._warned = False  # that run.json cannot be read, or not be written
+        self._warned = False  # that run.json cannot be read or written
 
     @property
     def hosts_file(self) -> Path:
@@ -152,10 +153,7 @@ class RunFolder:
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
-        """Saves, or says once that the state folder cannot be written: the run matters more.
-
-        This process then goes on with the record in its memory.
-        """
+        """Save the record, or warn once and keep it in memory: the run matters more."""
         try:
             self.save(record)
         except StateError as error:
@@ -165,7 +163,7 @@ class RunFolder:
             self._warned = True
 
     def load(self) -> RunRecord:
-        """Raises UnreadableRecord."""
+        """Read run.json. Raises UnreadableRecord."""
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:
@@ -179,7 +177,7 @@ class RunFolder:
                 raise ValueError("attempts is empty")
             for attempt in record.attempts:
                 if [node.node_rank for node in attempt.nodes] != list(range(len(attempt.nodes))):
-                    raise ValueError("nodes are not in the order of their ranks")
+                    raise ValueError("nodes are not in rank order")
         except (OSError, ValueError, RecursionError) as error:
             raise UnreadableRecord(
                 f"{self.record_file}: cannot be read ({error}); the hosts still know the run: "
@@ -188,7 +186,7 @@ class RunFolder:
         return record
 
     def load_if_readable(self, console: Console) -> RunRecord | None:
-        """None without a record; None and a warning with one that cannot be read."""
+        """Return the record, or None if it is missing or, with a warning, unreadable."""
         try:
             return self.load() if self.record_file.exists() else None
         except UnreadableRecord as error:
@@ -199,12 +197,12 @@ class RunFolder:
 
 
 def run_folder(run_id: str) -> RunFolder:
-    """Where this machine keeps that run, whether it is there or not. `run_id` must be valid."""
+    """Return the folder for a valid run id, whether or not it exists."""
     return RunFolder(state_home() / "runs" / run_id)
 
 
 def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
-    """With a PENDING attempt after those of `earlier`."""
+    """Return a record with a new PENDING attempt after those of `earlier`."""
     hosts = [node.host.name for node in plan.nodes]
     return RunRecord(
         run_id=plan.run_id,
@@ -221,7 +219,7 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         options=plan.options.of_run(),
         env_names=list(plan.nodes[0].container.env_names),
         attempts=[*(earlier.attempts if earlier else ()), _new_attempt(plan)],
-        # a lost host that takes no part any more may still have to be seen to have stopped
+        # a stop may still be unconfirmed on a lost host that is no longer used
         pending_stop=[h for h in earlier.pending_stop if h not in hosts] if earlier else [],
     )
 
@@ -248,14 +246,14 @@ def _new_attempt(plan: Plan) -> AttemptRecord:
 
 
 def run_folders() -> Iterator[RunFolder]:
-    """Every run that this machine has a record of, the newest first."""
+    """Yield the folders of all recorded runs, newest first."""
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
     known = [f for f in folders if is_run_id(f.run_id) and f.record_file.exists()]
     yield from sorted(known, key=_created, reverse=True)
 
 
 def _created(folder: RunFolder) -> float:
-    """Unix seconds. hosts.yaml is written once per attempt, run.json all along."""
+    """Return unix seconds. hosts.yaml is written once per attempt, run.json throughout."""
     for path in (folder.hosts_file, folder.record_file):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime

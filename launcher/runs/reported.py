@@ -1,6 +1,6 @@
-"""What the folders of runs report on their hosts: `kill` removes containers, not folders.
+"""Read reports from run folders on the hosts, which remain when `kill` removes containers.
 
-A host contributes plain values only; anything that is not as expected is left out.
+Hosts contribute only plain values. Malformed ones are left out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
 from ..supervisor.events import End
 
-# For the newest attempt of each node of this host, of run $1 or of all runs, three lines:
-# `RUN NODE ATTEMPT MARKED WRITTEN`, run.json, and the last record of the journal. MARKED is 1 if the
-# user has cancelled it, WRITTEN when the journal was, in unix seconds.
+# For the newest attempt of each node of this host, of run $1 or of all runs, prints three lines:
+# `RUN NODE ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
+# user cancelled the attempt. WRITTEN is the journal's modification time in unix seconds.
 LIST = (
     OWN
     + r"""
@@ -44,7 +44,7 @@ HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
 
 @dataclass(frozen=True)
 class ReportedAttempt:
-    """What run.json of a host may say of an attempt."""
+    """The fields of an attempt that are taken from a host's run.json."""
 
     attempt: int
     state: str = "UNKNOWN"
@@ -56,7 +56,7 @@ class ReportedAttempt:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What run.json of a host may say of a run."""
+    """The fields of a run that are taken from a host's run.json."""
 
     name: str = ""
     owner: str = ""
@@ -69,7 +69,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class ReportedNode:
-    """The newest attempt of one node on its host."""
+    """A host's report about the newest attempt of one node."""
 
     run_id: str
     node_rank: int
@@ -80,7 +80,7 @@ class ReportedNode:
     end: End | None
 
     def status(self, host: str) -> NodeStatus | None:
-        """None unless it has ended or was cancelled."""
+        """Return the node's status if it has ended or was cancelled, else None."""
         if not (self.end or self.marked):
             return None
         cancelled = self.end.state == "cancelled" if self.end else self.marked
@@ -106,7 +106,7 @@ class ReportedNode:
 def reported_nodes(
     nodes: Sequence[Node], run_id: str = ""
 ) -> tuple[dict[Node, list[ReportedNode]], dict[Node, DdpctlError]]:
-    """Of one run or of all, by the host that reports them, and an error for each silent host."""
+    """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
     def ask(node: Node) -> list[ReportedNode]:
         rows = parse_reports(node.script(LIST, run_id, timeout=60.0).stdout)
@@ -116,7 +116,7 @@ def reported_nodes(
 
 
 def parse_reports(text: bytes) -> Iterator[ReportedNode]:
-    """What LIST printed."""
+    """Parse LIST's output."""
     rows = text.decode(errors="replace").split("\n")
     for head, document, record in zip(rows[::3], rows[1::3], rows[2::3], strict=False):
         if (match := HEAD.fullmatch(head)) and is_run_id(match[1]):
@@ -141,7 +141,7 @@ def _run(document: str) -> ReportedRun:
 
 
 def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
-    """The nodes that have ended on these hosts, each once although it may have moved."""
+    """Return the nodes that have ended, each once even if it moved between these hosts."""
     found, _ = reported_nodes(nodes)
     ended = [s for node, rows in found.items() for row in rows if (s := row.status(node.name))]
     newest: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""The Python stack of every rank, from all hosts at once.
+"""Get the Python stack of every rank, from all hosts concurrently.
 
-A file in a node's control folder asks its supervisor, another file holds the answer. The run itself
-is not touched.
+A file in a node's control folder is the request to its supervisor, another file is the answer. The
+run itself is not affected.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ TIMEOUT = 10  # seconds for a supervisor to answer
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
 RULE = "-" * 15
 
-# $1 the node's folder of attempts, $2 main or all, $3 a unique word for this request, $4 tenths of a
-# second to wait. The journal's last record tells whether there is still a supervisor to ask.
+# $1: the node's folder of attempts, $2: main or all, $3: a unique word for this request, $4: time
+# to wait in tenths of a second. The journal's last record shows whether a supervisor is still
+# running.
 ASK = r"""
 cd "$1" 2>/dev/null || exit 3
 cd "$(ls -d attempt-* | sort -t - -k 2n | tail -n 1)" || exit 3
@@ -58,7 +59,7 @@ rm -f "stacks-$3.json"
 
 @dataclass(frozen=True)
 class Answer:
-    """One node's ranks. attempt: 0 when the node has ended."""
+    """The ranks of one node. attempt: 0 if the node has ended."""
 
     host: str
     node_rank: int
@@ -72,7 +73,7 @@ class Answer:
 
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
-    """Returns 0, or 4 when a host did not answer; the other hosts' ranks are shown all the same."""
+    """Print the stacks. Return 0, or 4 if a host did not answer; other hosts' ranks are shown."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
         found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
@@ -98,7 +99,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         raise CommandTimeout(
-            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s; its container is "
+            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s; its container may be "
             "gone or paused, see `ddpctl ps`"
         )
     if done.code != 0:
@@ -109,7 +110,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     try:
         answer = parsed(StackAnswer, json.loads(done.stdout))
     except (ValueError, RecursionError):
-        raise CommandFailed(f"{node.name}: the supervisor's answer cannot be read") from None
+        raise CommandFailed(f"{node.name}: cannot read the supervisor's answer") from None
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase != "running" else "starting"
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
@@ -119,10 +120,10 @@ def _ask(member: RunningNode, kind: str) -> Answer:
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
-    """The groups as `clush -b` prints them, the largest first, then the stragglers by name."""
+    """Format the groups like `clush -b`, the largest first, then the names of the stragglers."""
     shown = [line for group in groups for line in block(group)]
     shown += [
-        f"{answer.label}: no rank yet; torchrun is starting or waits for another node"
+        f"{answer.label}: no ranks yet; torchrun is starting or waiting for another node"
         for answer in answers
         if answer.state == "starting"
     ]
@@ -137,7 +138,7 @@ def block(group: StackGroup) -> list[str]:
     shown = [RULE, f"{ranges(group.ranks)}{count}  {names(group.hosts)}", RULE]
     if not first.frames:
         return [*shown, f"  {first.describe()}"]
-    own = first.own_frames  # they stand out to the left
+    own = first.own_frames  # indented less, so that they stand out
     shown += [f"  {label(f)}" if f in own else f"    {label(f)}" for f in first.frames]
     for member in group.members:
         for thread in member.threads:
@@ -152,7 +153,7 @@ def document(
     groups: Sequence[StackGroup],
     failures: Mapping[str, DdpctlError],
 ) -> dict[str, Any]:
-    """stacks --json, version 1."""
+    """Return the document of `stacks --json`, version 1."""
     return {
         "version": 1,
         "run_id": run_id,

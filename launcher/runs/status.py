@@ -1,4 +1,4 @@
-"""What `ps` shows: the nodes of runs on all hosts, and which hosts did not answer."""
+"""The data of `ps`: nodes of runs on all hosts, and the hosts that did not answer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ Connected = Sequence[tuple[Cluster, list[Node]]]
 
 
 def clusters_to_ask(hosts: str | None, console: Console, *, everything: bool) -> list[Cluster]:
-    """The hosts file's cluster. Without one, ./hosts.yaml and the hosts of this machine's runs: of
-    those that may be alive, or of all. A file or a record that cannot be read is a warning."""
+    """Return the clusters to query: the hosts file's or, without one, several.
+
+    Those are ./hosts.yaml and the clusters of this machine's runs: live ones, or all. Warns about a
+    file or record that cannot be read.
+    """
     if hosts is not None:
         return [load(hosts, job_files=False)]
     files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
@@ -48,7 +51,7 @@ def clusters_to_ask(hosts: str | None, console: Console, *, everything: bool) ->
 
 @contextmanager
 def all_connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
-    """The clusters with their nodes, whose connections close at the end."""
+    """Connect to the nodes of all clusters; close the connections at the end."""
     with ExitStack() as stack:
         yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
 
@@ -56,9 +59,9 @@ def all_connected(clusters: Iterable[Cluster]) -> Iterator[Connected]:
 def list_runs(
     clusters: Connected, *, everything: bool
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """All nodes of all runs, each once, the newest run first; an error for each silent host.
+    """Return the nodes of all runs, newest run first, and the errors of silent hosts.
 
-    everything: also those that have left no more than a folder, such as killed ones.
+    everything: include runs of which only folders remain, such as killed ones.
     """
     found: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
@@ -73,7 +76,7 @@ def list_runs(
                 if container is None:
                     found.setdefault((status.host, status.handle), status)
                 elif status.state == "cancelled" and not container.alive:
-                    # the container says only that it was stopped
+                    # the container only shows that it was stopped
                     found[container.host, container.handle] = replace(container, state="cancelled")
     newest = {
         nodes[0].run_id: max(node.started or node.ended or node.since for node in nodes)
@@ -84,7 +87,7 @@ def list_runs(
 
 
 def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]) -> dict[str, Any]:
-    """ps --json, version 1: runs with their nodes, and the hosts that did not answer."""
+    """Return the document of `ps --json`, version 1."""
     runs = []
     for nodes in by_run(statuses):
         first = nodes[0]
@@ -109,7 +112,7 @@ def document(statuses: Sequence[NodeStatus], failures: Mapping[str, DdpctlError]
 
 
 def by_run(statuses: Iterable[NodeStatus]) -> list[list[NodeStatus]]:
-    """The nodes of each run, runs in the order of their first node."""
+    """Group nodes by run, in the order of each run's first node."""
     runs: dict[str, list[NodeStatus]] = {}
     for status in statuses:
         runs.setdefault(status.run_id, []).append(status)
@@ -117,7 +120,7 @@ def by_run(statuses: Iterable[NodeStatus]) -> list[list[NodeStatus]]:
 
 
 def waits_for(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> list[str]:
-    """The ids of the runs that go first where a run waits in line."""
+    """Return the ids of the runs ahead of a run that waits in line."""
     return sorted(
         {
             rival.run_id
@@ -130,7 +133,6 @@ def waits_for(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> 
 
 
 def run_state(nodes: Sequence[NodeStatus]) -> str:
-    """The state of a run, from the engines' view of its nodes."""
     if any(node.alive for node in nodes):
         return "RUNNING"
     if any(node.waits for node in nodes):

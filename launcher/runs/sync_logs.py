@@ -1,4 +1,4 @@
-"""This machine's copy of a run's logs: opened for writing, and brought up to date."""
+"""Open this machine's copy of a run's logs for writing, and bring it up to date."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from .record import RunFolder
 
 @contextlib.contextmanager
 def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
-    """None when another process of this machine writes the logs, or, with an error line, when they
-    cannot be written: showing them goes on."""
+    """Yield the store; None if another local process writes it or, with an error, if it is unwritable."""
     try:
         store = LogStore.acquire(folder.logs, console.say)
     except (StateError, OSError) as error:
@@ -30,12 +29,12 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
         yield store
     finally:
         if store:
-            with contextlib.suppress(OSError):  # the disk is full, which was reported
+            with contextlib.suppress(OSError):  # the disk is full, which was reported already
                 store.close()
 
 
 def sync_logs(attempt: RunningAttempt, store: LogStore, console: Console) -> dict[str, DdpctlError]:
-    """Brings every node's log up to date. Returns an error for each host that did not answer."""
+    """Fetch the missing part of every node's log. Return the errors of silent hosts."""
 
     def copy(node: Node) -> None:
         place = attempt.by_node[node].place

@@ -1,4 +1,4 @@
-"""Hosts that gave no answer, for the user and for a JSON document."""
+"""Show hosts that gave no answer, to the user or in a JSON document."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`ddpctl sanity`: collectives checked and measured in the user's own image, without any training."""
+"""`ddpctl sanity`: check and measure the collectives in the user's own image, without training."""

@@ -1,4 +1,4 @@
-"""The `sanity` command's work: runs the collectives in the user's image, as a run of their own."""
+"""The `sanity` command: run the collectives in the user's image, as a run of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TWO_CONTAINERS = (
 
 @dataclass(frozen=True)
 class SanityOptions:
-    """timeout: seconds for one step. max_bytes: of the largest all-reduce. min_busbw: GB/s."""
+    """timeout: seconds per step. max_bytes: largest all-reduce. min_busbw: GB/s."""
 
     timeout: float = 30.0
     max_bytes: int = 64 << 20
@@ -42,7 +42,7 @@ class SanityOptions:
 
 
 class RecordingConsole(Console):
-    """Keeps the records of rank 0; the ranks' other output is shown with -v only."""
+    """Collects the records of rank 0. Shows the other output of the ranks only with -v."""
 
     def __init__(self, report: Report, *, quiet: bool, verbose: bool) -> None:
         super().__init__(quiet=quiet, verbose=verbose)
@@ -50,8 +50,8 @@ class RecordingConsole(Console):
 
     def lines(self, text: bytes) -> None:
         for line in text.split(b"\n")[:-1]:
-            _, _, said = line.partition(b"] ")
-            if not self.report.take(said):
+            _, _, record = line.partition(b"] ")
+            if not self.report.take(record):
                 self.detail(line.decode(errors="replace"))
 
     def flush(self) -> None:
@@ -59,7 +59,7 @@ class RecordingConsole(Console):
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> int:
-    """Runs the check and prints what it found. 0: no problem, 1: a problem, else as `launch`."""
+    """Run the check and print the results. Return 0, 1 for a problem, or a code of `launch`."""
     report = Report([host.name for host in cluster.hosts])
     recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
@@ -93,15 +93,15 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
 
 
 def size_of(text: str) -> int:
-    """Bytes of a size such as 64m or 1g. Raises UsageError."""
+    """Parse a size such as 64m or 1g to bytes. Raises UsageError."""
     match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
-        raise UsageError(f"--max-size {text!r}: write 64m or 1g")
+        raise UsageError(f"--max-size {text!r}: use a size such as 64m or 1g")
     return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
 
 
 def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
-    """One host of the cluster as `containers` nodes that share out its GPUs."""
+    """Turn one host of the cluster into `containers` nodes that divide its GPUs."""
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
         listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))
@@ -127,7 +127,7 @@ def _gpus_of(host: Host) -> tuple[int, ...]:
 
 
 def _record_of(cluster: Cluster) -> Path:
-    """The file of the last result on the same hosts with the same GPUs."""
+    """Return the file of the last result for the same hosts and GPUs."""
     hosts = repr([(*host.machine, host.gpus) for host in cluster.hosts])
     return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
 
@@ -146,7 +146,7 @@ def remember(cluster: Cluster, busbw: float) -> None:
 
 
 def plot(report: Report, to: Path) -> None:
-    """Plots bus bandwidth by size; the suffix of `to` is the format."""
+    """Plot bus bandwidth by size. The suffix of `to` selects the format."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

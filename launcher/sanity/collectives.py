@@ -1,7 +1,7 @@
-"""What `ddpctl sanity` runs on every rank. Needs only torch in the image.
+"""The program that `ddpctl sanity` runs on every rank. Needs only torch in the image.
 
-It is sent to the hosts as the code of a run; the launcher never imports it. Rank 0 prints results as
-lines `@sanity {json}` of the kinds mesh, world, right, size, pair, late and done.
+It is sent to the hosts as the code of a run; the launcher never imports it. Rank 0 prints results
+as lines `@sanity {json}` of the kinds mesh, world, right, size, pair, late and done.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ import torch
 import torch.distributed as dist
 
 MARK = "@sanity "
-CONNECT_TIMEOUT = 4.0  # seconds for one node to reach another's data port
+CONNECT_TIMEOUT = 4.0  # seconds for a connection to another node's data port
 WARMUP = 3
-MEASURE_SECONDS = 0.4  # per size, for at least three rounds
+MEASURE_SECONDS = 0.4  # seconds per size, for at least three rounds
 MAX_ROUNDS = 20
 PAIR_BYTES = 4 << 20
 PAIR_ROUNDS = 3
 SIOCGIFADDR = 0x8915
-SILENCE = 1.5  # seconds without a heartbeat after which a rank counts as dead
+SILENCE = 1.5  # seconds without a heartbeat until a rank counts as dead
 
 
 class Job:
-    """This rank and the options of the check."""
+    """This rank, and the options of the check."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.rank = int(os.environ["RANK"])
@@ -62,7 +62,7 @@ class Job:
 
 
 class Watchdog:
-    """Ends the process when one step takes too long, after rank 0 has reported who did not arrive."""
+    """Ends the process if one step takes too long. Rank 0 first reports which ranks did not arrive."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.act, self.number = job, "", 0
@@ -92,7 +92,7 @@ class Watchdog:
             os._exit(3)
 
     def _send_heartbeats(self) -> None:
-        """On its own connection, because a store connection handles one call at a time."""
+        """Send heartbeats on their own connection: a store connection handles one call at a time."""
         store = connect(self.job)
         with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
             for count in itertools.count():
@@ -100,11 +100,11 @@ class Watchdog:
                 time.sleep(SILENCE / 6)
 
     def _report_late(self) -> None:
-        """Reports who did not begin the step or, if all did, who stopped or was cut off during it."""
+        """Report the ranks that did not start the step or, if all did, those that stopped during it."""
         how = "did not arrive at"
         late = [r for r in range(self.job.world) if not self._arrived(r)]
         if not late:
-            how, store, ranks = "fell silent in", connect(self.job), range(self.job.world)
+            how, store, ranks = "stopped responding in", connect(self.job), range(self.job.world)
             before = [store.get(f"alive/{r}") for r in ranks]
             time.sleep(SILENCE)
             late = [r for r in ranks if store.get(f"alive/{r}") == before[r]]
@@ -118,7 +118,7 @@ class Watchdog:
 
 
 def connect(job: Job) -> Any:
-    """Another connection to torchrun's store on node 0."""
+    """Open another connection to torchrun's store on node 0."""
     limit = datetime.timedelta(seconds=job.timeout)
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return dist.TCPStore(*where, job.world, False, limit)  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def nodes_of(job: Job, ranks: list[int]) -> list[int]:
 
 
 def mesh(job: Job) -> bool:
-    """Every node connects by TCP to every other, on the addresses that the data will use."""
+    """Connect every node to every other by TCP, on the data addresses. Return whether all succeeded."""
     if job.local_rank == 0:
         server = socket.create_server(("", 0))
         job.store.set(f"mesh/{job.node}", f"{own_address()} {server.getsockname()[1]}")
@@ -138,7 +138,8 @@ def mesh(job: Job) -> bool:
     answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
     if job.local_rank == 0:
         job.store.set(f"mesh-read/{job.node}", "1")
-    # A failed mesh ends the ranks, and with those of node 0 the store: first every node has read it.
+    # If the mesh failed, the ranks exit, and node 0 takes the store with it. So wait for all
+    # readers.
     job.store.wait([f"mesh-read/{n}" for n in range(job.nodes)])
     failed = [one for answer in answers for one in answer]
     job.report("mesh", failed=failed)
@@ -146,7 +147,7 @@ def mesh(job: Job) -> bool:
 
 
 def unreached(job: Job) -> list[dict[str, Any]]:
-    """The other nodes that this one cannot connect to."""
+    """Return the nodes that this one cannot connect to."""
     failed = []
     for other in range(job.nodes):
         if other != job.node:
@@ -161,7 +162,7 @@ def unreached(job: Job) -> list[dict[str, Any]]:
 
 
 def own_address() -> str:
-    """The address of the interface that the data uses, by default the one towards node 0."""
+    """Return the address of the data interface, by default the interface towards node 0."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if name:
@@ -176,14 +177,14 @@ def own_address() -> str:
 
 
 def accept(server: socket.socket) -> None:
-    """Until the rank ends."""
+    """Accept connections until the rank ends."""
     while True:
         with contextlib.suppress(OSError):
             server.accept()[0].close()
 
 
 def right(job: Job, watchdog: Watchdog) -> None:
-    """Runs each collective once, on numbers whose result is known."""
+    """Run each collective once on numbers with a known result."""
     n, mine, device = job.world, float(job.rank), job.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))
@@ -236,7 +237,7 @@ def right(job: Job, watchdog: Watchdog) -> None:
 
 
 def sweep(job: Job, watchdog: Watchdog) -> None:
-    """Measures all-reduce by size: the slowest rank's mean seconds per round."""
+    """Measure all-reduce by size, as the slowest rank's mean seconds per round."""
     size = 8
     while size <= job.max_bytes:
         x = torch.ones(size // 4, device=job.device)
@@ -282,9 +283,10 @@ def sync(job: Job) -> None:
 
 
 def pairs(job: Job, watchdog: Watchdog) -> None:
-    """Measures each pair of nodes by itself, both ways, between their first ranks.
+    """Measure each pair of nodes alone, in both directions, between their first ranks.
 
-    All pairs in turn, several times over: what disturbs a moment does not hit one pair each time.
+    Runs through all pairs several times, so that a disturbance does not hit the same pair each
+    time.
     """
     x = torch.ones(PAIR_BYTES // 4, device=job.device)
     rates: dict[tuple[int, int], list[float]] = {}
@@ -301,7 +303,7 @@ def pairs(job: Job, watchdog: Watchdog) -> None:
 
 
 def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
-    """Seconds to move x once, as the receiver sees it: the median of three. Every rank gets it."""
+    """Return the seconds to move x once: the receiver's median of three, known to every rank."""
     seconds = []
     for number in range(4):
         dist.barrier()
@@ -311,7 +313,7 @@ def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
         elif job.rank == target:
             dist.recv(x, source)
         sync(job)
-        if number:  # the first round connects
+        if number:  # the first round sets up the connection
             seconds.append(time.perf_counter() - began)
     median = statistics.median(seconds)
     shared = torch.tensor([median if job.rank == target else 0.0], device=job.device)
@@ -320,7 +322,7 @@ def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
 
 
 def transports(job: Job) -> dict[str, int]:
-    """How NCCL moved the data, according to its log: transport -> channels."""
+    """Parse NCCL's log into the number of channels per transport."""
     if not job.cuda:
         return {"sockets (Gloo)": 1}
     found = Counter(
@@ -361,7 +363,7 @@ def main() -> None:
     job.report("world", nodes=job.nodes, ranks=job.world, device=device)
     if not mesh(job):
         watchdog.end()
-        time.sleep(0.5)  # so that the report is read before torchrun ends the ranks
+        time.sleep(0.5)  # lets the report be read before torchrun ends the ranks
         os._exit(4)
     dist.init_process_group(
         "nccl" if job.cuda else "gloo", timeout=datetime.timedelta(seconds=10 * job.timeout)
@@ -376,7 +378,7 @@ def main() -> None:
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # a normal exit aborts if a thread is still inside the store
+    os._exit(0)  # a normal exit aborts if a thread is still in the store
 
 
 if __name__ == "__main__":

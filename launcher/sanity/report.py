@@ -1,4 +1,4 @@
-"""The result of a sanity check, from rank 0's records: a table, problems, a document. Pure."""
+"""The result of a sanity check as a table, problems and a document, from rank 0's records. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 MARK = b"@sanity "
-SLOW_PAIR = 0.4  # of the fastest pair's rate; a slow host may be in most pairs
+SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; a slow host may be in most pairs
 WIDTHS = (12, 12, 8, 11, 10, 10)  # of the table's columns
-WORSE = 0.8  # of the last run's best bus bandwidth
+WORSE = 0.8  # fraction of the last run's best bus bandwidth
 
 
 class Report:
-    """What rank 0 has reported. hosts: names by node rank."""
+    """The records of rank 0. hosts: names by node rank."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
-        self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in the order they came
+        self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
 
     def take(self, text: bytes) -> bool:
-        """Adds a line of rank 0's output if it is a record."""
+        """Store a line of rank 0's output and return True if it is a record."""
         if not text.startswith(MARK):
             return False
         record = json.loads(text[len(MARK) :])
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def unreached(self) -> list[dict[str, Any]]:
-        """source, target, address and error of each connection between nodes that failed."""
+        """Source, target, address and error of each failed connection between nodes."""
         return list(self.last("mesh").get("failed", []))
 
     @property
@@ -49,12 +49,12 @@ class Report:
 
     @property
     def busbw(self) -> float:
-        """The best bus bandwidth of the sweep, GB/s."""
+        """The best bus bandwidth of the sweep in GB/s."""
         return max((size["busbw"] for size in self.sizes), default=0.0)
 
     @property
     def latency(self) -> float:
-        """Of the smallest all-reduce, in seconds."""
+        """The time of the smallest all-reduce in seconds."""
         return float(self.sizes[0]["seconds"]) if self.sizes else 0.0
 
     def name(self, node: int) -> str:
@@ -64,17 +64,17 @@ class Report:
 def problems(
     report: Report, min_busbw: float | None, last: float | None, code: int = 0
 ) -> list[str]:
-    """One line per problem: what, where, remedy.
+    """Return one line per problem: what, where, remedy.
 
-    last: the bus bandwidth of the last run on these hosts, GB/s. code: the run's exit code.
+    last: bus bandwidth of the last run on these hosts, GB/s. code: the run's exit code.
     """
     found = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
             ranks = ", ".join(str(rank) for rank in right["ranks"])
             found.append(
-                f"{right['collective']} gave wrong results on rank {ranks}: suspect memory or the "
-                "network card of that host; run its vendor's diagnostics"
+                f"{right['collective']} gave wrong results on rank {ranks}: memory or the "
+                "network card of that host may be faulty; run the vendor's diagnostics"
             )
     found += slow_pairs(report)
     if min_busbw is not None and report.sizes and report.busbw < min_busbw:
@@ -84,20 +84,20 @@ def problems(
         )
     elif last is not None and report.sizes and report.busbw < WORSE * last:
         found.append(
-            f"bus bandwidth {report.busbw:.3g} GB/s, the last run on these hosts had {last:.3g}: "
+            f"bus bandwidth is {report.busbw:.3g} GB/s, but was {last:.3g} in the last run on these hosts: "
             "`--pairwise` names the slow link"
         )
     if not report.all("done") and not found:
-        found.append("the check did not finish: its output says why")
+        found.append("the check did not finish: its output shows why")
     if code and not found:
         found.append(
-            f"everything was measured, but then the run exited with {code}: see `ddpctl logs`"
+            f"all measurements finished, but then the run exited with {code}: see `ddpctl logs`"
         )
     return found
 
 
 def _unreached(report: Report) -> list[str]:
-    """Names each unreachable node once, with all nodes that cannot reach it."""
+    """Describe each unreachable node once, with all nodes that cannot reach it."""
     by_target: dict[int, list[dict[str, Any]]] = {}
     for failed in report.unreached:
         by_target.setdefault(failed["target"], []).append(failed)
@@ -121,9 +121,9 @@ def _late(report: Report) -> list[str]:
 
 
 def slow_pairs(report: Report) -> list[str]:
-    """Names links that were slow in each round, or one host if it is in all of them.
+    """Name the links that were slow in every round, or a host that is part of all of them.
 
-    Slow: far below the fastest pair, and by more than the rates of the other pairs vary.
+    Slow: far below the fastest pair, by more than the other pairs' rates vary.
     """
     pairs = report.all("pair")
     if len(pairs) < 3:
@@ -138,18 +138,18 @@ def slow_pairs(report: Report) -> list[str]:
         return []
     ends = [{pair["source"], pair["target"]} for pair in slow]
     common = set.intersection(*ends)
-    rates = f"{min(pair['gbs'] for pair in slow):.3g} GB/s, the fastest pair {best:.3g}"
+    rates = f"{min(pair['gbs'] for pair in slow):.3g} GB/s, but {best:.3g} for the fastest pair"
     if len(common) == 1:
         return [f"{report.name(common.pop())} is slow to and from the others: {rates}"]
     return [
         f"the link {report.name(pair['source'])} to {report.name(pair['target'])} is slow: "
-        f"{pair['gbs']:.3g} GB/s, the fastest pair {best:.3g}"
+        f"{pair['gbs']:.3g} GB/s, but {best:.3g} for the fastest pair"
         for pair in slow
     ]
 
 
 def text(report: Report) -> str:
-    """A table with nccl-tests' columns, and the other results around it."""
+    """Return a table with the columns of nccl-tests, and the other results around it."""
     world = report.last("world")
     lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
     lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.all("right")]
@@ -188,7 +188,7 @@ def _matrix(report: Report) -> list[str]:
 
 
 def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
-    """sanity --json, version 1. Seconds, bytes and GB/s (1e9 bytes)."""
+    """Return the document of `sanity --json`, version 1. Units: seconds, bytes, GB/s (1e9 bytes)."""
     return {
         "version": 1,
         "ok": not found,

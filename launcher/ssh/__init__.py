@@ -1,6 +1,6 @@
-"""Hosts reached by SSH, and this machine. `paramiko` is imported only here."""
+"""Hosts behind SSH, and this machine. Only this package imports `paramiko`."""
 
 import warnings
 
-# Older versions of paramiko name ciphers that newer versions of cryptography deprecate.
+# Older paramiko versions use cipher names that newer cryptography versions deprecate.
 warnings.filterwarnings("ignore", module="paramiko")

@@ -1,4 +1,4 @@
-"""The account that runs ddpctl: its name and home folder, even where it has no passwd entry."""
+"""The account that runs ddpctl: its name and home folder, even without a passwd entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def account_name() -> str:
 
 
 def account_home() -> str:
-    """The home folder in the passwd entry, which `ssh` uses; `/` if there is no entry."""
+    """Return the home folder of the passwd entry, which `ssh` uses; `/` without an entry."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -22,5 +22,5 @@ def account_home() -> str:
 
 
 def home() -> str:
-    """$HOME, or the account's home folder if it is not set."""
+    """Return $HOME, or the account's home folder if HOME is not set."""
     return os.environ.get("HOME") or account_home()

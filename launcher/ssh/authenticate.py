@@ -1,4 +1,4 @@
-"""Log in with the keys that `ssh` would offer, in its order."""
+"""Log in with the keys that `ssh` would offer, in the same order."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
 
 
 def authenticate(transport: paramiko.Transport, route: Route) -> None:
-    """Log in as `ssh` would without a terminal. HostUnreachable names the keys that were refused."""
+    """Log in as `ssh` would without a terminal. Raises HostUnreachable with the refused keys."""
     methods = _log_in_without_key(transport, route)
     if methods is None:
         return
     if "publickey" not in methods:
         raise HostUnreachable(
-            f"{route.name}: sshd accepts no keys, only {', '.join(methods)}, and ddpctl logs in "
+            f"{route.name}: sshd accepts no keys, only {', '.join(methods)}, but ddpctl logs in "
             "with keys; set `PubkeyAuthentication yes` in its sshd_config"
         )
     with contextlib.closing(Keyring(route)) as keyring:
@@ -40,7 +40,7 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
 
 
 def _log_in_without_key(transport: paramiko.Transport, route: Route) -> list[str] | None:
-    """None if that worked (Tailscale SSH), otherwise the methods that the server accepts."""
+    """Return None after a login without a key (Tailscale SSH), else the server's accepted methods."""
     try:
         transport.auth_none(route.user)
     except paramiko.BadAuthenticationType as refusal:
@@ -67,7 +67,7 @@ def _accepts(
         return False
     if more:
         raise HostUnreachable(
-            f"{route.name}: sshd requires {', '.join(more)} in addition to the key, and ddpctl has "
+            f"{route.name}: sshd requires {', '.join(more)} in addition to the key, but ddpctl has "
             "only keys; change AuthenticationMethods in its sshd_config"
         )
     return True
@@ -111,7 +111,7 @@ def _refused(route: Route, keyring: Keyring) -> HostUnreachable:
 
 @dataclass
 class Keyring:
-    """The keys to offer in one login. `unusable` says why an existing key is not offered."""
+    """The keys to offer in one login. unusable: existing keys that cannot be offered, and why."""
 
     route: Route
     tried: list[str] = field(default_factory=list)
@@ -119,10 +119,10 @@ class Keyring:
     _agent: paramiko.agent.AgentSSH | None = None
 
     def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Name and key: first the agent's keys that the config names, then its others, then files.
+        """Yield (name, key): the agent's keys that the config names, its other keys, then files.
 
-        The hosts file's own key precedes them all: an agent with many keys would exhaust
-        MaxAuthTries.
+        The hosts file's own key comes before all of them, because an agent with many keys would
+        exhaust MaxAuthTries.
         """
         own = self.route.own_identity
         named = {
@@ -159,13 +159,13 @@ class Keyring:
         return {key.blob: key for key in self._agent.get_keys()}
 
     def _load(self, path: str) -> paramiko.PKey | None:
-        """The private key in a file; None if it cannot be used, with the reason in `unusable`."""
+        """Load a private key; None if that fails, with the reason in `unusable`."""
         try:
             status = Path(path).stat()
         except OSError:
             if path == self.route.own_identity:
                 self.unusable.append(f"{path} (no such file)")
-            return None  # most of the default names do not exist
+            return None  # most of the default files do not exist
         if _is_public(path):
             private = f", such as {path.removesuffix('.pub')}" if path.endswith(".pub") else ""
             self.unusable.append(f"{path} (a public key: name its private key{private})")
@@ -190,7 +190,7 @@ class Keyring:
     def _with_certificates(
         self, name: str, path: str, key: paramiko.PKey
     ) -> Iterator[tuple[str, paramiko.PKey]]:
-        """The key with each of its certificates, then the key alone."""
+        """Yield the key with each of its certificates, then the key alone."""
         for file in (f"{path}-cert.pub", *self.route.certificate_files):
             with contextlib.suppress(OSError, ValueError, IndexError, paramiko.SSHException):
                 if _is_certificate_of(file, key):
@@ -201,7 +201,7 @@ class Keyring:
 
 
 def _agent_at(path: str) -> paramiko.agent.AgentSSH:
-    """An ssh-agent at any socket; paramiko's own uses only SSH_AUTH_SOCK."""
+    """Connect to the ssh-agent at this socket. paramiko itself supports only SSH_AUTH_SOCK."""
     agent = paramiko.agent.AgentSSH()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -211,19 +211,19 @@ def _agent_at(path: str) -> paramiko.agent.AgentSSH:
     except BaseException:
         connection.close()
         raise
-    connection.settimeout(None)  # signing may wait until the user touches a token
+    connection.settimeout(None)  # a signature may have to wait until the user touches a token
     return agent
 
 
 def _is_public(path: str) -> bool:
-    """Whether a file holds the public half of a key, such as `ssh-ed25519 AAAA... me@here`."""
+    """Return whether the file contains a public key, such as `ssh-ed25519 AAAA... me@here`."""
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         return re.match(rb"(ssh|ecdsa|sk)-\S+ AAAA", file.read(100)) is not None
     return False
 
 
 def _public_key(path: str) -> bytes | None:
-    """The public half of an identity file, without its passphrase: from PATH.pub or its header."""
+    """Return an identity file's public key without the passphrase: from PATH.pub or the header."""
     for file in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(file).read_text()
@@ -235,7 +235,7 @@ def _public_key(path: str) -> bytes | None:
 
 
 def _public_part(private_key: bytes) -> bytes:
-    """See PROTOCOL.key in OpenSSH: magic, cipher, KDF, its options, number of keys, public key."""
+    """Parse OpenSSH's PROTOCOL.key: magic, cipher, KDF, its options, number of keys, public key."""
     message = paramiko.Message(private_key.removeprefix(b"openssh-key-v1\0"))
     for _cipher_kdf_options in range(3):
         message.get_binary()
@@ -244,6 +244,6 @@ def _public_part(private_key: bytes) -> bytes:
 
 
 def _is_certificate_of(file: str, key: paramiko.PKey) -> bool:
-    """A certificate contains the fields of the public key, which follow its name."""
+    """Return whether the certificate contains the public key's fields, which follow its name."""
     certificate = base64.b64decode(Path(file).read_text().split()[1])
     return key.asbytes()[4 + len(key.get_name()) :] in certificate

@@ -1,4 +1,4 @@
-"""Commands on a host behind SSH: channels on one connection, or on more if sshd limits sessions."""
+"""Commands on a host: channels on one SSH connection, or on several if sshd limits sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
 from .transport import ChannelStderr
 
 UNKNOWN_CODE = 255  # the exit code if the server does not report one
-MAX_GREETING = 1 << 20  # bytes that a login shell may print before a command
+MAX_GREETING = 1 << 20  # maximum bytes that a login shell may print before a command
 
 
 class SshMachine:
@@ -63,7 +63,7 @@ class SshMachine:
             connection.close()
 
     def _session(self) -> tuple[Connection, paramiko.Channel]:
-        """A session on the first connection that has room, or on a new one."""
+        """Open a session on the first connection that has room, or on a new connection."""
         full: list[Connection] = []
         while True:
             for connection in self._live():
@@ -93,7 +93,7 @@ class SshMachine:
         return list(self._connections)
 
     def _session_on(self, connection: Connection) -> paramiko.Channel | None:
-        """None if the connection has no room (MaxSessions) or has ended."""
+        """Open a session; None if the connection has ended or has no room (MaxSessions)."""
         try:
             return connection.transport.open_session(timeout=self._timeout)
         except BROKEN as error:  # if several are refused at once, paramiko explains only one
@@ -108,7 +108,7 @@ class SshMachine:
         if connection.is_ending():
             return connection.lost()
         return HostUnreachable(
-            f"{self.host.name}: sshd runs no commands: {error or type(error).__name__}; check "
+            f"{self.host.name}: sshd refused to run a command: {error or type(error).__name__}; check "
             "ForceCommand and the account's shell there"
         )
 
@@ -124,9 +124,9 @@ class SshStream(Stream):
         self._ahead = b""  # output that arrived together with the frame
 
     def skip_past(self, frame: bytes, timeout: float | None) -> None:
-        """Drop what the login shell prints before `frame`, which the command prints first.
+        """Skip a login shell's output up to `frame`, which the command prints first.
 
-        CommandFailed if the frame does not come, TimeoutError if it is late.
+        Raises CommandFailed if the frame is missing, TimeoutError if it is late.
         """
         deadline, output = Deadline(timeout), b""
         while frame not in output:
@@ -162,7 +162,7 @@ class SshStream(Stream):
             left = left[sent:]
 
     def close_stdin(self) -> None:
-        with contextlib.suppress(*BROKEN):  # reading reports it
+        with contextlib.suppress(*BROKEN):  # reading reports the loss
             self._channel.shutdown_write()
 
     def wait(self, timeout: float | None = None) -> int:
@@ -184,7 +184,7 @@ class SshStream(Stream):
             self._channel.close()
 
     def _retry(self, act: Callable[[Any], Any], what: Any, timeout: float | None) -> Any:
-        """Several threads set the channel's one timeout, so a shorter one may end this call."""
+        """Retry a timed-out call: another thread may have set the channel's shared timeout lower."""
         deadline = Deadline(timeout)
         while True:
             self._channel.settimeout(deadline.left())
@@ -199,7 +199,7 @@ class SshStream(Stream):
                 raise BrokenPipeError("closed") from None
 
     def _is_lost(self) -> bool:
-        """Whether the stream ended because the connection did."""
+        """Return whether the stream ended because its connection broke."""
         if self._closed or self._channel.exit_status >= 0:
             return False
         return self._connection.is_ending()

@@ -1,4 +1,4 @@
-"""From a host to an authenticated connection, which notices that its peer is gone."""
+"""Establish an authenticated connection to a host, and detect when the peer is gone."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .proxy import Dropped, Proxy
 from .route import Route, jump_route, route_to
 from .transport import Transport
 
-logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it prints tracebacks from its threads
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks
 
-TIMEOUT = 10.0  # seconds for each step of a login, unless the SSH config says otherwise
-AT_ONCE = 32  # hosts
-LOGINS = 8  # at once through one server: sshd's default MaxStartups may drop the tenth
+TIMEOUT = 10.0  # seconds per step of a login, unless the SSH config has another value
+AT_ONCE = 32  # number of hosts
+LOGINS = 8  # concurrent logins through one server; sshd's default MaxStartups may drop the tenth
 TRIES = 6
-PAUSE = 0.25  # seconds before the second try, doubled for each further one
+PAUSE = 0.25  # seconds before the second try; doubles with each further try
 MAX_JUMPS = 8
-ALIVE_INTERVAL = 5.0  # seconds of silence before the server is asked for a reply
-CLOSING_TIMEOUT = 1.0  # seconds: paramiko closes channels before it marks the transport inactive
-BROKEN = (paramiko.SSHException, EOFError, OSError)  # what paramiko raises when a connection ends
+ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
+CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels before it marks the transport inactive
+BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
 _early: dict[Host, Future[Connection]] = {}
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # paramiko's last choice, but fast
 
@@ -54,12 +54,12 @@ class Connection:
         return self.transport.is_active()
 
     def is_ending(self) -> bool:
-        """Whether it has ended or is about to."""
+        """Return whether the connection has ended or is about to."""
         self.transport.join(CLOSING_TIMEOUT)
         return not self.transport.is_active()
 
     def lost(self) -> HostUnreachable:
-        """Why it ended."""
+        """Return the reason why the connection ended."""
         if self._silent:
             why = f"no reply for {self._silence_limit:g} s"
         else:
@@ -75,20 +75,21 @@ class Connection:
     def close_if_silent(self) -> None:
         if self.transport.seconds_silent() > self._silence_limit:
             self._silent = True
-            # closing may block on a jump host that is silent too
+            # closing may block on a jump host that is silent as well
             threading.Thread(target=self.transport.close, daemon=True).start()
 
 
 def connect(host: Host, *, timeout: float) -> Connection:
-    """Connect and log in. HostUnreachable, one line with the remedy, if that fails."""
+    """Connect and log in. Raises HostUnreachable with the remedy."""
     early = _early.pop(host, None)
     return early.result() if early else _connect(route_to(host), timeout)
 
 
 def connect_early(hosts: Sequence[Host], *, timeout: float = TIMEOUT) -> None:
-    """Log in while this process does something else; `connect` returns or raises the outcome.
+    """Log in in the background. A later `connect` returns or raises the result.
 
-    The bar of the launch benchmark demands it: meanwhile Python loads the Docker SDK and the rest.
+    The launch benchmark's bar requires this: Python loads the Docker SDK and other modules
+    meanwhile.
     """
 
     def log_in(host: Host, connection: Future[Connection]) -> None:
@@ -114,7 +115,7 @@ def _connect(route: Route, timeout: float) -> Connection:
         except Dropped as drop:
             dropped = str(drop)
     raise HostUnreachable(
-        f"{route.name}: sshd at {route.hostname}:{route.port} hangs up before the login, "
+        f"{route.name}: sshd at {route.hostname}:{route.port} closed the connection before the login "
         f"{TRIES} times: {dropped}; check its MaxStartups and PerSourcePenalties, and whether a "
         "firewall or fail2ban blocks this machine"
     )
@@ -143,13 +144,13 @@ def _open_proxy(route: Route, jump: Connection | None, timeout: float) -> Proxy:
 
 
 def _log_in(sock: Any, route: Route, timeout: float) -> Transport:
-    """Key exchange, check of the host key, authentication. Dropped if the server hangs up."""
+    """Exchange keys, check the host key, authenticate. Raises Dropped if the server hangs up."""
     transport = Transport(sock)
     transport.banner_timeout = timeout
     transport.handshake_timeout = timeout
     transport.auth_timeout = max(timeout, 20.0)  # PAM and LDAP may be slow
     options = transport.get_security_options()
-    with contextlib.suppress(ValueError):  # paramiko older than 3.5 has no GCM
+    with contextlib.suppress(ValueError):  # paramiko before 3.5 has no GCM
         options.ciphers = (*CIPHERS, *(c for c in options.ciphers if c not in CIPHERS))
     options.key_types = preferred_algorithms(route, tuple(options.key_types))
     try:
@@ -172,7 +173,7 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise HostUnreachable(
-            f"{route.name}: its sshd shares no algorithm with ddpctl: {error}; update OpenSSH there"
+            f"{route.name}: its sshd and ddpctl have no algorithm in common: {error}; update OpenSSH there"
         ) from None
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up
@@ -185,20 +186,20 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         raise
 
 
-# --- no more logins at once than this machine and one server accept ------------------------------
+# --- limit the concurrent logins on this machine and per server ----------------------------------
 
 _any_login = threading.BoundedSemaphore(AT_ONCE)
 _slots: dict[str, threading.BoundedSemaphore] = {}
 
 
 def _login_slot(route: Route) -> threading.BoundedSemaphore:
-    """All logins through one jump host share its slots, and all through a ProxyCommand theirs."""
+    """Return the semaphore of the route: one per jump host, and one for all ProxyCommands."""
     bottleneck = route.proxy_jump or (route.proxy_command and "ProxyCommand")
     server = bottleneck or f"{route.hostname}:{route.port}"
     return _slots.setdefault(server, threading.BoundedSemaphore(LOGINS))
 
 
-# --- one connection to each jump host, for all hosts behind it -----------------------------------
+# --- one connection per jump host, shared by all hosts behind it ---------------------------------
 
 
 @dataclass(eq=False)
@@ -218,7 +219,7 @@ _jumps_lock = threading.Lock()
 
 
 def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) -> Connection | None:
-    """The connection to the last jump host, shared until `on_exit` closes; None without one."""
+    """Return the connection to the last jump host, shared until `on_exit` closes; None if none."""
     jump = jump_route(route)
     if jump is None:
         return None
@@ -234,7 +235,7 @@ def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) ->
 
 @contextlib.contextmanager
 def _shared(route: Route, timeout: float) -> Iterator[Connection]:
-    """The first caller connects and all others wait for it; the last one to leave closes it."""
+    """Share one connection: the first caller connects, the last one closes."""
     with _jumps_lock:
         jump = _jumps.get(route)
         is_first = jump is None or jump.is_broken
@@ -259,7 +260,7 @@ def _shared(route: Route, timeout: float) -> Iterator[Connection]:
 
 
 # --- one thread watches all connections ----------------------------------------------------------
-# A connection's own thread cannot: it may be blocked in a write.
+# A connection cannot watch itself: a write may block its thread.
 
 _watched: list[Connection] = []
 _watched_lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""Check a server's host key against known_hosts, by the policy in the ssh configuration.
+"""Check a server's host key against known_hosts, following the policy in the ssh configuration.
 
-Files are matched as `ssh` matches them (sshd(8)): hashed names, wildcards, negations, `[host]:port`,
-@revoked and several files. paramiko's HostKeys supports only plain and hashed names. @cert-authority
-lines are recognised, so that an error can say that they are not supported.
+Files are matched as in `ssh` (sshd(8)): hashed names, wildcards, negations, `[host]:port`, @revoked
+and several files. paramiko's HostKeys supports only plain and hashed names. @cert-authority lines
+are not supported, but are recognised for the error message.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Key:
-    """A host key."""
-
     kind: str  # ssh-ed25519
     blob: bytes
 
@@ -45,7 +43,7 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """SHA256:..., as `ssh-keygen -l` prints it."""
+        """Format as `SHA256:...`, like `ssh-keygen -l`."""
         digest = base64.b64encode(hashlib.sha256(self.blob).digest()).decode()
         return f"SHA256:{digest.rstrip('=')}"
 
@@ -74,16 +72,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the files say about a host's key, and the lines that say it."""
+    """A verdict on a host's key, and the lines that it is based on."""
 
     verdict: Verdict
     lines: tuple[Line, ...]
 
 
 def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
-    """The names that a host may have in the files, its own first. PURE.
+    """Return the names to look up, the most specific first. PURE.
 
-    A host on another port may be known by its name alone. An alias replaces both.
+    A host on another port may be known by its name alone. An alias replaces both names.
     """
     if alias:
         return (alias.lower(),)
@@ -92,7 +90,7 @@ def names_of(hostname: str, port: int, alias: str | None) -> tuple[str, ...]:
 
 
 def read(files: Iterable[str]) -> list[Line]:
-    """All lines of those files that can be read. Devices such as /dev/null have none."""
+    """Return all lines of the readable files. Skips devices such as /dev/null."""
     lines: list[Line] = []
     for path in map(Path, files):
         with contextlib.suppress(OSError):
@@ -102,7 +100,7 @@ def read(files: Iterable[str]) -> list[Line]:
 
 
 def parse(text: str, file: str) -> list[Line]:
-    """The key lines of one file; like `ssh`, skips all others. PURE."""
+    """Return the key lines of one file. Like `ssh`, skips all other lines. PURE."""
     lines = []
     for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
@@ -116,9 +114,9 @@ def parse(text: str, file: str) -> list[Line]:
 
 
 def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> Finding:
-    """Whether `key` belongs to the host with these names. PURE.
+    """Judge whether `key` belongs to the host with these names. PURE.
 
-    As with `ssh`, a key of a kind that no line has is unknown, not changed.
+    As in `ssh`, a key of a type that no line has is unknown, not changed.
     """
     about = [line for line in lines if line.matches(names[0])]
     revoked = [line for line in about if line.marker == "@revoked" and line.key == key]
@@ -139,15 +137,15 @@ def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> Finding:
 
 
 def known_kinds(lines: Sequence[Line], names: Sequence[str]) -> tuple[str, ...]:
-    """The kinds of key that are known of this host. PURE."""
+    """Return the types of the host's known keys. PURE."""
     about = (line for name in names for line in lines if line.matches(name) and not line.marker)
     return tuple(dict.fromkeys(line.key.kind for line in about))
 
 
 def append(file: str, name: str, key: Key, *, hashed: bool) -> None:
-    """Append one line to `file`, creating it for its owner only. OSError if that fails.
+    """Append one line to `file`, which is created with mode 0600. Raises OSError.
 
-    A single write in append mode: two processes at once never mix their lines.
+    A single write in append mode, so that concurrent processes never mix their lines.
     """
     path = Path(file)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -171,14 +169,14 @@ def _matches(pattern: str, name: str) -> bool:
 def _hash_matches(hashed: str, name: str) -> bool:
     try:
         return HostKeys.hash_host(name, hashed) == hashed
-    except (ValueError, AssertionError):  # not base64, or a salt of another length
+    except (ValueError, AssertionError):  # not base64, or a salt of the wrong length
         return False
 
 
 def preferred_algorithms(route: Route, possible: tuple[str, ...]) -> tuple[str, ...]:
-    """`possible`, starting with the kinds of key that are known of the host.
+    """Sort the types of known keys first in `possible`.
 
-    A server has several keys and shows one. A key of another kind would be unknown.
+    A server has several keys but shows only one. One of another type would be unknown.
     """
     kinds = known_kinds(_lines(route), _names(route))
     known = [name for kind in kinds for name in _algorithms(kind) if name in possible]
@@ -190,7 +188,7 @@ def _algorithms(kind: str) -> tuple[str, ...]:
 
 
 def verify(server_key: paramiko.PKey, route: Route) -> None:
-    """Return if the host key is accepted; HostUnreachable names the key and the remedy."""
+    """Accept the host key, or raise HostUnreachable with the key and the remedy."""
     key = Key(server_key.get_name(), server_key.asbytes())
     finding = judge(_lines(route), key, _names(route))
     if finding.verdict == "known":
@@ -225,7 +223,7 @@ def _lines(route: Route) -> list[Line]:
 
 
 def accept(route: Route, key: Key) -> None:
-    """Write a new key to known_hosts, once for all connections that see it at the same time."""
+    """Add a new key to known_hosts, once for all connections that see it at the same time."""
     if not route.known_hosts:
         log.warning("%s: accepted host key %s; no known_hosts to write", route.name, key)
         return

@@ -1,4 +1,4 @@
-"""This machine, with the same interface as a host behind SSH."""
+"""This machine, with the interface of a host behind SSH."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 
 
 class LocalMachine:
-    """Starts commands on this machine in the home folder, as sshd would."""
+    """Starts commands on this machine in the home folder, like sshd."""
 
     def connect(self) -> None:
         pass
@@ -36,7 +36,7 @@ class LocalMachine:
             process = _start(argv, stdin=stdin)
         except FileNotFoundError:
             report = ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]]
-            process = _start(report, stdin=stdin)  # as a login shell would
+            process = _start(report, stdin=stdin)  # like a login shell
         except OSError as error:
             raise CommandFailed(f"local: cannot start {argv[0]}: {error.strerror}") from None
         return LocalStream(process, Stderr(stderr_limit))
@@ -54,12 +54,12 @@ def _start(argv: Sequence[str], *, stdin: bool) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         bufsize=0,
         cwd=folder if folder.is_dir() else "/",
-        start_new_session=True,  # Ctrl-C goes to the launcher only
+        start_new_session=True,  # Ctrl-C must reach only the launcher
     )
 
 
 class LocalStream(Stream):
-    """A reader may be in another thread, so output pipes close with their last reader, not here."""
+    """A local command. Output pipes close with their last reader, which may be in another thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: Stderr) -> None:
         assert process.stdout

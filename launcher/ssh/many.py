@@ -1,4 +1,4 @@
-"""One function on many nodes at once. Each of these waits for all nodes."""
+"""Run one function on many nodes concurrently. All functions here wait for all nodes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
 
 
 def nodes_failed(failures: Mapping[str, DdpctlError]) -> NodesFailed:
-    """The errors of hosts, by name, as one; those of many hosts that are alike are one line."""
+    """Combine errors by host name into one. Equal errors of many hosts become one line."""
     return NodesFailed(failures, fold.errors(failures))
 
 
 def ask_each(
     nodes: Sequence[Node], ask: Callable[[Node], T]
 ) -> tuple[dict[str, T], dict[str, DdpctlError]]:
-    """Run `ask` on all nodes concurrently; return results and errors as `by_name` does."""
+    """Run `ask` on all nodes concurrently; return results and errors by name (see `by_name`)."""
     answers, failures = try_each(nodes, ask)
     return by_name(nodes, answers), by_name(nodes, failures)
 
@@ -38,7 +38,7 @@ def ask_each(
 def try_each(
     nodes: Sequence[Node], do: Callable[[Node], T]
 ) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
-    """Run `do` on all nodes, AT_ONCE at a time; return results and errors by node."""
+    """Run `do` on all nodes, AT_ONCE of them concurrently; return results and errors by node."""
     results: dict[Node, T] = {}
     errors: dict[Node, BaseException] = {}
     todo = list(reversed(nodes))
@@ -67,7 +67,7 @@ def try_each(
 
 
 def one_per_account(nodes: Iterable[Node]) -> list[Node]:
-    """The first node of each account: two nodes may be one user on one machine."""
+    """Return the first node per account. Two nodes may be one user on one machine."""
     found: dict[tuple[str | None, str, int], Node] = {}
     for node in nodes:
         found.setdefault(node.host.account, node)
@@ -75,7 +75,7 @@ def one_per_account(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _for_user(node: Node, error: BaseException) -> DdpctlError:
-    """The error in one line; raises it if it is a bug."""
+    """Return the error for the user. Re-raises it if it is a bug."""
     if isinstance(error, DdpctlError):
         return error
     if explained := node.explain(error):
@@ -84,7 +84,7 @@ def _for_user(node: Node, error: BaseException) -> DdpctlError:
 
 
 def by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:
-    """If a name occurs twice in `nodes`, the second is `name (2)`."""
+    """Convert keys from nodes to names. A second node of one name becomes `name (2)`."""
     seen: dict[str, int] = {}
     named = {}
     for node in nodes:

@@ -26,20 +26,20 @@ from .local import LocalMachine
 from .stream import CHUNK, Completed, Deadline, Stream
 
 R = TypeVar("R", bound="Resource")
-START_TIMEOUT = 30.0  # seconds for a login shell to start a command
+START_TIMEOUT = 30.0  # seconds until a login shell must have started a command
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Resource(Protocol):
-    """Something that uses a node's connection and closes with it."""
+    """Something that uses a node's connection and is closed with it."""
 
     def close(self) -> None: ...
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """An error of this resource's library in one line; None if it is not one."""
+        """Translate an error of this resource's library to one line; None for other errors."""
 
 
 class Node:
-    """One host. Connects on first use and keeps the connection; safe to use from many threads."""
+    """One host. Connects on first use and keeps the connection. Thread-safe."""
 
     def __init__(self, host: Host, *, connect_timeout: float = TIMEOUT) -> None:
         self.host = host
@@ -57,7 +57,7 @@ class Node:
         return f"Node({self.name})"
 
     def connect(self) -> None:
-        """HostUnreachable, in one line with the remedy, if that fails."""
+        """Connect. Raises HostUnreachable with the remedy."""
         self._machine.connect()
 
     def run(
@@ -68,9 +68,9 @@ class Node:
         timeout: float = 30.0,
         env: Mapping[str, str] = _NOTHING,
     ) -> Completed:
-        """Run one command in the home folder and wait for it.
+        """Run one command in the home folder and wait for its end.
 
-        `env` is added to its environment and never appears in a process list. CommandTimeout after
+        env: added to the environment; never appears in a process list. Raises CommandTimeout after
         `timeout` seconds, HostUnreachable if the connection is lost, CommandFailed if the account
         cannot run commands.
         """
@@ -109,8 +109,8 @@ class Node:
     def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
         """Start one command and return its streams.
 
-        With `stdin=False` its standard input is empty, and it is stopped when the stream closes or
-        the connection breaks, so that no `tail -F` is left behind.
+        With `stdin=False`, its standard input is empty, and the command is stopped when the stream
+        closes or the connection breaks. So no `tail -F` is left behind.
         """
         try:
             return self._machine.open(argv, stdin=stdin, timeout=START_TIMEOUT)
@@ -130,22 +130,22 @@ class Node:
         return self.host.is_local
 
     def resource(self, make: Callable[[], R]) -> R:
-        """This node's one resource: made on first use, closed with the node."""
+        """Return this node's resource. It is created on first use and closed with the node."""
         with self._resource_lock:
             self._resource = self._resource or make()
             return cast(R, self._resource)
 
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """An error of its resource in one line; None if it is not the resource's."""
+        """Translate an error of the node's resource to one line; None for other errors."""
         return self._resource.explain(error) if self._resource else None
 
     def home(self) -> str:
-        """The user's home folder on the host."""
+        """Return the user's home folder on the host."""
         if self._home is None:
             home = os.fsdecode(self.script('printf %s "$HOME"').stdout)
             if not home.startswith("/"):
                 raise CommandFailed(
-                    f"{self.name}: $HOME is `{home}`, which is no absolute path; give the account a "
+                    f"{self.name}: $HOME is `{home}`, which is not an absolute path; give the account a "
                     "home folder in that host's /etc/passwd"
                 )
             self._home = home
@@ -171,7 +171,7 @@ def connected(hosts: Iterable[Host]) -> Iterator[list[Node]]:
 
 
 def _feed(stream: Stream, data: bytes) -> None:
-    """A command need not read its input; its exit code reports what went wrong."""
+    """Send the input. A command need not read it, and its exit code reports failures."""
     with contextlib.suppress(OSError, DdpctlError):
         stream.write(data)
         stream.close_stdin()

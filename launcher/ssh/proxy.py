@@ -1,4 +1,4 @@
-"""The bytes below an SSH connection: a TCP socket, a ProxyCommand, or a jump host's channel."""
+"""The transport below an SSH connection: a TCP socket, a ProxyCommand, or a jump host's channel."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import paramiko
 from ..errors import HostUnreachable
 from .route import Route
 
-# What the `ssh` in a ProxyCommand prints when its server drops it before the login.
+# Printed by the `ssh` of a ProxyCommand if its server drops it before the login.
 _DROPPED = re.compile(
     r"kex_exchange_identification|[Cc]onnection (reset|closed) by|banner exchange"
 )
 
 
 class Dropped(Exception):
-    """A server hung up before the login, as sshd does when it has too many at once: try again."""
+    """The server hung up before the login, like an overloaded sshd. A retry may succeed."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """Something like a socket, how to close it, and why it broke if that was its own fault."""
+    """A socket-like object, how to close it, and why it broke if the proxy itself failed."""
 
     sock: Any
     close: Callable[[], None]
@@ -38,7 +38,7 @@ class Proxy:
 
 
 def direct(route: Route, timeout: float) -> Proxy:
-    """A TCP connection to the first of the host's addresses that answers."""
+    """Connect by TCP to the first address of the host that answers."""
     deadline = time.monotonic() + timeout
     addresses = _resolve(route)
     failure: OSError = TimeoutError()
@@ -86,7 +86,7 @@ def _explain(error: OSError, route: Route, timeout: float) -> str:
 
 
 def through_command(route: Route) -> Proxy:
-    """The standard input and output of the ProxyCommand."""
+    """Start the ProxyCommand and return its standard input and output."""
     ours, theirs = socket.socketpair()
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the proxy)
     process = subprocess.Popen(
@@ -109,7 +109,7 @@ def through_command(route: Route) -> Proxy:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         if not process.poll():
-            return None  # it still runs or ended well: sshd hung up, not the command
+            return None  # it still runs or ended well, so sshd hung up
         stderr.seek(0)
         printed = " ".join(stderr.read().decode(errors="replace").split()) or "it printed nothing"
         why = (
@@ -124,7 +124,7 @@ def through_command(route: Route) -> Proxy:
 
 
 def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout: float) -> Proxy:
-    """A channel that the jump host forwards to the host."""
+    """Open a channel that the jump host forwards to the host."""
     where = route.hostname, route.port
     try:
         channel = jump.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)

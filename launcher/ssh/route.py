@@ -1,4 +1,4 @@
-"""Route: how to reach one host, as `ssh HOST` would according to `ssh -G HOST`.
+"""The route to a host, equal to that of `ssh HOST` according to `ssh -G HOST`.
 
 The hosts file's own values are passed to `ssh` as options, so they override ~/.ssh/config.
 """
@@ -22,9 +22,9 @@ from ..hosts.values import split_port
 from ..state import expanded
 from .account import account_home, account_name, home
 
-TIMEOUT = 20.0  # seconds; `Match exec` may run anything
+TIMEOUT = 20.0  # seconds; `Match exec` may run any command
 
-# They concern host keys, so ddpctl does not ignore them silently.
+# They affect host keys, so ddpctl must not ignore them silently.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
@@ -36,7 +36,7 @@ log = logging.getLogger("ddpctl.ssh")
 
 @dataclass(frozen=True)
 class Route:
-    """How to reach one host. Paths are absolute, times in seconds."""
+    """The route to one host. Paths are absolute, times in seconds."""
 
     name: str  # as in the hosts file
     hostname: str
@@ -45,8 +45,8 @@ class Route:
     identity_files: tuple[str, ...]
     certificate_files: tuple[str, ...]
     identities_only: bool
-    identity_agent: str | None  # a socket
-    known_hosts: tuple[str, ...]  # the user's; accept-new writes to the first
+    identity_agent: str | None  # path of a socket
+    known_hosts: tuple[str, ...]  # the user's files; accept-new writes to the first
     global_known_hosts: tuple[str, ...]
     host_key_alias: str | None
     host_keys: HostKeys
@@ -60,11 +60,11 @@ class Route:
     bind_address: str | None
     own_identity: str | None  # from the hosts file
     asked_host_keys: Literal["ask", "accept-new"]  # from the hosts file, for jump hosts
-    depth: int = 0  # how many jumps lie beyond this host
+    depth: int = 0  # number of jumps beyond this host
 
 
 def route_to(host: Host) -> Route:
-    """How `ssh` with this host's values would connect. HostUnreachable if `ssh` refuses it."""
+    """Return the route that `ssh` would take with this host's values. Raises HostUnreachable."""
     options = parse(_ask_ssh(host))
     for keyword in UNSUPPORTED:
         if options.get(keyword, ("none",))[0].lower() != "none":
@@ -73,9 +73,10 @@ def route_to(host: Host) -> Route:
 
 
 def jump_route(route: Route) -> Route | None:
-    """The route to the last of the jump hosts, which is reached through those before it.
+    """Return the route to the last jump host, which is reached through the earlier ones.
 
-    It follows its own configuration, as with `ssh -J`. The hosts file's key is tried after its own.
+    It has its own configuration, as with `ssh -J`. The hosts file's key is tried after its own
+    keys.
     """
     if route.proxy_jump is None:
         return None
@@ -92,7 +93,7 @@ def jump_route(route: Route) -> Route | None:
 
 
 def jump_host(text: str) -> Host:
-    """The host that `[user@]host[:port]` names. PURE."""
+    """Parse `[user@]host[:port]`. PURE."""
     user, _, rest = text.removeprefix("ssh://").rpartition("@")
     name, port = split_port(rest)
     return Host(name, user or None, int(port) if port and port.isdigit() else None)
@@ -138,7 +139,7 @@ def _ask_ssh(host: Host) -> str:
 
 
 def _options(host: Host) -> list[str]:
-    """The hosts file's values as options of `ssh`."""
+    """Translate the hosts file's values to options of `ssh`."""
     values = {
         "User": host.user,
         "Port": host.port,
@@ -154,7 +155,7 @@ def _quoted(path: str) -> str:
 
 
 # `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests), ddpctl
-# follows $HOME like every other program and passes `ssh` that folder's configuration.
+# follows $HOME like every other program, and passes the configuration in that folder to `ssh`.
 
 
 def _home_differs() -> bool:
@@ -172,7 +173,7 @@ def _warn_once(text: str) -> None:
 
 
 def parse(output: str) -> dict[str, tuple[str, ...]]:
-    """The output of `ssh -G`: keyword -> its values, in order. PURE."""
+    """Parse `ssh -G`: keyword -> its values, in order. PURE."""
     options: dict[str, tuple[str, ...]] = {}
     for line in output.splitlines():
         keyword, _, value = line.partition(" ")
@@ -181,7 +182,7 @@ def parse(output: str) -> dict[str, tuple[str, ...]]:
 
 
 def from_options(host: Host, options: Options, *, home: str) -> Route:
-    """The route that the parsed `ssh -G` output describes."""
+    """Build the route from the parsed `ssh -G` output."""
 
     def one(keyword: str, default: str = "") -> str:
         return options.get(keyword, (default,))[0]
@@ -260,12 +261,12 @@ def _agent(value: str, tokens: Mapping[str, str], home: str) -> str | None:
 
 
 def _files(value: str) -> list[str]:
-    """`ssh -G` separates paths by a space, and paths may contain spaces."""
+    """Split paths. `ssh -G` separates them by spaces, but they may contain spaces themselves."""
     return [path for path in re.split(r" (?=[/~])", value) if path]
 
 
 def _host_keys(host: Host, configured: str) -> HostKeys:
-    """The hosts file's accept-new applies only where `ssh` would ask the user."""
+    """Choose the policy. The hosts file's accept-new applies only if `ssh` would ask the user."""
     if configured in ("yes", "true"):
         return "yes"
     if configured in ("no", "false", "off"):

@@ -1,4 +1,4 @@
-"""Turn argument lists into command lines that every login shell reads the same way. PURE."""
+"""Turn argument lists into command lines that every login shell parses in the same way. PURE."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 
-# fish interprets backslashes in single quotes, csh newlines and exclamation marks.
+# fish interprets backslashes in single quotes; csh interprets newlines and exclamation marks.
 _DIFFERS = re.compile(rb"[\\\n!]")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")
 
-# Stops the command when its reader goes away: without a terminal, sshd sends it no signal.
+# Stops the command when its reader disconnects: without a terminal, sshd sends it no signal.
 _WATCHED = """exec 3<&0
 "$@" </dev/null 3<&- &
 command=$!
@@ -27,10 +27,7 @@ exit "$code"
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """`argv` as one line for sshd, which passes it to the user's login shell.
-
-    Arguments may hold any byte except NUL (ValueError).
-    """
+    """Quote `argv` as one line for the login shell. Arguments may have any byte but NUL (ValueError)."""
     words = [os.fsencode(word) for word in argv]
     if any(b"\0" in word for word in words):
         raise ValueError("embedded null byte in an argument")
@@ -42,25 +39,22 @@ def command_line(argv: Sequence[str]) -> bytes:
 
 
 def script(text: str, args: Sequence[str]) -> list[str]:
-    """The command that runs a POSIX `sh` script with `args` as $1, $2, and so on."""
+    """Return the command line of a POSIX `sh` script with `args` as $1, $2, and so on."""
     return ["sh", "-c", text, "sh", *args]
 
 
 def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
-    """`argv` preceded by a random line of output, and that line.
+    """Return a command that prints a random line before running `argv`, and that line.
 
-    What a login shell's .bashrc prints comes before the line, so the reader can drop it. A shell
-    that echoes the command it runs does not print the token on a line of its own.
+    The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
+    that echoes its command does not print the token on a line of its own.
     """
     token = secrets.token_hex(8)
     return ["sh", "-c", 'echo; echo "$0"; exec "$@"', token, *argv], f"\n{token}\n".encode()
 
 
 def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
-    """`argv` that first reads its environment from standard input, and the bytes to send it.
-
-    This keeps the values out of every process list.
-    """
+    """Return a command that reads `env` from stdin, hidden from process lists, and the bytes to send."""
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
     preamble = os.fsencode(exports)
     read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'
@@ -68,7 +62,7 @@ def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[
 
 
 def watched(argv: Sequence[str]) -> list[str]:
-    """`argv` with an empty standard input, stopped as soon as the stream that reads it closes."""
+    """Wrap `argv`: its stdin is empty, and it is stopped when the stream to its reader closes."""
     return script(_WATCHED, argv)
 
 

@@ -1,4 +1,4 @@
-"""A running command: its input, its output, and how it ended. The same for SSH and local commands."""
+"""A running command, local or over SSH: its input, its output and its end."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-CHUNK = 256 * 1024  # bytes per write: the fastest measured over SSH
-READ_SIZE = 1 << 18  # bytes per read where much is expected
-LAST_OUTPUT_TIMEOUT = 1.0  # seconds for output still in transit after a command ended
+CHUNK = 256 * 1024  # bytes per write; the fastest size measured over SSH
+READ_SIZE = 1 << 18  # bytes per read when much data is expected
+LAST_OUTPUT_TIMEOUT = 1.0  # seconds for output in transit after a command has ended
 STDERR_TAIL = 64 * 1024  # bytes
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command ended. `code` is 128 + N if signal N ended it."""
+    """The result of a command. `code` is 128 + N if signal N ended it."""
 
     code: int
     stdout: bytes
@@ -23,7 +23,7 @@ class Completed:
 
     @property
     def reason(self) -> str:
-        """Why it failed: the last line of its standard error or, without one, its exit code."""
+        """Why it failed: the last line of stderr or, without one, the exit code."""
         lines = self.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit {self.code}"
 
@@ -45,30 +45,30 @@ class Stderr:
         self._ended.set()
 
     def read(self, timeout: float) -> bytes:
-        """Everything up to its end, or what has arrived after `timeout` seconds."""
+        """Return everything up to the end, or what has arrived after `timeout` seconds."""
         self._ended.wait(max(timeout, 0.0))
         return bytes(self._data)
 
 
 class Stream(ABC):
-    """Standard error is collected in the background, so it never blocks the command."""
+    """A running command. Its stderr is collected in the background and never blocks it."""
 
     stderr: Stderr
 
     @abstractmethod
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
-        """At least one and at most `size` bytes of standard output; b"" at its end.
+        """Return 1 to `size` bytes of standard output, or b"" at its end.
 
-        TimeoutError after `timeout` seconds without output; you may read again after it.
-        HostUnreachable if the connection is lost.
+        Raises TimeoutError after `timeout` seconds without output; reading may then continue.
+        Raises HostUnreachable if the connection is lost.
         """
 
     @abstractmethod
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         """Send all of `data` to standard input.
 
-        BrokenPipeError if the command no longer reads it; TimeoutError if nothing could be sent
-        for `timeout` seconds.
+        Raises BrokenPipeError if the command no longer reads. Raises TimeoutError if nothing could
+        be sent for `timeout` seconds.
         """
 
     @abstractmethod
@@ -77,18 +77,18 @@ class Stream(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, 128 + N after signal N. TimeoutError after `timeout` seconds.
+        """Return the exit code, 128 + N after signal N. Raises TimeoutError after `timeout` seconds.
 
-        Read to the end first: unread standard output may block the command.
+        Read to the end first, because unread output may block the command.
         """
 
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether the command still runs, as far as this machine knows."""
+        """Return whether the command is running, as far as this machine knows."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the command, running or not. Safe to repeat."""
+        """Release the command, whether or not it is running. Safe to repeat."""
 
     def __enter__(self) -> Stream:
         return self
@@ -97,19 +97,19 @@ class Stream(ABC):
         self.close()
 
     def stderr_tail(self) -> str:
-        """The end of standard error so far; all of it once the command has ended."""
+        """Return the end of stderr so far; after the command's end, the final one."""
         timeout = 0.0 if self.is_alive() else LAST_OUTPUT_TIMEOUT
         return self.stderr.read(timeout).decode(errors="replace").strip()
 
 
 class Deadline:
-    """A point in time by which something must be done; with None, never."""
+    """A point in time; None means never."""
 
     def __init__(self, seconds: float | None) -> None:
         self._at = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        """Seconds left, at least zero."""
+        """Return the remaining seconds, at least 0; None means no limit."""
         return None if self._at is None else max(self._at - time.monotonic(), 0.0)
 
     @property

@@ -1,1 +1,1 @@
-"""Starting attempts: launch, resume, automatic restarts, and coming back to them."""
+"""Start attempts: launch, resume, automatic restarts, attach."""

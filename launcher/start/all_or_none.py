@@ -1,4 +1,4 @@
-"""Starting an attempt: create it on all nodes, then start it on all of them or on none."""
+"""Start an attempt: create it on all nodes, then start it on all of them or on none."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
 from .run_folders import prepare
 
-LOOK_AGAIN = 0.2  # seconds until an undecided rival is looked at again
-UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; nothing has been trained yet
+LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
+UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; no training is lost yet
 
 
 class GpusTaken(PreflightError):
-    """Other runs have what the plan needs, or asked for it earlier."""
+    """Other runs have, or asked earlier for, what the plan needs."""
 
     def __init__(self, lines: Sequence[str], attempt: RunningAttempt, plan: Plan) -> None:
-        """lines: what is taken where, and by whom."""
+        """lines: which resource is taken where, and by whom."""
         remedy = "launch with --wait to wait in line, or choose other GPUs"
         super().__init__("\n".join(f"{line}; {remedy}" for line in lines))
         self.lines, self.attempt, self.plan = lines, attempt, plan
 
 
 def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
-    """The attempt that the plan describes, on `nodes` in rank order."""
+    """Return the plan's attempt on `nodes`, which are in rank order."""
     return RunningAttempt(
         tuple(
             RunningNode(node, engine_of(node, plan.engine.name), node_plan.place)
@@ -52,10 +52,10 @@ def start(
     environment: Mapping[str, str],
     record: Mapping[str, Any],
 ) -> None:
-    """Creates folders and nodes everywhere, then starts them. Any failure undoes all of it.
+    """Create folders and nodes on all hosts, then start them. Any failure undoes everything.
 
-    uids: of the SSH users, by node rank. environment: the user's variables.
-    record: run.json and the hosts file, for the hosts to keep.
+    uids: of the SSH users, by node rank. environment: the user's variables. record: run.json and
+    the hosts file, for the hosts to keep.
     """
     token = secrets.token_hex(32)
     members, plans = attempt.by_node, dict(zip(attempt.nodes, plan.nodes, strict=True))
@@ -72,20 +72,20 @@ def start(
         check_claims(attempt, plan)
         each_node(attempt.nodes, lambda node: members[node].engine.start(plans[node]))
     except BaseException:
-        # Report the failure that led here; `kill` finds by its labels what cannot be undone now.
+        # Report the original failure. What cannot be undone now, `kill` finds by its labels.
         try_each(attempt.nodes, lambda node: undo(members[node], plan))
         raise
 
 
 def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
-    """Removes what the attempt before left of this node: its container's name is needed."""
-    for status in of_node(member, plan) if plan.attempt > 1 else ():
+    """Remove the node's earlier attempts, because a container name can be used only once."""
+    for status in created_on_host(member, plan) if plan.attempt > 1 else ():
         member.engine.stop(status, plan.stop_timeout)
         member.engine.remove(status)
 
 
 def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
-    """Returns once nothing stands in the way of this start; engines.claims has the rules.
+    """Wait until this start may go ahead, by the rules in engines.claims.
 
     All nodes must have been created. Raises GpusTaken if another run comes first.
     """
@@ -106,18 +106,18 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
             for node, listed in found.items()
         }
         if any(ahead.values()):
-            raise GpusTaken(described(ahead, wanted, plans), attempt, plan)
+            raise GpusTaken(rival_lines(ahead, wanted, plans), attempt, plan)
         if not any(undecided(rival) for listed in found.values() for rival in listed):
             return
         time.sleep(LOOK_AGAIN)
 
 
-def described(
+def rival_lines(
     ahead: Mapping[Node, Sequence[NodeStatus]],
     wanted: Mapping[Node, Collection[str]],
     plans: Mapping[Node, NodePlan],
 ) -> list[str]:
-    """A line for each rival with what it has of `wanted`, and where."""
+    """Return a line per rival with its part of `wanted`, and where."""
     hosts: dict[str, list[str]] = {}
     for node, listed in ahead.items():
         for rival in listed:
@@ -129,7 +129,7 @@ def described(
 def live_rivals(
     engines: Sequence[Engine], run_id: str, wanted: Collection[str]
 ) -> Iterator[NodeStatus]:
-    """The rivals on one host that count. Removes what launches that have gone left there."""
+    """Yield the valid rivals on one host. Removes leftovers of launches that have died."""
     for engine in engines:
         for rival in rivals(run_id, wanted, engine.claims()):
             if not rival.expired:
@@ -139,15 +139,15 @@ def live_rivals(
 
 
 def undo(member: RunningNode, plan: Plan) -> None:
-    """Stops and removes what this start created."""
-    for status in of_node(member, plan):
+    """Stop and remove everything that this start created."""
+    for status in created_on_host(member, plan):
         if status.attempt == plan.attempt:
             member.engine.stop(status, UNDO_TIMEOUT)
             member.engine.remove(status)
 
 
-def of_node(member: RunningNode, plan: Plan) -> list[NodeStatus]:
-    """What its host has of this node. A ticket stays: the run may go on waiting."""
+def created_on_host(member: RunningNode, plan: Plan) -> list[NodeStatus]:
+    """Return this node's containers or processes. Tickets stay: the run may continue to wait."""
     return [
         status
         for status in member.engine.list(plan.run_id)

@@ -1,4 +1,4 @@
-"""Coming back to a run: print what it has logged so far, then follow it as `launch` does."""
+"""Return to a run: print its log so far, then follow it like `launch`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .detach import start_recorder
 from .hooks import EventHook
 from .wait import WAITING
 
-POLL = 1.0  # seconds between looks at the record of a run that waits
+POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> int:
-    """Follows the newest attempt to its end. A signal ends the following, never the run."""
+    """Follow the newest attempt to its end. A signal stops the following, not the run."""
     record = folder.load()
     if record.state == "WAITING":
-        record = start_awaited(folder, record, console)
+        record = wait_for_start(folder, record, console)
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
@@ -56,9 +56,9 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             ).follow()
 
 
-def start_awaited(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
-    """The record once the run, which waits in line, has started or ended."""
-    console.say(f"run {folder.run_id} waits in line for GPUs; `ddpctl ps` shows for whose run")
+def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
+    """Wait until a run in line has started or ended; return its record."""
+    console.say(f"run {folder.run_id} is in line for GPUs; `ddpctl ps` shows what it waits for")
     if not is_locked(folder.path / WAITING):
         start_recorder(folder)
     while record.state in ("WAITING", "PENDING"):

@@ -1,4 +1,4 @@
-"""One attempt of a run, from the first question to the hosts to its exit code."""
+"""One attempt of a run, from the first contact with the hosts to its exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .hooks import EventHook
 from .line import Line
 from .run_folders import claim
 
-SHORTEST = 0.1  # seconds of a step that the sum of a start names
+SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class NextAttempt:
     options: LaunchOptions
     run_id: str
     earlier: RunRecord | None = None
-    former: tuple[Host, ...] = ()  # take no part any more, and may have the run's checkpoints
-    since: float | None = None  # its place in line, if it has waited: as Plan.since
-    until: float | None = None  # when it gives up waiting, by this machine's clock
+    former: tuple[Host, ...] = ()  # no longer used, but may have the run's checkpoints
+    since: float | None = None  # its place in line if it has waited, see Plan.since
+    until: float | None = None  # when it stops waiting, by this machine's clock
 
     @property
     def number(self) -> int:
@@ -63,7 +63,7 @@ class NextAttempt:
         return run_folder(self.run_id)
 
     def plan(self, found: Found | None = None) -> Plan:
-        """What this attempt will do, as far as `found` tells."""
+        """Return the plan of this attempt, as far as `found` determines it."""
         return make_plan(
             self.cluster,
             engine_traits(self.cluster.job.engine),
@@ -84,11 +84,14 @@ def start_and_follow(
     console: Console,
     line: Line | None,
 ) -> int:
-    """Raises GpusTaken while other runs come first. line: this run's place among them, if it has one."""
+    """Start the attempt and follow it to its end; return the exit code.
+
+    line: this run's place in line, if it has one. Raises GpusTaken while other runs come first.
+    """
     environment = user_environment(wanted.cluster.job)
     facts, plan = prepare_plan(wanted, nodes, console)
     uids = [f.uid for f in facts]
-    if wanted.since is None:  # else it was claimed before the run had to wait
+    if wanted.since is None:  # otherwise claimed before the run had to wait
         with console.step("claiming the attempt"):
             claim(nodes[0], plan.nodes[0].place)
     folder, record = remember(wanted, plan)
@@ -128,7 +131,7 @@ def start_and_follow(
 def prepare_plan(
     wanted: NextAttempt, nodes: Sequence[Node], console: Console
 ) -> tuple[tuple[Facts, ...], Plan]:
-    """Asks the hosts, checks and pushes. Nothing is started, so Ctrl-C may come at any time."""
+    """Gather facts, check and push. Nothing is started, so Ctrl-C is safe at any time."""
     cluster, options = wanted.cluster, wanted.options
     in_container = engine_traits(cluster.job.engine).in_container
     finish_pending(nodes, cluster, console)
@@ -142,7 +145,7 @@ def prepare_plan(
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
     progress = push.progress_for(console)
-    step = "pushing what the hosts lack" if parts else "reading what the hosts have"
+    step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
         pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
@@ -160,9 +163,9 @@ def prepare_plan(
 
 
 def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, waits: bool) -> Survey:
-    """Checks the hosts; the survey has the addresses by which they reach each other.
+    """Check the hosts. The survey has the addresses at which they reach each other.
 
-    Raises with a line for each failure: HostUnreachable if a host was not seen, else PreflightError.
+    Raises HostUnreachable if a host gave no answer, else PreflightError, with a line per failure.
     """
     with console.step(f"checking {len(nodes)} hosts"):
         survey = survey_hosts(nodes, cluster, waits=waits)
@@ -180,7 +183,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
 
 
 def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
-    """The image as the check found it, so that the push need not ask again."""
+    """Return the images that the check found, so that the push need not ask again."""
 
     there = {
         nodes[rank]: machine.engine.image if machine.engine else None
@@ -191,13 +194,13 @@ def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
 
 
 def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
-    """Master ports promised to runs on node 0, which may not be listening yet."""
+    """Return the master ports reserved by runs on node 0, which may not be listening yet."""
     statuses = each_node([node], lambda n: engine_of(n, cluster.job.engine).claims())[node]
     return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port)
 
 
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
-    """The run's folder on this machine, with a PENDING attempt."""
+    """Record a PENDING attempt in the run's folder on this machine."""
     folder, record = wanted.folder, new_record(plan, wanted.earlier)
     keep_cluster(folder, wanted.cluster)
     folder.save(record)
@@ -206,7 +209,7 @@ def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
-    """Reports what is not as it was in the attempt before, by its digests."""
+    """Print which digests differ from the previous attempt."""
     for what, before, now in (
         ("image", earlier.image_digest, plan.image_digest),
         ("dataset", earlier.dataset_digest, plan.dataset_digest),
@@ -218,7 +221,7 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
 
 
 def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
-    """steps: what each was, and its seconds. "" for a start that was over before one could wonder."""
+    """Summarise (name, seconds) of a start's steps; "" for a quick start."""
     total = sum(seconds for _, seconds in steps)
     if total < QUIET_BEFORE:
         return ""
@@ -227,7 +230,7 @@ def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
 
 
 def detach(folder: RunFolder, console: Console) -> int:
-    """Leaves the run running, with a recorder on this machine that keeps its logs."""
+    """Leave the run running, with a recorder on this machine that keeps its logs."""
     console.print(folder.run_id)
     start_recorder(folder)
     console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")

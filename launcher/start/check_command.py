@@ -1,4 +1,4 @@
-"""Before the first launch contacts a host: is the script of `job.command` there, and does it compile?"""
+"""Check the script of `job.command` before contacting a host: does it exist and compile?"""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from ..hosts import Job
 
 
 def check_command(job: Job) -> str | None:
-    """Raises UsageError for a script that is not in `workdir` or is not Python; returns a hint.
+    """Raise UsageError if the script is not in `workdir` or is not Python; return a hint or None.
 
-    Only a relative path is looked for: an absolute one and a module (`-m`) may come with the image.
+    Checks only relative paths: absolute ones and modules (`-m`) may come with the image.
     """
     script = PurePosixPath(job.command[0])
     if script.is_absolute() or job.command[0].startswith("-"):
         return None
     if job.workdir is None:
-        hint = (
-            f"job.workdir is not set, so {script} of this folder is not sent; `workdir: .` sends it"
-        )
+        hint = f"job.workdir is not set, so {script} here is not sent; set `workdir: .` to send it"
         return hint if Path(script).is_file() else None
     workdir = Path(job.workdir)
     path = workdir / script
@@ -47,4 +45,4 @@ def _compile(path: Path) -> None:
         text = f": {error.text.strip()}" if error.text else ""
         raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}; correct it") from None
     except (OSError, ValueError, RecursionError, MemoryError):
-        return  # torchrun reports what it cannot read
+        return  # torchrun reports unreadable files

@@ -1,8 +1,8 @@
-"""Which checkpoint the next attempt resumes from, and which hosts must be sent it. Pure.
+"""Choose the checkpoint that the next attempt resumes from, and the hosts to send it to. Pure.
 
 There are two kinds. Folders `ckpt/step-N` with a MANIFEST, as our trainer writes them, are complete
-if the digests match; the newest complete one counts, on whichever host it is. Of another script,
-ddpctl knows only its files: those of the host that wrote last count.
+if the digests match; the newest complete one wins, on whichever host. For other scripts, ddpctl
+knows only files; those of the host that wrote last win.
 """
 
 from __future__ import annotations
@@ -13,24 +13,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class File:
-    time: int  # of its last change, unix seconds of the host's clock
+    time: int  # last modification, unix seconds on the host's clock
     size: int  # bytes
 
 
 @dataclass(frozen=True)
 class HostCheckpoints:
-    """What one host has of a run's checkpoints."""
-
     host: str
-    rank: int | None  # of its node in the next attempt; None: it takes no part
-    same_rank: bool  # it had that rank in the last attempt, so what it wrote is its own
-    newest: str = ""  # ckpt/step-00000012: the newest whose every byte matches its MANIFEST
-    damaged: tuple[str, ...] = ()  # steps after `newest` that are incomplete
-    files: Mapping[str, File] = field(default_factory=dict)  # by path, without hidden ones
+    rank: int | None  # node rank in the next attempt; None: not part of it
+    same_rank: bool  # it had the same rank in the last attempt, so its files are its own
+    newest: str = ""  # the newest one that matches its MANIFEST, such as ckpt/step-00000012
+    damaged: tuple[str, ...] = ()  # incomplete steps after `newest`
+    files: Mapping[str, File] = field(default_factory=dict)  # by path, without hidden files
 
     @property
     def step(self) -> int:
-        """The number of `newest`."""
+        """The step number of `newest`."""
         return int(self.newest.rpartition("-")[2] or -1)
 
 
@@ -38,13 +36,13 @@ class HostCheckpoints:
 class Transfer:
     source: HostCheckpoints
     target: HostCheckpoints
-    paths: tuple[str, ...]  # folders or files; what the target has there is kept aside
+    paths: tuple[str, ...]  # folders or files; the target's own versions are kept aside
     what: str  # for messages
 
 
 @dataclass(frozen=True)
 class Choice:
-    """source: has what the attempt resumes from; None: no host has a checkpoint."""
+    """The checkpoint to resume from. source: a host that has it; None: there is no checkpoint."""
 
     source: HostCheckpoints | None
     what: str
@@ -52,7 +50,7 @@ class Choice:
 
 
 def choose(hosts: Sequence[HostCheckpoints]) -> Choice:
-    """hosts: those of the next attempt and those of the last one, in rank order."""
+    """Choose a checkpoint. hosts: of the next attempt, then of the last one, in rank order."""
     if any(host.newest for host in hosts):
         return _newest_step(hosts)
     written = [host for host in hosts if host.files]
@@ -64,7 +62,7 @@ def choose(hosts: Sequence[HostCheckpoints]) -> Choice:
 
 
 def _newest_step(hosts: Sequence[HostCheckpoints]) -> Choice:
-    """One of the attempt's hosts needs it; from there the trainer's ranks share it themselves."""
+    """Choose the newest step. One host of the attempt needs it; the trainer's ranks then share it."""
     source = max(hosts, key=lambda host: (host.step, host.rank is not None))
     name = source.newest.rpartition("/")[2]
     target = next((host for host in hosts if host.rank is not None), None)
@@ -83,6 +81,6 @@ def _missing_files(source: HostCheckpoints, target: HostCheckpoints) -> Transfer
 
 
 def _has(target: HostCheckpoints, path: str, file: File) -> bool:
-    """A node keeps what it wrote at the same rank: its own shard may have any content."""
+    """Return whether the target has the file. A node keeps its own files, such as its own shard."""
     own = target.files.get(path)
     return own is not None and (target.same_rank or own == file)

@@ -1,7 +1,7 @@
-"""Before a further attempt: sends the checkpoint it resumes from to the hosts that lack it.
+"""Send a checkpoint, before an attempt resumes from it, to the hosts that lack it.
 
-The files go through this machine into a hidden folder of the target, are compared with the source's
-digests, and are then renamed into place. What was there is kept in `.before-attempt-N`.
+The files go through this machine into a hidden folder of the target. They are compared with the
+source's digests and then renamed into place. Earlier files are kept in `.before-attempt-N`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..ssh.stream import READ_SIZE, Completed
 from ..terminal.console import Console
 from .checkpoint_choice import File, HostCheckpoints, Transfer, choose
 
-TIMEOUT = 900.0  # seconds for a script; digests of a large checkpoint take long
-TAR_TIMEOUT = 60.0  # seconds for tar to end once its data has arrived
+TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
+TAR_TIMEOUT = 60.0  # seconds until tar must end after its last data
 
-# $1 run folder. NUL-separated: the newest complete step, damaged ones after it, then every file.
+# $1: run folder. Prints, separated by NUL: the newest complete step, damaged later ones, all files.
 LIST = r"""
 cd "$1/checkpoints" 2>/dev/null || exit 0
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
@@ -36,13 +36,14 @@ for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
 done
 find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
 """
-# $1 run folder, $2 a folder in it; NUL-separated paths on standard input
+# $1: run folder, $2: a folder in it; stdin: paths, separated by NUL
 DIGESTS = (
     'cd "$1/$2" && xargs -0 -r -I@ find ./@ -type f -print0 | sort -z | xargs -0 -r sha256sum -z'
 )
 SEND = 'cd "$1/checkpoints" && tar -cf - --null -T -'
 RECEIVE = 'mkdir -p "$1/checkpoints/$2" && tar -xf - -C "$1/checkpoints/$2"'
-# $1 run folder, $2 the arrived files, $3 where the old ones go, $4 "open" for another user's access
+# $1: run folder, $2: received files, $3: where to keep the old ones, $4: "open" if others need
+# access
 PUT = r"""
 cd "$1/checkpoints" || exit 1
 if [ "$4" = open ]; then chmod -R a+rwX "$2"; fi
@@ -59,7 +60,7 @@ DROP = 'rm -rf "$1/checkpoints/$2"'
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Where a host may have checkpoints of the run."""
+    """A folder on a host that may contain checkpoints of the run."""
 
     node: Node
     run_dir: str
@@ -67,7 +68,7 @@ class CheckpointFolder:
     same_rank: bool
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
-        """Runs a script whose $1 is the run's folder. Raises CommandFailed if it fails."""
+        """Run a script with the run's folder as $1. Raises CommandFailed."""
         done = self.node.script(text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT)
         if done.code != 0:
             raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {done.reason}")
@@ -82,18 +83,18 @@ def distribute_checkpoint(
     *,
     open_to_all: bool = False,
 ) -> None:
-    """Sends the next attempt's hosts what they lack of the checkpoint that it resumes from.
+    """Send the hosts of the next attempt the missing parts of its checkpoint.
 
-    nodes: of the next attempt, in rank order; former: other hosts that may have checkpoints.
-    open_to_all: the container's user is not the one that logs in.
-    Raises DdpctlError when the checkpoint cannot be brought to a host that needs it.
+    nodes: of the next attempt, in rank order. former: other hosts that may have checkpoints.
+    open_to_all: the container's user is not the SSH user. Raises DdpctlError if a host does not
+    receive a checkpoint that it needs.
     """
     with console.step(f"looking for the newest checkpoint on {len(nodes) + len(former)} hosts"):
         folders = checkpoint_folders(nodes, former, record)
         by_node = {folder.node: folder for folder in folders}
         seen, failures = ask_each([*by_node], lambda node: list_checkpoints(by_node[node]))
     for name in failures:
-        console.say(f"cannot see {name}: not using checkpoints that only it has")
+        console.say(f"no answer from {name}: not using checkpoints that only it has")
     choice = choose([*seen.values()])
     for host in seen.values():
         for path in host.damaged:
@@ -106,14 +107,14 @@ def distribute_checkpoint(
     aside = f".before-attempt-{len(record.attempts) + 1}"
     for transfer in choice.transfers:
         source, target = by_name[transfer.source.host], by_name[transfer.target.host]
-        with console.step(f"sending {transfer.what} of {source.node.name} to {target.node.name}"):
+        with console.step(f"sending {transfer.what} from {source.node.name} to {target.node.name}"):
             send(source, target, transfer, aside, open_to_all=open_to_all)
 
 
 def checkpoint_folders(
     nodes: Sequence[Node], former: Sequence[Node], record: RunRecord
 ) -> list[CheckpointFolder]:
-    """One per file system: nodes of one machine, and hosts with one home, share a folder."""
+    """Return one folder per file system. Nodes of one machine and hosts with one home share it."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {node: rank for rank, node in enumerate(nodes)}
     found = []
@@ -127,7 +128,7 @@ def checkpoint_folders(
 
 
 def list_checkpoints(folder: CheckpointFolder) -> HostCheckpoints:
-    """What the host reports; rows and paths that LIST would not print are skipped."""
+    """List a host's checkpoints. Skips malformed rows and paths."""
     newest, damaged, files = "", [], {}
     for row in folder.script(LIST).stdout.split(b"\0")[:-1]:
         text = row.decode(errors="surrogateescape")
@@ -146,7 +147,7 @@ def list_checkpoints(folder: CheckpointFolder) -> HostCheckpoints:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path that a host reports stays in the folder it is relative to."""
+    """Return whether a relative path from a host stays in its folder."""
     return not path.startswith("/") and ".." not in PurePosixPath(path).parts
 
 
@@ -158,7 +159,7 @@ def send(
     *,
     open_to_all: bool = False,
 ) -> None:
-    """Sends, verifies and puts in place. On failure the target is left as it was."""
+    """Send files, verify them and rename them into place. A failure leaves the target unchanged."""
     paths = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in transfer.paths)
     arriving = f".arriving-{transfer.source.host}"
     wanted = source.script(DIGESTS, "checkpoints", stdin=paths).stdout
@@ -167,7 +168,7 @@ def send(
     if target.script(DIGESTS, f"checkpoints/{arriving}", stdin=paths).stdout != wanted:
         target.script(DROP, arriving)
         raise CommandFailed(
-            f"{target.node.name}: {transfer.what} of {source.node.name} arrived damaged; "
+            f"{target.node.name}: {transfer.what} from {source.node.name} arrived damaged; "
             "resume again, and check the disks of both hosts"
         )
     target.script(PUT, arriving, aside, "open" if open_to_all else "", stdin=paths)
@@ -187,14 +188,14 @@ def _stream(
                 receiving.write(data)
             receiving.close_stdin()
         except BrokenPipeError:
-            said = receiving.stderr_tail().splitlines() or ["tar ended early"]
+            printed = receiving.stderr_tail().splitlines() or ["tar ended early"]
             raise CommandFailed(
-                f"{target.node.name}: could not receive the checkpoint: {said[-1]}; "
+                f"{target.node.name}: could not receive the checkpoint: {printed[-1]}; "
                 "look at `df -h` there"
             ) from None
         for folder, stream in ((source, sending), (target, receiving)):
             if stream.wait(TAR_TIMEOUT) != 0:
-                said = stream.stderr_tail().splitlines() or ["tar failed"]
+                printed = stream.stderr_tail().splitlines() or ["tar failed"]
                 raise CommandFailed(
-                    f"{folder.node.name}: could not transfer the checkpoint: {said[-1]}"
+                    f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}"
                 )

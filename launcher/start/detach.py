@@ -1,4 +1,4 @@
-"""Starting the recorder, which looks after a run that no command is following."""
+"""Start the recorder, which takes care of a run that no command follows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RECORDER = f"{__package__}.recorder"
 LOCK = ".recorder.lock"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
-# -I keeps the current directory, PYTHONPATH and the user's site out of the imports; the path of the
-# command that starts the recorder is given instead.
+# -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
+# The path of the command that starts the recorder replaces it.
 BOOT = """
 import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
@@ -29,10 +29,7 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 
 
 def start_recorder(folder: RunFolder) -> None:
-    """Starts it outside this terminal's session, and waits until it has; it ends with the run.
-
-    Raises CommandFailed if it does not start.
-    """
+    """Start a recorder outside this terminal's session; wait until it is ready. Raises CommandFailed."""
     log = folder.path / "recorder.log"
     try:
         hooks.hand_over(folder)
@@ -62,17 +59,17 @@ def start_recorder(folder: RunFolder) -> None:
 
 
 def recording(folder: RunFolder) -> AbstractContextManager[None]:
-    """Inside, other processes of this machine see that the run has a recorder."""
+    """Hold the lock that shows other local processes that the run has a recorder."""
     return locked(folder.path / LOCK, shared=True)
 
 
 def has_recorder(folder: RunFolder) -> bool:
-    """Whether a process of this machine looks after the run, between its attempts too."""
+    """Return whether a local process takes care of the run, also between its attempts."""
     return is_locked(folder.path / LOCK)
 
 
 def import_path() -> list[str]:
-    """This process's import path without the current directory, but with ddpctl itself."""
+    """Return this process's import path without the current directory, but with ddpctl."""
     here = str(Path.cwd()) if Path().exists() else ""
     package = str(Path(__file__).resolve().parents[2])
     paths = [path for path in sys.path if Path(path).is_absolute() and path != here]

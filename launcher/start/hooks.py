@@ -1,8 +1,8 @@
-"""The user's commands: --on-exit, once when the run has ended, and --on-event, for each event of it.
+"""The user's hooks: --on-exit, once after the run has ended, and --on-event, for each event.
 
-They get what happened in their environment. The run's folder keeps them, for whatever follows the
-run: the command that launched it or, once that has left, the recorder. run.json does not have them:
-it goes to the hosts, and a command line may hold a token.
+Hooks get the outcome in their environment. The run's folder keeps them for the process that follows
+the run: the launching command or, after it has left, the recorder. They are not in run.json,
+because that is sent to the hosts and a command line may contain a token.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..state import current_folder, write_atomically
 from ..terminal.console import Console
 
 ON_EXIT = "on-exit"
-HANDED_OVER = "on-exit.detached"  # for the recorder to run
+HANDED_OVER = "on-exit.detached"  # marks that the recorder must run the hook
 ON_EVENT = "on-event"
-EVENT_TIMEOUT = 60.0  # seconds for the command of an event
+EVENT_TIMEOUT = 60.0  # seconds for the hook of one event
 LIVE = ("WAITING", "PENDING", "RUNNING")
 
 
 def keep(folder: RunFolder, options: LaunchOptions) -> None:
-    """Until the run has ended; the command for events until the next attempt."""
+    """Store --on-exit until the run has ended, and --on-event until the next attempt."""
     if options.on_exit is not None:
         _keep(folder.path / ON_EXIT, options.on_exit)
     if options.on_event is not None:
@@ -42,7 +42,7 @@ def keep(folder: RunFolder, options: LaunchOptions) -> None:
 
 
 def _keep(path: Path, command: str) -> None:
-    """It is to run in the current directory, wherever the process that runs it is."""
+    """Store a command with the current directory, in which it will run."""
     folder_now = shlex.quote(str(current_folder()))
     write_atomically(path, f"cd {folder_now} 2>/dev/null\n{command}", mode=0o600)
 
@@ -55,21 +55,21 @@ def kept_for_events(folder: RunFolder) -> str | None:
 
 
 def hand_over(folder: RunFolder) -> None:
-    """Leaves the command of --on-exit to the recorder."""
+    """Leave the --on-exit hook to the recorder."""
     with contextlib.suppress(FileNotFoundError):
         (folder.path / ON_EXIT).rename(folder.path / HANDED_OVER)
 
 
 @dataclass
 class Ending:
-    """The exit code of the run, set while it is followed."""
+    """The exit code of the run, set while the run is followed."""
 
     code: int = 1
 
 
 @contextlib.contextmanager
 def at_the_end(folder: RunFolder, console: Console, kept: str = ON_EXIT) -> Iterator[Ending]:
-    """Runs the kept command after the block, if the run has ended by then in any way."""
+    """Run the stored hook after the block if the run has ended by then, in any way."""
     ending = Ending()
     try:
         yield ending
@@ -84,7 +84,7 @@ def at_the_end(folder: RunFolder, console: Console, kept: str = ON_EXIT) -> Iter
         if record and record.state not in LIVE:
             taken = path.with_name(f"{kept}.{os.getpid()}")
             try:
-                path.rename(taken)  # so it runs once
+                path.rename(taken)  # so that it runs only once
                 command = taken.read_text()
                 taken.unlink()
             except FileNotFoundError:
@@ -102,9 +102,9 @@ def run_on_exit(
 
 
 class EventHook:
-    """Runs the command for one event after the other and delays nothing else; without one, nothing.
+    """Runs the hook for one event at a time, without delaying anything else. Does nothing without one.
 
-    close() waits for the commands of all events so far.
+    close() waits until all events so far were handled.
     """
 
     def __init__(self, folder: RunFolder, command: str | None, console: Console) -> None:
@@ -112,7 +112,7 @@ class EventHook:
         self._commands = ThreadPoolExecutor(1)
 
     def __call__(self, event: str, record: RunRecord, **values: object) -> None:
-        """values: host, node_rank, exit_code, message: what the event says."""
+        """Queue an event. values: host, node_rank, exit_code and message, if the event has them."""
         if self._command is None:
             return
         blank = dict.fromkeys(("DDPCTL_HOST", "DDPCTL_NODE_RANK", "DDPCTL_MESSAGE"), "")
@@ -132,9 +132,9 @@ def _run(
     console: Console,
     timeout: float | None = None,
 ) -> None:
-    """Runs it with its output on stderr: stdout carries the run's lines. Never raises.
+    """Run a hook, with its output on stderr because stdout has the run's lines. Never raises.
 
-    What hosts say reaches it as environment variables only, never as part of the command.
+    Text from hosts reaches it only in environment variables, never in the command.
     """
     env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:
@@ -156,10 +156,10 @@ def _run(
 
 
 def _environment(folder: RunFolder, record: RunRecord, code: int | None) -> dict[str, str]:
-    """The outcome as environment variables; empty where there is nothing to say."""
+    """Return the outcome as environment variables; unknown values are empty."""
     failure = record.attempt.first_failure
     return {
-        "DDPCTL_HOOK": "1",  # distinguishes this process from those of the run
+        "DDPCTL_HOOK": "1",  # distinguishes hooks from processes of the run
         "DDPCTL_RUN_ID": record.run_id,
         "DDPCTL_NAME": record.name,
         "DDPCTL_STATE": record.state,

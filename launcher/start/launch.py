@@ -1,4 +1,4 @@
-"""The `launch` command's work."""
+"""The `launch` command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .wait import run_attempt
 
 
 def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
-    """The first attempt of a new run. Raises UsageError for a name that cannot be part of its id."""
+    """Return the first attempt of a new run. Raises UsageError if the name cannot be in a run id."""
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
             f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
@@ -32,14 +32,14 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
 
 
 def launch(first: NextAttempt, console: Console) -> int:
-    """Launches a new run; returns its exit code as in CONTRACT section 6."""
+    """Launch a new run. Return its exit code as in CONTRACT section 6."""
     if first.options.check and (hint := check_command(first.cluster.job)):
         console.say(hint)
     return run_with_restarts(first, console)
 
 
 def dry_run(first: NextAttempt) -> Plan:
-    """The plan as far as it is known without contacting a host; with --nodes, on the first hosts."""
+    """Return the plan that is known without contacting hosts. --nodes takes the first hosts."""
     if first.options.check:
         check_command(first.cluster.job)
     hosts = first.cluster.hosts[: first.options.nodes]
@@ -48,7 +48,7 @@ def dry_run(first: NextAttempt) -> Plan:
 
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:
-    """Runs an attempt, then the restarts that the job allows; returns the last exit code."""
+    """Run an attempt, then the restarts that the job allows. Return the last exit code."""
     with hooks.at_the_end(first.folder, console) as ending:
         ending.code = run_attempt(first, console)
         if not first.options.detach:  # the recorder restarts a detached run

@@ -1,7 +1,7 @@
-"""Waiting in line for GPUs: a launch with --wait leaves a ticket on each of its hosts.
+"""Wait in line for GPUs: `launch --wait` leaves a ticket on each of its hosts.
 
 A ticket stops later launches, and `ps` shows it. It is renewed before it expires, so it does not
-outlive its launch for long. Whoever removes the tickets, as `kill` does, ends the wait.
+outlive its launch for long. Removing the tickets, as `kill` does, ends the wait.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from ..plan.plan import Plan
 from ..ssh.many import ask_each, by_name, nodes_failed, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
-from .all_or_none import described
+from .all_or_none import rival_lines
 
-POLL = 5.0  # seconds between looks at the hosts
-RENEW = LEASE / 3  # seconds after which a ticket is replaced by a new one
-TICK = 0.2  # seconds between looks at signals
+POLL = 5.0  # seconds between checks of the hosts
+RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
+TICK = 0.2  # seconds between checks for signals
 
 
 class Line:
     """A launch's place in line on the hosts that it may use."""
 
     def __init__(self, attempt: RunningAttempt, plan: Plan, *, ignored_port: bool) -> None:
-        """plan: of a start on all these hosts. ignored_port: the master port is not waited for."""
+        """plan: of a start on all these hosts. ignored_port: do not wait for the master port."""
         self.plan, self._members = plan, attempt.by_node
         self._plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
         port = {f"port {plan.master_port}"} if ignored_port else set()
         self._wanted = {node: plan.resources(each) - port for node, each in self._plans.items()}
-        self._seen: dict[Node, float] = {}  # when a ticket was last known to be there
+        self._seen: dict[Node, float] = {}  # when a ticket was last seen
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
         self.unseen: dict[Node, DdpctlError] = {}
 
     def join(self) -> None:
-        """Takes a place, and keeps it until `close`."""
+        """Take a place, and keep it until `close`."""
         put, failures = ask_each([*self._members], self._put)
         if not put:
             raise nodes_failed(failures)
@@ -53,21 +53,18 @@ class Line:
         self._keeper.start()
 
     def close(self) -> None:
-        """Gives the place up, also that of a process which waited before; unless it was abandoned."""
+        """Remove the tickets, including those of an earlier waiting process, unless abandoned."""
         if not self._closed.is_set():
             self._closed.set()
             with self._lock:
                 try_each([*self._members], self._remove_all)
 
     def abandon(self) -> None:
-        """Leaves the tickets behind, for whoever takes over to put its own before they expire."""
+        """Leave the tickets for another process, which must renew them before they expire."""
         self._closed.set()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """The rivals that go first or are undecided, on each host that answers.
-
-        Raises RunKilled if the tickets have been removed.
-        """
+        """Return rivals ahead or undecided, by answering host. Raises RunKilled without a ticket."""
         listed = self._look()
         return {
             node: [
@@ -79,21 +76,21 @@ class Line:
         }
 
     def describe(self, ahead: dict[Node, list[NodeStatus]]) -> list[str]:
-        """A line for each rival, and for hosts that do not answer."""
+        """Return a line per rival and per silent host."""
         unseen = fold.errors(by_name([*self._members], self.unseen))
-        return [*described(ahead, self._wanted, self._plans), *unseen]
+        return [*rival_lines(ahead, self._wanted, self._plans), *unseen]
 
     def wait(
         self,
         needed: int,
         deadline: float | None,
-        said: Sequence[str],
+        printed: Sequence[str],
         interrupts: Interrupts,
         console: Console,
     ) -> int | None:
-        """Returns once no rival is ahead on `needed` hosts, or returns the signal that came.
+        """Wait until no rival is ahead on `needed` hosts. Return None, or a signal that arrived.
 
-        deadline: time.time() after which it raises PreflightError. said: lines not to be said again.
+        deadline: time.time() after which PreflightError is raised. printed: lines already printed.
         """
         with interrupts.held():
             while True:
@@ -104,16 +101,16 @@ class Line:
                 if deadline is not None and time.time() >= deadline:
                     raise PreflightError("\n".join(f"{line}; gave up waiting" for line in lines))
                 for line in lines:
-                    if line not in said:
+                    if line not in printed:
                         console.say(f"run {self.plan.run_id} waits: {line}")
-                said = lines
+                printed = lines
                 for _ in range(round(POLL / TICK)):
                     time.sleep(TICK)
                     if (number := interrupts.take()) is not None:
                         return number
 
     def _keep(self) -> None:
-        """Renews the tickets while the launch does something else than wait."""
+        """Renew the tickets while the launch is busy with other work."""
         while not self._closed.wait(POLL):
             try:
                 self._look()
@@ -121,7 +118,7 @@ class Line:
                 return
 
     def _look(self) -> dict[Node, list[NodeStatus]]:
-        """What each host lists, renewing the tickets there."""
+        """List the nodes on each host, and renew the tickets there."""
         with self._lock:
             listed, self.unseen = try_each([*self._members], self._list)
             own = {node: self._own(node, listed[node]) for node in listed}
@@ -130,7 +127,7 @@ class Line:
                 raise RunKilled(f"run {self.plan.run_id} was killed while it waited in line")
             if self._keeper and not self._closed.is_set():
                 self._seen |= {node: now() for node in listed if own[node]}
-                # one that has just vanished may be the first that `kill` removes
+                # `kill` may be removing the tickets and have started with this one
                 due = [n for n in listed if own[n] or n not in recent]
                 old = [n for n in due if all(ticket.age > RENEW for ticket in own[n])]
                 try_each(old, lambda node: self._replace(node, own[node]))
@@ -163,5 +160,5 @@ class Line:
 
 
 def now() -> float:
-    """Seconds; the time that this machine was suspended counts."""
+    """Return seconds of a clock that also counts suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,8 +1,7 @@
-"""The recorder: a process on the launching machine that looks after a detached run.
+"""The recorder: a process on the launching machine that takes care of a detached run.
 
-It waits in line for GPUs, keeps the logs, starts the restarts that job.max_restarts allows, and runs
-the commands of --on-exit and --on-event.
-`launcher.start.detach` starts it.
+It waits in line for GPUs, keeps the logs, starts the restarts that job.max_restarts allows, and
+runs --on-exit and --on-event. `launcher.start.detach` starts it.
 """
 
 from __future__ import annotations
@@ -50,6 +49,6 @@ def record(folder: RunFolder, console: Console) -> int:
 
 
 def report_ready() -> None:
-    """Tells the command that started this process, which then lets go of stdout."""
+    """Notify the command that started this process, and release stdout."""
     os.write(sys.stdout.fileno(), READY)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Whole-job restarts: whether a failure is worth another attempt, when, and on which hosts."""
+"""Whole-job restarts: whether to start another attempt after a failure, when, and on which hosts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .attempt import NextAttempt
 from .wait import run_attempt
 
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
-NO_PROGRESS_LIMIT = 3  # attempts in a row without a new checkpoint
+NO_PROGRESS_LIMIT = 3  # consecutive attempts without a new checkpoint
 
-# Prints a name if something was saved under $1/checkpoints since $2/spec.json was written.
+# Prints a file name if anything in $1/checkpoints is newer than $2/spec.json.
 PROGRESS = 'find "$1/checkpoints" -type f -newer "$2/spec.json" 2>/dev/null | head -n 1'
 
 
@@ -37,11 +37,10 @@ class Decision:
 
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
-    """Whether to start another attempt after a failure, or why not."""
     failure = attempts[-1].first_failure
     name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
-    # automatic ones since the user last launched or resumed the run
+    # automatic attempts since the user last launched or resumed the run
     restarts = _in_a_row(attempts, lambda attempt: attempt.by == "restart")
     if kind is None or not kind.restartable:
         return Decision(False, f"a failure of kind `{name}` would happen again")
@@ -61,10 +60,7 @@ def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord]
 def restart_until_done(
     folder: RunFolder, options: LaunchOptions, code: int, console: Console
 ) -> int:
-    """Restarts a failed run as often as the job allows; returns the last attempt's exit code.
-
-    code: of the attempt that has just ended.
-    """
+    """Restart a run that failed with `code` as often as the job allows; return the last exit code."""
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         try:
@@ -98,7 +94,7 @@ def restart_until_done(
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Whether a host that can be seen holds something that the last attempt saved."""
+    """Return whether any host that answers has data that the last attempt saved."""
     with (
         newest_attempt(folder, console, record) as attempt,
         console.step("looking for new checkpoints"),
@@ -114,15 +110,13 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
 @dataclass(frozen=True)
 class Available:
-    """Hosts for the next attempt."""
-
     cluster: Cluster
-    former: tuple[Host, ...] = ()  # replaced, but they answer: they may have checkpoints
-    missing: tuple[str, ...] = ()  # why hosts cannot take part, where there is no spare for them
+    former: tuple[Host, ...] = ()  # replaced but reachable, so they may have checkpoints
+    missing: tuple[str, ...] = ()  # unusable hosts without a spare, and why
 
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
-    """Gives a host that was just switched on again some time to come back."""
+    """Choose the hosts. A host that was just switched on again gets some time to come back."""
     failure = record.attempt.first_failure
     cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
     available = with_spares(cluster, console, cut_off)
@@ -136,9 +130,10 @@ def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Ava
 
 
 def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:
-    """Replaces each host that is lost, or whose engine is, by a spare of the same rank.
+    """Replace each host that is lost, or whose engine is, by a spare with the same rank.
 
-    cut_off: a host that the other hosts lost. It may well answer here, so it stays if no spare is left.
+    cut_off: a host that the other hosts lost. It may still answer here, so it stays if no spare is
+    left.
     """
     answering: set[str] = set()
 
@@ -147,12 +142,12 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
         answering.add(node.name)
         engine_of(node, cluster.job.engine).list("none")
 
-    with connected(cluster.hosts) as nodes, console.step("asking which hosts are there"):
+    with connected(cluster.hosts) as nodes, console.step("asking which hosts are up"):
         _, failures = ask_each(nodes, look)
     lost = {name: str(failure) for name, failure in failures.items()}
     unwanted = dict(lost)
     if cut_off:
-        unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost it")
+        unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost contact with it")
     hosts, spares = list(cluster.hosts), list(cluster.spares)
     for rank, host in enumerate(cluster.hosts):
         if host.name in unwanted and spares:

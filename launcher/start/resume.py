@@ -1,4 +1,4 @@
-"""The `resume` command's work: the next attempt of a run, on the same hosts or on others."""
+"""The `resume` command: start the next attempt of a run, on the same hosts or on others."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def resume(
     on_event: str | None = None,
     force: bool = False,
 ) -> int:
-    """Returns the new attempt's exit code. Refuses a run that is alive or, without force, done."""
+    """Resume a run and return the exit code. Refuses a live run and, without force, a successful one."""
     folder = run_of(target, hosts, console)
     record = folder.load()
     if record.state == "SUCCEEDED" and not force:
         raise UsageError(
-            f"{record.run_id} has succeeded: `ddpctl resume {record.run_id} --force` "
-            "starts another attempt all the same"
+            f"{record.run_id} has already succeeded: `ddpctl resume {record.run_id} --force` "
+            "starts another attempt anyway"
         )
     before = kept_cluster(folder, job_files=hosts is None)
     if record.adopted:
-        cluster = own_cluster(target, hosts, folder.run_id, console)
+        cluster = users_cluster(target, hosts, folder.run_id, console)
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
@@ -50,21 +50,21 @@ def resume(
     refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id, console)
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
     if hosts is not None:
-        kept["nodes"] = None  # all hosts of the new file
+        kept["nodes"] = None  # use all hosts of the new file
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
 
 
 def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """The run to resume: one of this machine, or one that only the hosts know."""
+    """Return the run to resume: a recorded one, or one that only the hosts know."""
     if hosts is not None and not names_hosts(target):
         with contextlib.suppress(UsageError):
             return find_run(target)
     return find(target, hosts, console)
 
 
-def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
-    """The user's own hosts file, for a run that only its hosts know: they do not name its command."""
+def users_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
+    """Return the user's own hosts file for a run without a record: hosts do not report its command."""
     file = target if names_hosts(target) else hosts
     if file is None:
         raise UsageError(
@@ -77,9 +77,9 @@ def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Con
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
-    """The hosts of `now`, with the run's own job and what the new file sets of it.
+    """Return the hosts of `now` with the run's own job, overridden by the new file's settings.
 
-    The command stays the run's in any case: another command would be another run.
+    The run keeps its command, because another command would be another run.
     """
     given = {
         field.name: getattr(now.job, field.name)
@@ -93,10 +93,10 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
 def refuse_if_alive(
     hosts: tuple[Host, ...], cluster: Cluster, run_id: str, console: Console
 ) -> None:
-    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts whether it runs"):
+    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for the run"):
         statuses, _ = list_nodes(nodes, cluster, run_id)
     if alive := sorted({s.host for s in statuses if s.alive or s.waits}):
         raise UsageError(
-            f"{run_id} still runs or waits on {', '.join(alive)}: `ddpctl attach` follows it, "
+            f"{run_id} is still running or waiting on {', '.join(alive)}: `ddpctl attach` follows it, "
             "`ddpctl kill` ends it"
         )

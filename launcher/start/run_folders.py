@@ -1,4 +1,4 @@
-"""The folders of one node of a run on its host, each made and filled by one `sh` script."""
+"""Create and fill the folders of a node on its host, each with one `sh` script."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from ..plan.supervisor_spec import BUNDLE
 from ..ssh.node import Node
 from .supervisor_bundle import supervisor_file
 
-TAKEN = 17  # the exit code of CLAIM when the attempt has been claimed before
+TAKEN = 17  # exit code of CLAIM if the attempt was claimed before
 
-# Creates the control folder $1, which only one command can do. `host` is its owner: see facts.shared_homes.
+# Creates the control folder $1, which only one command can do. `host` names its owner; see
+# facts.shared_homes.
 CLAIM = r"""
 umask 077
 mkdir -p "${1%/*}" || exit 1
@@ -27,8 +28,8 @@ mkdir "$1" 2>/dev/null && uname -n > "$1/host" && exit 0
 mkdir "$1"
 """
 
-# $1 run folder, $2 control folder, $3 code to copy or "", $4 "open" if another user must write.
-# The tar stream on stdin has the control files.
+# $1: run folder, $2: control folder, $3: code to copy or "", $4: "open" if another user must write.
+# stdin: a tar stream with the control files.
 PREPARE = r"""
 set -e
 run=$1 control=$2 code=$3 open=$4
@@ -54,7 +55,7 @@ fi
 
 
 def claim(node: Node, place: Place) -> None:
-    """Claims the attempt on its node 0, so that of several commands only one starts it."""
+    """Claim the attempt on its node 0, so that only one of several commands starts it."""
     done = node.script(CLAIM, place.control_dir)
     if done.code == TAKEN:
         raise UsageError(
@@ -68,10 +69,10 @@ def claim(node: Node, place: Place) -> None:
 def prepare(
     node: Node, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
 ) -> None:
-    """Creates and fills the folders that the container mounts. `uid` is the SSH user's there.
+    """Create and fill the folders that the container mounts. uid: the SSH user's on the host.
 
-    documents: file name -> what to write as JSON into the node's control folder.
-    Raises CommandFailed: no room, no permission, the pushed code is gone.
+    documents: by file name, JSON for the node's control folder. Raises CommandFailed: no space, no
+    permission, or the pushed code is gone.
     """
     place = node_plan.place
     code = ""

@@ -1,4 +1,4 @@
-"""Running an attempt as soon as other runs let it: at once, or after waiting in line with --wait."""
+"""Run an attempt as soon as the GPUs are free: at once, or after waiting in line with --wait."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .detach import start_recorder
 from .hooks import EventHook
 from .line import POLL, Line
 
-WAITING = "waiting.lock"  # held by the process that waits in line for the run
+WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
-    """Checks, pushes, starts on every node and follows to the end, or detaches."""
+    """Check, push, start on every node, then follow to the end or detach."""
     with (
         connected(wanted.cluster.hosts) as nodes,
         connected(wanted.former) as former,
@@ -42,7 +42,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
     ):
         require_writable(wanted.folder.path.parent)
         line: Line | None = None
-        with failing_start_recorded(wanted.folder, wanted.options.on_event, console):
+        with record_failed_start(wanted.folder, wanted.options.on_event, console):
             while True:
                 chosen = wanted
                 try:
@@ -74,7 +74,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
 
 
 def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAttempt:
-    """Records that the run waits; returns the attempt with its place in line."""
+    """Record that the run waits. Return the attempt with its place in line."""
     limit = wanted.options.wait
     until = wanted.until or (time.time() + limit if limit else None)
     placed = dataclasses.replace(wanted, since=taken.plan.since, until=until)
@@ -90,11 +90,11 @@ def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAtte
 def wait(
     line: Line,
     wanted: NextAttempt,
-    said: Sequence[str],
+    printed: Sequence[str],
     interrupts: Interrupts,
     console: Console,
 ) -> int | None:
-    """Returns None when it is this run's turn, or the exit code after another process took over."""
+    """Wait in line. Return None at this run's turn, or the exit code if another process took over."""
     folder = wanted.folder
     if wanted.options.detach:
         console.print(folder.run_id)
@@ -102,7 +102,7 @@ def wait(
         code = 0
     else:
         needed = wanted.options.nodes or wanted.cluster.nnodes
-        number = line.wait(needed, wanted.until, said, interrupts, console)
+        number = line.wait(needed, wanted.until, printed, interrupts, console)
         if number is None:
             return None
         if number != signal.SIGHUP:
@@ -114,7 +114,7 @@ def wait(
 
 
 def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> int:
-    """Goes on where the process that waited before stopped."""
+    """Continue the wait of a process that has stopped."""
     record = folder.load()
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
@@ -131,10 +131,10 @@ def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console
 
 
 @contextlib.contextmanager
-def failing_start_recorded(
+def record_failed_start(
     folder: RunFolder, on_event: str | None, console: Console
 ) -> Iterator[None]:
-    """Records, and tells --on-event, that an attempt has ended before it ran."""
+    """If the block fails, record the attempt's end and run --on-event."""
     try:
         yield
     except BaseException as error:
@@ -152,7 +152,7 @@ def failing_start_recorded(
 def choose_hosts(
     wanted: NextAttempt, nodes: Sequence[Node], console: Console
 ) -> tuple[NextAttempt, Sequence[Node]]:
-    """With --nodes N, the attempt on N hosts whose GPUs are free. Raises GpusTaken."""
+    """With --nodes N, choose N hosts whose GPUs are free. Raises GpusTaken."""
     count = wanted.options.nodes or len(nodes)
     if count >= len(nodes):
         return wanted, nodes
@@ -160,7 +160,7 @@ def choose_hosts(
         facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
     for error in failures.values():
         console.say(f"left out: {error}")
-    able = with_their_gpus(facts)
+    able = with_requested_gpus(facts)
     if len(able) < count:
         if failures:
             raise nodes_failed(by_name(nodes, failures))
@@ -188,8 +188,8 @@ def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
     return dataclasses.replace(wanted, cluster=cluster)
 
 
-def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
-    """The nodes that have the GPUs that the hosts file names; CPU nodes if none has a GPU."""
+def with_requested_gpus(facts: dict[Node, Facts]) -> list[Node]:
+    """Return the nodes that have the GPUs in the hosts file, or CPU nodes if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [

@@ -1,1 +1,1 @@
-"""Stopping runs and proving that nothing is left."""
+"""Stop runs, and prove that nothing is left."""

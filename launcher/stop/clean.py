@@ -1,8 +1,9 @@
-"""Removes every trace of ddpctl from the hosts: lists, removes, lists again.
+"""Remove every trace of ddpctl from the hosts: list, remove, list again.
 
-The traces are `~/.ddpctl` of the account that the hosts file names, and containers with our label
-that mount a part of it. Hosts of a live run are left alone. Images stay: other things may use them.
-Hosts that share one ~/.ddpctl clean it once, and only if no other host may have a live run in it.
+The traces are `~/.ddpctl` of the account in the hosts file, and containers with our label that
+mount a part of it. Hosts of a live run are left alone. Images stay, because other programs may use
+them. Hosts that share one ~/.ddpctl clean it once, and only if no other host may have a live run in
+it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from ..terminal.console import Console
 from .kill import kill_run
 from .strays import carriers
 
-TIMEOUT = 600.0  # seconds; measuring or removing a large folder takes long
+TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
 
-# The folder, the host's own name, then, with $1, the parts of the folder as `KB NAME` and the attempts
-# that may run as `open RUN HOST`.
+# Prints the folder and the host's own name. With $1, also prints the parts of the folder as `KB
+# NAME`, and attempts that may be running as `open RUN HOST`.
 LOOK = (
     OWN
     + r"""
@@ -54,7 +55,8 @@ done
 PART = re.compile(r"(\d{1,15})\t(.+)")
 OPEN = re.compile(r"open (\S{1,64}) ([\w.-]{1,255})")
 
-# The folder may be a link to another disk, and the link may be shared: first each host empties it.
+# The folder may be a link to another disk, and hosts may share the link. So each host empties it
+# first.
 EMPTY = """
 cd "$HOME" || exit 1
 [ ! -e .ddpctl ] || find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} +
@@ -66,15 +68,13 @@ REMOVE = (
 
 @dataclass(frozen=True)
 class Traces:
-    """What one host has."""
-
     host: str
-    folder: str  # ~/.ddpctl, absolute
-    parts: tuple[tuple[str, int], ...]  # below it, with bytes
-    nodes: tuple[NodeStatus, ...]  # containers that mount something of it, and local processes
-    living: frozenset[str]  # run ids
-    hostname: str = ""  # as the host calls itself
-    open: tuple[tuple[str, str], ...] = ()  # run id and host name of attempts that may run
+    folder: str  # ~/.ddpctl as an absolute path
+    parts: tuple[tuple[str, int], ...]  # (name, bytes) of everything in the folder
+    nodes: tuple[NodeStatus, ...]  # containers that mount a part of the folder, and local processes
+    living: frozenset[str]  # ids of live runs
+    hostname: str = ""  # the host's own name
+    open: tuple[tuple[str, str], ...] = ()  # (run id, host name) of attempts that may be running
 
     @property
     def none(self) -> bool:
@@ -97,11 +97,11 @@ class Traces:
 
 
 def clean(
-    hosts: str, console: Console, *, kill: bool, as_json: bool, sure: Callable[[], bool | None]
+    hosts: str, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool | None]
 ) -> int:
-    """Returns 0 when every host is clean or nothing had to be done, 6 when something is left.
+    """Remove all traces. Return 0 if every host is clean or nothing had to be done, else 6.
 
-    sure: called once everything is listed; its None means "only list".
+    confirm: called after the listing; None means "only list".
     """
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
@@ -110,14 +110,14 @@ def clean(
             leaders = [group[0] for group in find_shared_homes(machines)]
             found, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
         kept = {} if kill else alive(found.values())
-        to_go = [t for t in found.values() if not t.none and not t.runs & kept.keys()]
+        to_remove = [t for t in found.values() if not t.none and not t.runs & kept.keys()]
         if not as_json:
-            listed(found.values(), to_go, kept, console)
-        removed = bool(to_go and sure())
+            listed(found.values(), to_remove, kept, console)
+        removed = bool(to_remove and confirm())
         left = found
         if removed:
-            with console.step(f"removing them from {len(to_go)} hosts"):
-                end(machines, leaders, cluster, to_go, console)
+            with console.step(f"removing them from {len(to_remove)} hosts"):
+                end(machines, leaders, cluster, to_remove, console)
                 left, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
     report_unseen(failures, console)
     unclean = not all(traces.none for traces in left.values())
@@ -125,7 +125,7 @@ def clean(
         console.json(document(found, left, failures, removed=removed))
     elif removed:
         for traces in left.values():
-            after = "clean" if traces.none else f"{len(traces.lines())} things still there"
+            after = "clean" if traces.none else f"{len(traces.lines())} items are still there"
             console.say(f"{traces.host}: {after}")
     elif not unclean and not failures:
         console.say("no trace of ddpctl on these hosts")
@@ -135,7 +135,7 @@ def clean(
 
 
 def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
-    """leaders: the hosts that look into ~/.ddpctl; what the others see is the same."""
+    """List a host's traces. Only `leaders` look into ~/.ddpctl; other hosts share theirs."""
     leads = node in leaders
     output = node.script(LOOK, "parts" if leads else "", timeout=TIMEOUT).stdout
     folder, hostname, *rows = [*output.decode(errors="replace").splitlines(), "", ""]
@@ -149,7 +149,7 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
         try:
             nodes += engine.using(folder)
         except DockerUnavailable:
-            if engine.traits.name == cluster.job.engine:  # its runs there cannot be known
+            if engine.traits.name == cluster.job.engine:  # the state of its runs is unknown
                 raise
     known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
     working = {run_id for _, run_id, _ in carriers(node)} & known
@@ -166,7 +166,7 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
 
 
 def alive(found: Collection[Traces]) -> dict[str, str]:
-    """The live runs, each with "" or the name of the unseen host on which it may run."""
+    """Return the live runs, each with "" or the unseen host on which it may run."""
     seen = {traces.hostname for traces in found}
     elsewhere = {run: host for traces in found for run, host in traces.open if host not in seen}
     return {**elsewhere, **{run_id: "" for traces in found for run_id in traces.living}}
@@ -176,13 +176,13 @@ def end(
     machines: Sequence[Node],
     leaders: Sequence[Node],
     cluster: Cluster,
-    to_go: Sequence[Traces],
+    to_remove: Sequence[Traces],
     console: Console,
 ) -> None:
-    """Stops live runs on all hosts first, then removes containers and folders."""
-    for run_id in sorted(set().union(*(traces.living for traces in to_go))):
+    """Stop the live runs on all hosts, then remove containers and folders."""
+    for run_id in sorted(set().union(*(traces.living for traces in to_remove))):
         kill_run(machines, cluster, run_id, console)
-    by_host = {traces.host: traces for traces in to_go}
+    by_host = {traces.host: traces for traces in to_remove}
 
     def act(node: Node) -> None:
         for engine in every_engine(node):
@@ -203,21 +203,21 @@ def _remove(node: Node, script: str) -> None:
     done = node.script(script, timeout=TIMEOUT)
     if done.code != 0:
         raise CommandFailed(
-            f"{node.name}: {done.reason}; files of another user need that user (or root) to be removed"
+            f"{node.name}: {done.reason}; only that user or root can remove another user's files"
         )
 
 
 def listed(
-    found: Iterable[Traces], to_go: Sequence[Traces], kept: Mapping[str, str], console: Console
+    found: Iterable[Traces], to_remove: Sequence[Traces], kept: Mapping[str, str], console: Console
 ) -> None:
-    for traces in to_go:
+    for traces in to_remove:
         for line in traces.lines():
             console.print(line)
     for traces in found:
         for run_id in sorted(traces.runs & kept.keys()):
-            why = "is alive; stop it with `ddpctl kill`, or clean with --kill"
+            why = "is still running; stop it with `ddpctl kill`, or clean with --kill"
             if kept[run_id]:
-                why = f"may be alive on {kept[run_id]}, which was not asked; --kill removes it"
+                why = f"may be alive on {kept[run_id]}, which was not checked; --kill removes it"
             console.say(f"{traces.host}: not cleaned: {run_id} {why}")
 
 
@@ -228,7 +228,7 @@ def document(
     *,
     removed: bool,
 ) -> dict[str, Any]:
-    """clean --json, version 1."""
+    """Return the document of `clean --json`, version 1."""
     rows = [
         {
             "host": traces.host,

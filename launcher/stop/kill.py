@@ -1,4 +1,4 @@
-"""Stops runs on all their hosts and says what was seen there."""
+"""Stop runs on all their hosts, and report what was left there."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a rec
 
 @dataclass(frozen=True)
 class Killed:
-    """One run, after a stop on every host."""
-
     run_id: str
     stopped: Mapping[str, Stopped]  # by host
-    failures: Mapping[str, DdpctlError]  # by host: the stop was not confirmed
+    failures: Mapping[str, DdpctlError]  # by host; the stop is unconfirmed there
 
     @property
     def unconfirmed(self) -> list[str]:
@@ -67,7 +65,7 @@ class Killed:
 def kill(
     target: str | None, hosts: str | None, console: Console, *, everything: bool, as_json: bool
 ) -> int:
-    """Returns 0 when every host was seen to be clean, else 6."""
+    """Stop runs. Return 0 if every host was seen to be clean, else 6."""
     prefix = None if names_hosts(target) else target
     cluster = load(hosts_for(target, hosts), job_files=False)
     with connected(cluster.hosts) as nodes:
@@ -89,31 +87,31 @@ def kill(
 
 
 def hosts_for(target: str | None, hosts: str | None) -> str:
-    """The hosts file to use: the target itself, the one given, or that of the run it names."""
+    """Return the hosts file to use: the target itself, `hosts`, or the one of the target's run."""
     if names_hosts(target):
         return target or ""
     return hosts or str(find_run(target).hosts_file)
 
 
 def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> list[str]:
-    """This user's live runs on the hosts; if just one is wanted and none is alive, a finished one.
+    """Return this user's live runs on the hosts; of one wanted run, also a finished one.
 
-    Raises UsageError when one is wanted and there are several.
+    Raises UsageError if one run is wanted but several are live.
     """
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.user == account_name()]
-    # the launcher of one that was created and not started may be gone
+    # the launch of a node that was created but not started may have died
     alive = [s for s in mine if s.alive or s.state in ("created", "waiting")]
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
         raise nodes_failed(failures)
     if len(run_ids) > 1 and not everything:
-        raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or give --all")
+        raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or pass --all")
     return run_ids
 
 
 def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Removes the containers of this user's finished runs; their folders stay. Says how many."""
+    """Remove the containers of this user's finished runs, but not their folders. Prints the number."""
 
     def remove(node: Node) -> set[str]:
         removed = set()
@@ -136,7 +134,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
 
 
 def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:
-    """Stops one run on all hosts at once, prints a line for each host, and records the end."""
+    """Stop one run on all hosts concurrently, print a line per host, and record the end."""
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
     timeout = record.stop_timeout if record else STOP_TIMEOUT

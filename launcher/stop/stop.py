@@ -1,4 +1,4 @@
-"""Stops a run on all its hosts at once and proves it: mark, SIGTERM, wait, SIGKILL, inspect."""
+"""Stop a run on all its hosts and prove it: mark, SIGTERM, wait, SIGKILL, inspect."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from ..ssh.many import ask_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 
-# Tells this host's supervisors of run $1 that the user wants it to end, so that SIGTERM is no failure.
-# Each host marks its own: what another one writes, an NFS client may see too late.
+# Marks run $1 as cancelled for this host's supervisors, so that SIGTERM does not count as a
+# failure. Each host writes its own mark, because an NFS client may see another host's too late.
 MARK_CANCELLED = f"""{OWN}
 for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
   if own "$folder"; then : > "$folder/cancelled" || exit 1; fi
 done
 """
 
-# The visible processes of run $1 on this host, whoever their parent is now; not those of --on-exit.
+# Prints the visible processes of run $1, whatever their parent, except those of --on-exit.
 PROCESSES = r"""
 grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
   xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null | tr -cd '0-9\n'
 """
 
-ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
+ORPHAN_TIMEOUT = 5.0  # seconds for a killed supervisor's processes to end
 POLL = 0.3  # seconds
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop found on one host, and what was left at the end."""
+    """What a stop found on one host, and what is left."""
 
     found: tuple[NodeStatus, ...]
     left: tuple[NodeStatus, ...]
-    processes: tuple[int, ...]  # pids on the host that still carry the run id
+    processes: tuple[int, ...]  # pids of remaining processes with the run id
 
     @property
     def clean(self) -> bool:
@@ -59,10 +59,10 @@ def stop_run(
     remove: bool = True,
     cancel: bool = True,
 ) -> tuple[dict[str, Stopped], dict[str, DdpctlError]]:
-    """Stops the run on every host. Returns what each host showed, and an error for each silent one.
+    """Stop the run on every host. Return the result by host, and the errors of silent hosts.
 
-    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: the containers too.
-    cancel: record the end as a cancellation instead of a failure.
+    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: also remove the
+    containers. cancel: record a cancellation instead of a failure.
     """
 
     def stop(node: Node) -> Stopped:
@@ -83,16 +83,13 @@ def stop_run(
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Finishes on these hosts the stops that run.json keeps as not confirmed.
-
-    A host that is still silent stays pending.
-    """
+    """Complete stops that run.json lists as unconfirmed here; silent hosts stay on the list."""
     by_name = {node.name: node for node in nodes}
     for folder in run_folders():
         try:
             record = folder.load()
         except UnreadableRecord:
-            continue  # the command that needs this record says so
+            continue  # the command that needs this record reports it
         here = [by_name[host] for host in record.pending_stop if host in by_name]
         if not here:
             continue
@@ -113,18 +110,18 @@ def not_confirmed(failures: Mapping[str, DdpctlError]) -> list[str]:
 
 
 def _stop_all(engine: Engine, statuses: Sequence[NodeStatus], timeout: float) -> None:
-    """Concurrently: two nodes on one machine must not wait for each other's timeout."""
+    """Stop nodes concurrently, so that nodes on one machine do not wait for each other's timeout."""
     with ThreadPoolExecutor(max(1, len(statuses))) as pool:
         list(pool.map(lambda status: engine.stop(status, timeout), statuses))
 
 
 def pids_in(text: bytes) -> tuple[int, ...]:
-    """Process ids, one per line; other lines are skipped."""
+    """Parse process ids, one per line. Skips other lines."""
     return tuple(int(word) for word in text.split() if re.fullmatch(rb"[1-9][0-9]{0,8}", word))
 
 
 def _remaining_processes(node: Node, run_id: str) -> tuple[int, ...]:
-    """Pids that carry the run id, after ORPHAN_TIMEOUT at the latest."""
+    """Return the pids that still carry the run id after at most ORPHAN_TIMEOUT seconds."""
     deadline = time.monotonic() + ORPHAN_TIMEOUT
     while True:
         done = node.script(PROCESSES, run_id)

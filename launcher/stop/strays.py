@@ -1,8 +1,8 @@
-"""Leftovers of dead runs ("strays"): found by label and run id, listed, ended with -y.
+"""Find leftovers of dead runs ("strays") by label and run id, list them, end them with -y.
 
-A run is dead when one of its nodes has ended, or is missing although every host answered. Its live
-nodes, and those that were created and never started, are strays. So is a process that carries a run
-id on a host without a live node of that run. Processes without a run id are never touched.
+A run is dead if one of its nodes has ended, or is missing although every host answered. The strays
+are its live nodes and those that were created but never started. A process with a run id is a stray
+on a host without a live node of that run. Processes without a run id are never touched.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..terminal.console import Console
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
-# pid, run id and name of every process with a run id whose environment this user may read. Root may
-# read everyone's: it gets only runs that have a folder in its own home.
+# Prints pid, run id and name of every process with a run id in an environment that this user may
+# read. Root may read all environments, so it gets only runs with a folder in its own home.
 CARRIERS = r"""
 for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null |
     xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
@@ -38,7 +38,7 @@ done
 """
 CARRIER = re.compile(r"([1-9][0-9]{0,8}) (\S+) (.*)")
 
-# SIGTERM, then SIGKILL, to process $1 while it still carries run id $2
+# Sends SIGTERM, then SIGKILL, to process $1 as long as it carries run id $2.
 END = r"""
 mine() { grep -qzxF "DDPCTL_RUN_ID=$2" "/proc/$1/environ" 2>/dev/null; }
 for signal in TERM KILL; do
@@ -64,7 +64,7 @@ class Stray:
 
 @dataclass(frozen=True)
 class Seen:
-    """One host: nodes of runs, and processes that carry a run id."""
+    """One host: its nodes of runs, and its processes that carry a run id."""
 
     statuses: tuple[NodeStatus, ...]
     carriers: tuple[tuple[int, str, str], ...]  # pid, run id, name
@@ -72,7 +72,7 @@ class Seen:
 
 
 def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> int:
-    """Lists the strays, with `yes` ends them. Returns 0, or 6 when some may still be there."""
+    """List the strays; end them if `yes`. Return 0, or 6 if some may be left."""
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
@@ -107,7 +107,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
 
 
 def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
-    """The strays of this user's runs, and an error for each host that did not answer."""
+    """Return the strays of this user's runs, and the errors of silent hosts."""
     by_host, failures = ask_each(machines, lambda node: look(node, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 
@@ -123,14 +123,14 @@ def look(node: Node, cluster: Cluster) -> Seen:
 
 
 def carriers(node: Node) -> tuple[tuple[int, str, str], ...]:
-    """Pid, run id and name of each process there that carries a run id."""
+    """Return pid, run id and name of each process on the host that carries a run id."""
     output = node.script(CARRIERS).stdout.decode(errors="replace")
     rows = [match for line in output.splitlines() if (match := CARRIER.fullmatch(line))]
     return tuple((int(row[1]), row[2], row[3]) for row in rows if is_run_id(row[2]))
 
 
 def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[Stray]:
-    """complete: every host answered, so a node that none of them has is gone."""
+    """Return the strays in `seen`. complete: every host answered, so a missing node is gone."""
     runs: dict[str, list[NodeStatus]] = {}
     for host in seen.values():
         for status in host.statuses:

@@ -1,4 +1,4 @@
-"""One connection between two supervisors, and the messages on it."""
+"""A connection between two supervisors, and its messages."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 
 from .events import Reason
 
-BACKLOG = 1 << 20  # bytes that a peer may leave unread
+BACKLOG = 1 << 20  # maximum bytes that a peer has not read yet
 LONGEST_MESSAGE = 1 << 16  # bytes
 
 
 class Refused(Exception):
-    """What the other end did: it does not know the run's token, or does not speak this protocol."""
+    """The peer does not know the run's token, or does not use this protocol."""
 
 
-MALFORMED = (Refused, ValueError, TypeError, LookupError)  # raised by what a peer has sent
+MALFORMED = (Refused, ValueError, TypeError, LookupError)  # raised for invalid data from a peer
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a node is doing: what it sends to node 0. Ages and durations in seconds."""
+    """The state of a node, which it sends to node 0. Ages and durations in seconds."""
 
     node_rank: int
-    phase: str = "running"  # done: torchrun ended well; stopped: it ended otherwise
+    phase: str = "running"  # running; done: torchrun succeeded; stopped: any other end
     reason: Reason | None = None  # why this node stops
-    alive: int = 0  # ranks
+    alive: int = 0  # number of ranks
     early: Reason | None = None  # the first rank that exited with code 0
-    stuck: float = 0.0  # for how long no rank has done anything visible
-    begun: bool = False  # a rank has written something
-    stacks: bool = False  # the stacks that node 0 wanted are in the journal
+    stuck: float = 0.0  # time since any rank showed activity
+    begun: bool = False  # a rank has written output
+    stacks: bool = False  # the stacks that node 0 requested are in the journal
     log_age: float = 0.0
-    progress_age: float | None = None  # None: the trainer has not reported any
+    progress_age: float | None = None  # None: no report from the trainer yet
     first_rank: int = 0
     syscalls: dict[str, str] | None = None  # by global rank, what its main thread waits in
     sent: float = 0.0  # unix seconds, the sender's clock
 
     def differs(self, other: Status | None) -> bool:
-        """Whether more than numbers has changed."""
+        """Return whether anything except numbers has changed."""
         return other is None or any(
             getattr(self, name) != getattr(other, name)
             for name in ("phase", "reason", "alive", "stacks")
@@ -52,11 +52,11 @@ class Status:
 
 @dataclass(frozen=True)
 class Decision:
-    """What node 0 tells all nodes."""
+    """Node 0's decision, which it sends to all nodes."""
 
     verdict: Reason | None = None  # why all nodes must stop
     over: bool = False  # all nodes are done or have stopped
-    stacks: bool = False  # every node writes down where its ranks are
+    stacks: bool = False  # every node must write its ranks' stacks to its journal
     echo: float = 0.0  # `sent` of the status that this answers
     now: float = 0.0  # unix seconds, node 0's clock
 
@@ -76,7 +76,7 @@ def _reason(fields: Any) -> Reason | None:
 
 
 class Channel:
-    """JSON lines over TCP, each signed with a key made from the run's token and both ends' nonces.
+    """JSON lines over TCP, signed with a key derived from the run's token and both ends' nonces.
 
     The token itself is never sent, and a recorded conversation cannot be replayed.
     """
@@ -86,7 +86,7 @@ class Channel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock, self.address = sock, address
         self.opened = self.heard = time.monotonic()
-        self.node_rank: int | None = None  # of the other end, once it has proved itself
+        self.node_rank: int | None = None  # of the peer, once authenticated
         self._token = token.encode()
         self._listening = listening
         self._nonce = os.urandom(16).hex().encode()
@@ -101,7 +101,7 @@ class Channel:
         return self._key is not None
 
     def send(self, message: Status | Decision) -> None:
-        """Raises OSError when the connection is broken."""
+        """Send a message. Raises OSError if the connection is broken."""
         text = json.dumps(asdict(message)).encode()
         self._out += self._signature(text, self._sent, self._listening) + b" " + text + b"\n"
         self._sent += 1
@@ -113,10 +113,10 @@ class Channel:
                 self._out = self._out[self.sock.send(self._out) :]
         except BlockingIOError:
             if len(self._out) > BACKLOG:
-                raise ConnectionAbortedError("the peer does not read") from None
+                raise ConnectionAbortedError("the peer stopped reading") from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Raises OSError when the connection is broken or closed, Refused when it is not a peer's."""
+        """Return the received messages. Raises OSError if disconnected, Refused if not a peer's."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:

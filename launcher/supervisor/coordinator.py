@@ -1,4 +1,4 @@
-"""Node 0's decisions for all nodes, from what they report. Pure but for the clock's reading."""
+"""Node 0's decisions for all nodes, based on their reports. Pure except for reading the clock."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from .channel import Status
 from .events import Reason
 from .spec import Spec
 
-SILENT_START = 600.0  # seconds that ranks may import, load and compile before their first output
-STACKS_TIMEOUT = 5.0  # seconds for all nodes to write down where their ranks are
-JOIN_GRACE = 10.0  # seconds from the start that node 0 stays to tell late nodes why it is over
-RECONNECT = 1.0  # seconds for a connection that broke to come back
-SETTLE = 3.0  # seconds for a node that has stopped to hear from the others
+SILENT_START = 600.0  # seconds for ranks to import, load and compile before their first output
+STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
+JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
+RECONNECT = 1.0  # seconds for a broken connection to be restored
+SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
 
 
 class Coordinator:
-    """`now` is time.monotonic() throughout."""
+    """Collects all nodes' statuses and decides. `now` is always time.monotonic()."""
 
     def __init__(self, spec: Spec, now: float) -> None:
         self.spec = spec
         self.began = now
         self.statuses: dict[int, Status] = {}  # by node rank
-        self.heard: dict[int, float] = {}  # when a connected node was last heard
-        self.disconnected: dict[int, float] = {}  # since when a node that had joined has gone
-        self.port_error: OSError | None = None  # why nobody can connect to this node
+        self.heard: dict[int, float] = {}  # time of each connected node's last message
+        self.disconnected: dict[int, float] = {}  # time at which each joined node disconnected
+        self.port_error: OSError | None = None  # why no node can connect to this one
         self.verdict: Reason | None = None  # why all nodes must stop
         self.over = False  # all nodes are done, have stopped or are lost
         self.stacks_wanted = False
@@ -42,7 +42,7 @@ class Coordinator:
         self.disconnected[node_rank] = now
 
     def forgive(self, now: float) -> None:
-        """This process slept: the silence was its own."""
+        """Reset all silence timers after this process itself was suspended."""
         self.heard = dict.fromkeys(self.heard, now)
         self.disconnected = dict.fromkeys(self.disconnected, now)
 
@@ -80,11 +80,11 @@ class Coordinator:
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:
-        """A node that stopped may go; one that still runs may not."""
+        """Return the reason if a node is lost. A stopped node may disconnect, a running one may not."""
         gone = {rank for rank, status in self.statuses.items() if status.phase != "stopped"}
         for rank, since in self.disconnected.items():
             if rank in gone and now - since > RECONNECT:
-                message = "its supervisor closed the connection and did not come back"
+                message = "its supervisor closed the connection and did not reconnect"
                 return self._reason("peer-lost", message, rank)
         for rank, heard in list(self.heard.items()):
             if rank in gone and now - heard > self.spec.peer_timeout:
@@ -94,15 +94,15 @@ class Coordinator:
         return None
 
     def _early_exit(self, now: float) -> Reason | None:
-        """Some ranks exited with 0 while the others stand still, waiting for them in a collective."""
+        """Return the reason if ranks exited with 0 while others wait for them in a collective."""
         timeout = self.spec.early_exit_timeout
         exits = [status.early for status in self.statuses.values() if status.early]
-        at_work = [status for status in self.statuses.values() if status.alive]
-        if not exits or not at_work:
+        running = [status for status in self.statuses.values() if status.alive]
+        if not exits or not running:
             self._early_since = None
             return None
         self._early_since = self._early_since or now
-        if now - self._early_since < timeout or min(s.stuck for s in at_work) < timeout:
+        if now - self._early_since < timeout or min(s.stuck for s in running) < timeout:
             return None
         return min(exits, key=lambda reason: reason.time)
 
@@ -146,7 +146,7 @@ def time_limit_reason(spec: Spec) -> Reason:
 
 
 def odd_one_out(places: dict[tuple[int, int, int], str]) -> tuple[int, int, int] | None:
-    """The only rank that is not where all others are, of which there are at least two."""
+    """Return the only rank whose position differs from all others, of which there are at least two."""
     everywhere = list(places.values())
     odd = [rank for rank, place in places.items() if everywhere.count(place) == 1]
     return odd[0] if len(odd) == 1 and len(set(everywhere)) == 2 and len(everywhere) > 2 else None

@@ -1,6 +1,6 @@
 """The events of a journal: written by the supervisor, parsed by `launcher.logs.events`.
 
-Annotations are strings on purpose: only the launcher, on a newer Python, evaluates them.
+Annotations must be strings: only the launcher, on a newer Python, evaluates them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Reason:
-    """Why the nodes stop: where it began, and when by node 0's clock (unix seconds)."""
+    """Why the nodes stop: where the problem started, and when (unix seconds on node 0's clock)."""
 
     kind: str
     message: str
@@ -28,7 +28,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a Python stack; `text` is its source, where that could be read."""
+    """One line of a Python stack. text: its source code, if readable."""
 
     file: str
     line: int
@@ -44,12 +44,12 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stack:
-    """Where one rank is. `frames`: its main thread's, the innermost last."""
+    """The stack of one rank. frames: of the main thread, innermost last."""
 
     rank: int
     local_rank: int
     pid: int  # inside its container
-    state: str  # the kernel's letter: R S D T
+    state: str  # the kernel's state: R S D T
     note: str | None = None  # why there is no stack
     frames: tuple[Frame, ...] = ()
     threads: tuple[Thread, ...] = ()
@@ -80,7 +80,7 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class Environment(Event):
-    """What the node runs on: versions by name, and the names of its variables without their values."""
+    """The node's software: versions by name, and names of environment variables without values."""
 
     kind = "environment"
     versions: dict[str, str]
@@ -89,7 +89,7 @@ class Environment(Event):
 
 @dataclass(frozen=True)
 class Gpu:
-    """use: percent; used and total: MiB, 0 where not reported."""
+    """use: percent. used, total: MiB; 0 if not reported."""
 
     use: int
     used: int
@@ -98,7 +98,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Usage(Event):
-    """How busy the node is. cores: CPU cores busy since the sample before."""
+    """The load of the node. cores: average of busy CPU cores since the last sample."""
 
     kind = "usage"
     cores: float
@@ -116,7 +116,7 @@ class Joined(Event):
 
 @dataclass(frozen=True)
 class Refused(Event):
-    """Connections to the control port that did not know the run's token."""
+    """Connections to the control port without the run's token."""
 
     kind = "refused"
     message: str
@@ -125,7 +125,7 @@ class Refused(Event):
 
 @dataclass(frozen=True)
 class Clock(Event):
-    """Seconds to add to this node's clock to get node 0's, and how far off that may be."""
+    """Seconds to add to this node's clock to get node 0's, and their maximum error."""
 
     kind = "clock"
     offset: float
@@ -140,7 +140,7 @@ class RankPids(Event):
 
 @dataclass(frozen=True)
 class RankExit(Event):
-    """`exit_code` is None when torchrun reaped the rank first; `stopping`: we may have killed it."""
+    """A rank ended. exit_code: None if torchrun reaped it first. stopping: we may have killed it."""
 
     kind = "rank_exit"
     rank: int
@@ -169,7 +169,7 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class ResourceUsage(Event):
-    """OOM kills since the start, the memory limit and the free space of disks, in bytes."""
+    """OOM kills since the start, the memory limit, and free disk space in bytes."""
 
     kind = "evidence"
     oom_kills: int = 0
@@ -179,7 +179,7 @@ class ResourceUsage(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The last record. `left`: processes that could not be killed."""
+    """The last record. left: processes that could not be killed."""
 
     kind = "end"
     state: str  # succeeded, failed, stopped, cancelled, hung
@@ -189,12 +189,12 @@ class End(Event):
 
 
 def document(event: Event) -> dict[str, Any]:
-    """The JSON object of an event; its kind comes last, so that `tail | grep` finds the end."""
+    """Return an event's JSON object. `kind` comes last, so that `tail | grep` finds the end."""
     return dict(asdict(event), kind=event.kind)
 
 
 def signal_name(exit_code: int | None) -> str | None:
-    """SIGKILL for -9; None for what is no signal."""
+    """Return SIGKILL for -9; None if the code is not a signal."""
     if exit_code is None or exit_code >= 0:
         return None
     try:

@@ -1,7 +1,7 @@
-"""The journal of this node's attempt: append-only, one record a line, the event `end` last.
+"""The journal of this node's attempt: append-only, one record per line, the event `end` last.
 
-A record is TIME<TAB>WHO<TAB>TEXT: unix seconds; a global rank, `-` for torchrun and the supervisor, or
-`!` for an event, whose text is a JSON object with a "kind" (see events.py).
+A record is TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds. WHO is a global rank, `-` for torchrun and
+the supervisor, or `!` for an event, whose TEXT is a JSON object with a "kind" (see events.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 
 from .events import Event, document
 
-BALLAST = 1 << 20  # bytes of disk held back, so that a full disk leaves room for the last events
-LONGEST_LINE = 16 << 20  # bytes; a longer line is cut, so that memory stays bounded
-LAST_BYTES = 32768  # of a stream's end, kept to explain a failure
-STDOUT_BACKLOG = 1 << 20  # bytes that may wait for a reader of stdout
+BALLAST = 1 << 20  # bytes of disk reserved for the last events on a full disk
+LONGEST_LINE = 16 << 20  # bytes; longer lines are cut, so that memory stays bounded
+LAST_BYTES = 32768  # bytes kept from the end of a stream, to explain a failure
+STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
 
 class Journal:
-    """Unbuffered. Its lines are copied to stdout, for the container engine's own log."""
+    """Writes records unbuffered. Copies lines to stdout, for the container engine's own log."""
 
     def __init__(self, folder: str, host: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -29,20 +29,20 @@ class Journal:
         self._ballast = os.path.join(folder, "ballast")
         self._host = host.encode()
         self._stdout = b""  # not written yet
-        self.dropped = 0  # bytes of output that did not fit on a full disk
+        self.dropped = 0  # bytes of output lost because the disk was full
         with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
             file.write(b"\0" * BALLAST)
-        os.set_blocking(1, False)  # an engine that stops reading must not stop the run
+        os.set_blocking(1, False)  # an engine that stops reading must not block the run
 
     def lines(self, who: bytes, data: bytes) -> None:
-        """`data`: whole lines, each with its newline."""
+        """Write whole lines, each with its newline."""
         if not self._append(_prefixed(b"%.6f\t%b\t" % (time.time(), who), data)):
             self.dropped += len(data)
         label = b"[%b] " % (self._host if who == b"-" else self._host + b":" + who)
         self._copy(_prefixed(label, data))
 
     def say(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Write a line of the supervisor's own."""
         self.lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
     def event(self, event: Event) -> None:
@@ -51,7 +51,7 @@ class Journal:
             self.sample(event)
 
     def sample(self, event: Event) -> bool:
-        """An event that may be lost. False: the disk is full."""
+        """Write an event that may be lost. Return False if the disk is full."""
         return self._append(b"%.6f\t!\t%b\n" % (time.time(), json.dumps(document(event)).encode()))
 
     def close(self) -> None:
@@ -67,14 +67,14 @@ class Journal:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            if len(view) != len(data):  # half a record would swallow the next one
+            if len(view) != len(data):  # half a record would corrupt the next one
                 os.ftruncate(self._file, start)
             return False
         return True
 
     def _copy(self, data: bytes) -> None:
         if len(self._stdout) > STDOUT_BACKLOG:
-            return  # the journal has it
+            return  # the journal has the line
         self._stdout += data
         with contextlib.suppress(OSError):
             while self._stdout:
@@ -86,13 +86,13 @@ class Journal:
 
 
 class Lines:
-    """Bytes of one stream in, whole lines to the journal."""
+    """Splits one stream of bytes into whole lines for the journal."""
 
     def __init__(self, who: bytes, journal: Journal) -> None:
         self._who, self._journal = who, journal
         self._partial: list[bytes] = []
         self._size = 0  # bytes of the partial line
-        self.last = b""  # the end of what was copied
+        self.last = b""  # the end of the copied data
 
     def feed(self, data: bytes) -> None:
         head, newline, rest = data.rpartition(b"\n")
@@ -106,7 +106,7 @@ class Lines:
                 self.finish()
 
     def finish(self) -> None:
-        """A last line without its newline is a line too."""
+        """Write a last line that has no newline."""
         if self._partial:
             self._copy(b"".join(self._partial) + b"\n")
             self._partial, self._size = [], 0

@@ -1,6 +1,6 @@
-"""The supervisor of one node: starts torchrun, keeps the journal, and stops with the other nodes.
+"""The supervisor of one node: starts torchrun, writes the journal, and stops with the other nodes.
 
-Everything happens in one loop of one thread, `Supervisor.run`.
+Everything happens in one loop in one thread, `Supervisor.run`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
 from .usage import Resources, Sampler, environment
 
-# Seconds between two looks: each takes half a millisecond. Exits, signals and peers end the wait.
+# Seconds between polls, which take half a millisecond each. Exits, signals and peers end the wait.
 LOGS_GROW = 0.02
 RANKS_START = 0.05
 POLL = 0.1
-LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks once they are gone
-ONLY_SOURCE = 5.0  # the same when it alone knows how one of them ended
-NO_OUTPUT = 0.3  # the same when it has nothing to report, as we stopped it
+LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after their end
+ONLY_SOURCE = 5.0  # the same, if only torchrun knows how one of them ended
+NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -55,14 +55,14 @@ class Supervisor:
         self.resources = Resources(spec)
         self.sampler = Sampler()
         self.metrics = MetricsFile(spec, self.journal)
-        self.phase = "running"  # then done: torchrun ended well; or stopped
-        self.early: Reason | None = None  # the first rank that exited with 0, if one did
+        self.phase = "running"  # then done: torchrun succeeded; or stopped
+        self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node stops
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
-        self.alone_since: float | None = None  # since when torchrun has no rank left
-        self.signalled = False  # we were told to stop
-        self.killed_torchrun = False  # then its exit code says nothing
+        self.alone_since: float | None = None  # since when torchrun has had no rank left
+        self.signalled = False  # we received a signal to stop
+        self.killed_torchrun = False  # if so, its exit code means nothing
         self.left: list[int] = []  # processes that survived SIGKILL
 
     def run(self) -> int:
@@ -74,7 +74,7 @@ class Supervisor:
             while not self.finished():
                 self.turn()
             return self.conclude()
-        except Exception as error:  # a bug of ours must not leave ranks that are not supervised
+        except Exception as error:  # a bug of ours must not leave unsupervised ranks behind
             import traceback  # slow to import
 
             self.journal.say("the supervisor failed: " + traceback.format_exc())
@@ -95,7 +95,6 @@ class Supervisor:
             self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
 
     def turn(self) -> None:
-        """One look at everything."""
         starting = self.phase == "running" and not self.ranks.complete
         growing = self.logs.poll() > 0
         if growing:
@@ -109,10 +108,10 @@ class Supervisor:
         self.peers.turn(self.status())
         self.take_stacks()
         self.sample()
-        self.obey()
+        self.follow_decision()
         self.escalate()
 
-    # --- what happens ---
+    # --- observations ---
 
     def on_output(self, pipe: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -130,7 +129,7 @@ class Supervisor:
     def find_ranks(self) -> None:
         found = self.ranks.find(self.torchrun.pid)
         for rank in found:
-            if rank.fd is not None:  # so that the loop wakes up before torchrun reaps the rank
+            if rank.fd is not None:  # wakes the loop up before torchrun reaps the rank
                 self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
         if found:
             self.liveness.reset()
@@ -153,7 +152,7 @@ class Supervisor:
         self.liveness.look(self.ranks.alive())
 
     def exited_ranks(self) -> list[Rank]:
-        """The ranks that have exited since the last look."""
+        """Return the ranks that have exited since the last check."""
         exited = [rank for rank in self.ranks.alive() if rank.has_exited()]
         for rank in exited:
             rank.was_stopping = self.reason is not None
@@ -166,10 +165,10 @@ class Supervisor:
 
     def stop_if_a_rank_failed(self) -> None:
         if self.reason is None and (first := self.ranks.first_failed()):
-            self.stop(self.why("rank-failed", how_it_ended(first.exit_code), first))
+            self.stop(self.why("rank-failed", describe_exit(first.exit_code), first))
 
     def check_torchrun(self) -> None:
-        """When torchrun has ended, everything that it started must end."""
+        """Once torchrun has ended, end everything that it started."""
         code = self.torchrun.exit_code()
         if code is None or self.phase != "running":
             return
@@ -181,7 +180,7 @@ class Supervisor:
         if code and self.reason is None:
             self.stop(
                 replace(
-                    self.why("torchrun", "torchrun %s" % how_it_ended(code)),
+                    self.why("torchrun", "torchrun %s" % describe_exit(code)),
                     exit_code=code,
                     signal=signal_name(code),
                     last_lines=tuple(self.torchrun.last_lines()[-60:]),
@@ -193,8 +192,7 @@ class Supervisor:
         self.ended_at = time.monotonic()
 
     def complete_exits(self, code: int) -> None:
-        """Adds the exits that we were too late to see: torchrun's summary has those of failed ranks, and
-        its own code 0 stands for all ranks."""
+        """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
         exited = self.exited_ranks()
         failures = {failure.local_rank: failure for failure in self.torchrun.failures()}
         for local_rank, failure in failures.items():
@@ -253,14 +251,16 @@ class Supervisor:
                 stopping=rank.was_stopping,
                 message=message,
                 traceback=call_stack,
-                last_lines=tuple(self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()),
+                last_lines=tuple(
+                    self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()
+                ),
             )
         )
 
     # --- stopping ---
 
     def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
-        """A reason that began on this node."""
+        """Return a reason that started on this node."""
         when = (rank.exited if rank else None) or time.time()
         when += self.peers.clock_offset
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
@@ -271,25 +271,25 @@ class Supervisor:
         return replace(of_rank, exit_code=code, signal=signal_name(code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
-        """SIGTERM now, SIGKILL after the time that this kind of reason leaves."""
+        """Send SIGTERM now, and SIGKILL after the timeout for this kind of reason."""
         if self.reason is not None:
             return
         self.reason = reason
         self.journal.event(Stopping(reason))
         self.journal.event(self.resources.usage())
         self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
-        # once a rank has failed, torchrun ends the others, and a signal would cut its report
+        # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
         if self.torchrun.pid and not self.ranks.failed():
             send(self.torchrun.pid, number)
 
-    def obey(self) -> None:
+    def follow_decision(self) -> None:
         if self.peers.verdict is not None:
             self.stop(self.peers.verdict)
             if self.phase == "done":
                 self.phase = "stopped"
 
     def escalate(self) -> None:
-        """SIGKILL when time is up: the ranks first, so that torchrun can still report them."""
+        """Send SIGKILL after the timeout: first to the ranks, so that torchrun can still report them."""
         if self.kill_at is None or self.phase != "running":
             return
         now = time.monotonic()
@@ -297,16 +297,19 @@ class Supervisor:
             return
         self.alone_since = self.alone_since or now
         failed, reaped = self.ranks.failed(), self.ranks.reaped()
-        patience = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
-        late = now - self.alone_since > patience
+        timeout = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
+        late = now - self.alone_since > timeout
         self.killed_torchrun = self.killed_torchrun or late
         for pid in descendants(os.getpid()):
             if late or (pid != self.torchrun.pid and now > self.kill_at):
                 send(pid, signal.SIGKILL)
 
     def cancelled(self) -> bool:
-        """The launcher made the file, perhaps on another host of a shared home: to list the folder makes
-        NFS ask its server, where a mere stat may be answered from a cache."""
+        """Return whether the launcher has created the cancel file.
+
+        It may do so on another host of a shared home. Listing the folder makes NFS ask its server,
+        while a plain stat may be answered from a cache.
+        """
         folder, name = os.path.split(self.spec.cancel_file)
         try:
             return name in os.listdir(folder)
@@ -319,12 +322,12 @@ class Supervisor:
         if self.phase == "running":
             return False
         until = self.ended_at + SETTLE
-        if self.spec.node_rank == 0:  # so that a node that starts late learns why it is over
+        if self.spec.node_rank == 0:  # so that a node that starts late learns the reason
             until = max(until, self.peers.began + JOIN_GRACE)
         return self.peers.over or (self.phase == "stopped" and time.monotonic() > until)
 
     def conclude(self) -> int:
-        # like torchrun when its ranks have failed or it was told to stop
+        # 1, like torchrun when its ranks failed or it was told to stop
         code = 1 if self.killed_torchrun else self.torchrun.exit_code()
         reason = self.peers.verdict or self.reason
         state = self.end_state(code, reason)
@@ -351,7 +354,7 @@ class Supervisor:
 
 
 def signal_socket() -> socket.socket:
-    """A socket from which the numbers of the signals that we pass on can be read."""
+    """Return a socket that yields the numbers of the signals that we pass on."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -362,14 +365,14 @@ def signal_socket() -> socket.socket:
 
 
 def time_to_save(spec: Spec, kind: str) -> float:
-    """Seconds between SIGTERM and SIGKILL. After a failure there is nothing to wait for."""
+    """Return the seconds between SIGTERM and SIGKILL. After a failure, waiting is pointless."""
     grace = stop_grace(spec.stop_timeout)
     if kind in ("cancelled", "signal", "time-limit"):
         return grace
     return min(grace, spec.failure_grace)
 
 
-def how_it_ended(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     if code is None:
         return "exited, and torchrun terminates the others"
     name = signal_name(code)
@@ -377,7 +380,7 @@ def how_it_ended(code: int | None) -> str:
 
 
 def shell_status(code: int | None) -> int:
-    """128 and the signal's number, as a shell has it."""
+    """Convert a signal's exit code to 128 + N, as a shell does."""
     return 128 - code if code is not None and code < 0 else code or 1
 
 

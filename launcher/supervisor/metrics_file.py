@@ -1,4 +1,4 @@
-"""Metrics of this node for Prometheus, in a file that node_exporter's textfile collector reads."""
+"""Export this node's metrics to Prometheus, in a file for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .journal import Journal
 from .spec import Spec
 
 STALE = 600.0  # seconds after which a file is a killed supervisor's: living ones write every 10 s
-TAIL = 65536  # bytes of metrics.jsonl that are looked at
+TAIL = 65536  # bytes read from the end of metrics.jsonl
 TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr", "img_s": "images_per_second"}
-# of a line of metrics.jsonl that is torn, or another script's
+# raised for an incomplete line of metrics.jsonl, or one from another script
 MALFORMED = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 class MetricsFile:
-    """Does nothing unless the job names a folder. Whole at any time, and gone when the node has ended."""
+    """Writes the file if the job sets a folder. Replaced atomically, deleted at the node's end."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec, self._journal = spec, journal
@@ -29,7 +29,7 @@ class MetricsFile:
         self._path = os.path.join(spec.metrics_dir, name) if spec.metrics_dir else None
         if spec.metrics_dir:
             for path in glob.glob(os.path.join(glob.escape(spec.metrics_dir), "ddpctl-*.prom")):
-                with contextlib.suppress(OSError):  # another user's, or gone
+                with contextlib.suppress(OSError):  # another user's file, or already deleted
                     if time.time() - os.stat(path).st_mtime > STALE:
                         os.unlink(path)
 
@@ -48,7 +48,7 @@ class MetricsFile:
             lines.append(self._line("gpu_utilization_ratio", gpu.use / 100, number))
             lines.append(self._line("gpu_memory_used_bytes", gpu.used << 20, number))
             lines.append(self._line("gpu_memory_bytes", gpu.total << 20, number))
-        scratch = self._path + ".new"  # not *.prom, so that it is not read
+        scratch = self._path + ".new"  # node_exporter reads only *.prom
         try:
             with open(scratch, "w") as file:
                 file.write("".join(sorted(lines)))
@@ -72,7 +72,7 @@ class MetricsFile:
         return "ddpctl_%s{%s} %r\n" % (name, shown, float(value))
 
     def _training(self) -> dict[str, float]:
-        """The trainer's newest numbers, on the node that writes them."""
+        """Return the trainer's newest numbers, on the node that writes them."""
         try:
             with open(os.path.join(self._spec.output_dir or "", "metrics.jsonl"), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))

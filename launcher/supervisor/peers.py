@@ -1,7 +1,7 @@
-"""The supervisors of an attempt, a star around node 0. Here: what all have in common, and nodes 1 and up.
+"""The connections between an attempt's supervisors, a star around node 0.
 
-Nodes send states, not commands: each node its status, node 0 its decision. A lost message does no harm,
-as the next one says the same.
+This file has the common part, and nodes 1 and up. Nodes send states, not commands: each node its
+status, node 0 its decision. A lost message does no harm, because the next one repeats it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .journal import Journal
 from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
-RETRY = 0.2  # seconds between two attempts to connect, or to bind
-REFUSED_EVERY = 60.0  # seconds between two events about refused connections
-TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the others do
+RETRY = 0.2  # seconds between attempts to connect or bind
+REFUSED_EVERY = 60.0  # seconds between events about refused connections
+TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the other nodes do
 
 
 class Peers:
-    """The other nodes, as this node's supervisor sees them."""
+    """The other nodes, from the point of view of this node's supervisor."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         self.spec, self.journal, self.selector = spec, journal, selector
@@ -42,17 +42,17 @@ class Peers:
         self._refused, self._report_refused_at = 0, 0.0
 
     def turn(self, status: Status) -> None:
-        """Called all the time. `status` is this node's own."""
+        """Exchange messages; called in every turn of the loop. status: this node's own."""
         now = time.monotonic()
         if now - self.turned > 2 * HEARTBEAT:
-            self.forgive(now)  # this process slept: the silence was its own
+            self.forgive(now)  # this process was suspended, so the silence proves nothing
         self.turned = now
         if status.differs(self._sent) or now >= self._next_heartbeat:
             self._sent, self._next_heartbeat = status, now + HEARTBEAT
             self.send(status)
         self.decide(status, now)
 
-    # NodePeer and Server each do these in their own way:
+    # NodePeer and Server implement these differently:
     def send(self, status: Status) -> None: ...
     def decide(self, status: Status, now: float) -> None: ...
     def forgive(self, now: float) -> None: ...
@@ -60,7 +60,7 @@ class Peers:
     def close(self) -> None: ...
 
     def refuse(self, message: str) -> None:
-        """Strangers must not fill the journal: they get one event a minute, with their number."""
+        """Record refused connections. At most one event a minute, so that they cannot fill the journal."""
         self._refused += 1
         if self.turned >= self._report_refused_at:
             self.journal.event(RefusedEvent(message, self._refused))
@@ -76,15 +76,15 @@ class Peers:
 
 
 class NodePeer(Peers):
-    """A node other than 0: sends node 0 its status, and does what node 0 decides."""
+    """A node other than 0: sends its status to node 0, and follows node 0's decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self.joined = False  # node 0 has answered once
+        self.joined = False  # node 0 has answered at least once
         self.lost_at: float | None = None
         self._connecting = False
-        self._connected: socket.socket | None = None  # a new connection, not used yet
+        self._connected: socket.socket | None = None  # a new connection, not yet in use
         self._tried_at = 0.0
         self._shortest_round_trip = float("inf")
 
@@ -104,7 +104,7 @@ class NodePeer(Peers):
         if limit and self.verdict is None and now - self.began > limit + TIME_LIMIT_MARGIN:
             self.verdict = time_limit_reason(self.spec)
         if why := self._lost(now):
-            self.over = True  # as far as this node will ever know
+            self.over = True  # this node will never learn more
             self.verdict = self.verdict or status.reason or why
 
     def _lost(self, now: float) -> Reason | None:
@@ -115,7 +115,7 @@ class NodePeer(Peers):
         elif self.joined:
             if now - (self.lost_at or now) <= RECONNECT:
                 return None
-            how = "its supervisor closed the connection and did not come back"
+            how = "its supervisor closed the connection and did not reconnect"
         else:
             if now - self.began <= self.spec.start_timeout:
                 return None
@@ -153,7 +153,7 @@ class NodePeer(Peers):
         self.channel = None
 
     def _set_clock(self, decision: Decision) -> None:
-        """As in NTP: node 0 read its clock in the middle of the shortest round trip."""
+        """Estimate the offset as in NTP: node 0 read its clock midway through the shortest round trip."""
         now = time.time()
         round_trip = now - decision.echo
         if 0 <= round_trip < self._shortest_round_trip:
@@ -162,7 +162,7 @@ class NodePeer(Peers):
             self.journal.event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """One attempt at a time, in a thread: a name server or a firewall may keep it waiting."""
+        """Connect in a thread, one attempt at a time: a name server or a firewall may block it."""
         if self._connected is not None:
             sock, self._connected = self._connected, None
             with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ class NodePeer(Peers):
             self._connecting, self._tried_at = True, now
             try:
                 threading.Thread(target=self._dial, daemon=True, name="connect").start()
-            except RuntimeError:  # the job has used up its processes
+            except RuntimeError:  # the job has used up the process limit
                 self._dial()
 
     def _dial(self) -> None:

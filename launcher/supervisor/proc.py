@@ -1,4 +1,4 @@
-"""Processes, as the kernel shows them in /proc. Linux only."""
+"""Processes in /proc. Linux only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 
 
 def proc_stat(pid: int) -> list[str]:
-    """/proc/PID/stat after the command name: state, parent, ...; [] when the process is gone.
+    """Return /proc/PID/stat after the command name: state, parent, ...; [] if the process is gone.
 
-    Raises OSError when that cannot be told, as when this process has no descriptor left.
+    Raises OSError if that is unknown, for example without a free file descriptor.
     """
     try:
         with open("/proc/%d/stat" % pid) as file:
@@ -32,7 +32,7 @@ def proc_environ(pid: int) -> dict[str, str]:
 
 
 def syscall(pid: int) -> str:
-    """The number of the system call that its main thread waits in, or "running"; "" if hidden."""
+    """Return the number of the main thread's system call, "running", or "" if hidden."""
     try:
         with open("/proc/%d/syscall" % pid) as file:
             return file.read().split()[0]
@@ -52,7 +52,7 @@ def children(pid: int) -> list[int]:
 
 
 def parents() -> dict[int, int]:
-    """pid -> its parent's, of every process that we can see."""
+    """Return the parent's pid of every visible process, by pid."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = ((pid, proc_stat(pid)) for pid in pids)
     return {pid: int(stat[1]) for pid, stat in stats if stat}
@@ -69,7 +69,7 @@ def descendants(root: int) -> list[int]:
 
 
 def pidfd(pid: int) -> int | None:
-    """A descriptor that is readable once the process has exited; None on a kernel before 5.3."""
+    """Return a descriptor that is readable after the exit; None on kernels before 5.3."""
     try:
         if hasattr(os, "pidfd_open"):
             return os.pidfd_open(pid)
@@ -84,7 +84,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Ranks whose torchrun dies become our children, so that we can kill and reap them."""
+    """Become the parent of ranks whose torchrun dies, so that we can kill and reap them."""
     prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
@@ -93,12 +93,12 @@ def die_with_parent() -> None:
 
 
 def send(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # gone
+    with contextlib.suppress(OSError):  # already gone
         os.kill(pid, number)
 
 
 def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
-    """SIGKILLs all that is left below us. Returns what survived even that."""
+    """SIGKILL all remaining descendants. Return those that survived even that."""
     deadline = time.monotonic() + timeout
     while True:
         left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]
@@ -112,7 +112,7 @@ def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
 
 
 def usage(pid: int) -> tuple[int, float]:
-    """(bytes read and written, CPU seconds) of a process so far; zeros where we may not see it."""
+    """Return (bytes read and written, CPU seconds) of a process; zeros if not visible."""
     moved, ticks = 0, 0
     with contextlib.suppress(OSError):
         stat = proc_stat(pid)

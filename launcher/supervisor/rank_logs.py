@@ -1,6 +1,7 @@
-"""What the ranks write: the files that torchrun redirects them to, copied to the journal in whole lines.
+"""Copy the ranks' output, which torchrun redirects to files, to the journal in whole lines.
 
-Polled, without inotify: it may not work on a network file system. Only ranks of this host write them.
+The files are polled, because inotify may not work on network file systems. Only ranks of this host
+write them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import re
 from .journal import Journal, Lines
 from .spec import Spec
 
-READ_SIZE = 1 << 20  # bytes taken from one log at a time
-FREE_SIZE = 16 << 20  # bytes that are given back to the disk at a time
+READ_SIZE = 1 << 20  # maximum bytes read from one log at a time
+FREE_SIZE = 16 << 20  # bytes of disk freed at a time
 PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
 TRACEBACK = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\)")
 
@@ -25,14 +26,14 @@ class Tail:
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
         try:
-            self._file = os.open(path, os.O_RDWR)  # to free disk blocks, it must be writable
+            self._file = os.open(path, os.O_RDWR)  # freeing disk blocks requires write access
         except OSError:
             self._file = os.open(path, os.O_RDONLY)
-        self._taken = self._freed = 0  # bytes from the beginning
+        self._taken = self._freed = 0  # offsets in bytes
         self.lines = Lines(who, journal)
 
     def read(self) -> int:
-        """Copies what is there now, at most READ_SIZE. Returns the number of bytes."""
+        """Copy at most READ_SIZE new bytes. Return their number."""
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
         if self._taken - self._freed >= FREE_SIZE:
@@ -41,7 +42,7 @@ class Tail:
         return len(data)
 
     def _free(self) -> None:
-        """Frees the blocks that were copied to the journal, where the file system can."""
+        """Free the blocks that were copied to the journal, if the file system supports it."""
         fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
         if fallocate:
             span = (self._freed, self._taken - self._freed)
@@ -50,7 +51,7 @@ class Tail:
 
 
 class RankLogs:
-    """The files that torchrun redirects its ranks to: <folder>/*/attempt_0/<local_rank>/std*.log."""
+    """The files to which torchrun redirects its ranks: <folder>/*/attempt_0/<local_rank>/std*.log."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self.folder = os.path.join(spec.dir, "ranks")
@@ -59,13 +60,13 @@ class RankLogs:
         os.makedirs(self.folder, exist_ok=True)
 
     def poll(self) -> int:
-        """Copies what is new. Returns the number of bytes."""
+        """Copy new data. Return the number of bytes."""
         if len(self._tails) < 2 * self._spec.nproc_per_node:
             self._find()
         return sum(tail.read() for tail in self._tails.values())
 
     def drain(self, local_rank: int) -> None:
-        """Copies all that one rank wrote, once it has exited."""
+        """Copy all remaining output of a rank that has exited."""
         for (rank, _), tail in self._tails.items():
             while rank == local_rank and tail.read():
                 pass
@@ -77,8 +78,11 @@ class RankLogs:
             tail.lines.finish()
 
     def last_lines(self, local_rank: int) -> list[str]:
-        """The end of the rank's stderr, or of its stdout if stderr is empty: from the last traceback on,
-        if there is one, as a crash at exit may write a lot after it."""
+        """Return the end of the rank's stderr, or of its stdout if stderr is empty.
+
+        Starts at the last traceback, if there is one, because a crash at exit may print a lot after
+        it.
+        """
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
             if tail and tail.lines.last:
@@ -88,7 +92,7 @@ class RankLogs:
         return []
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
-        """(message, traceback) of the rank's exception, as torch's @record wrote them."""
+        """Return (message, traceback) of the rank's exception, as written by torch's @record."""
         for path in self._paths(local_rank, "error.json"):
             try:
                 with open(path) as file:

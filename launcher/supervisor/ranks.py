@@ -1,4 +1,4 @@
-"""The ranks of this node, as the kernel shows them, and whether they make progress."""
+"""The ranks of this node, according to the kernel, and whether they make progress."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import time
 
 from .proc import children, pidfd, proc_environ, proc_stat, usage
 
-LOOK = 1.0  # seconds between two looks at the ranks' I/O
-IDLE_IO = 65536  # bytes a second of reading and writing that count as none
-BUSY = 0.5  # cores; a rank that waits in NCCL is busy too, so that being busy only buys time
+LOOK = 1.0  # seconds between checks of the ranks' I/O
+IDLE_IO = 65536  # bytes per second of reads and writes that count as no activity
+BUSY = 0.5  # cores; ranks that wait in NCCL are busy too, so this only extends the timeout
 BUSY_FACTOR = 6.0
 
 
 class Rank:
-    """One process that torchrun started."""
+    """A process that torchrun started."""
 
     def __init__(self, pid: int, rank: int, local_rank: int, fd: int | None = None) -> None:
         self.pid, self.rank, self.local_rank = pid, rank, local_rank
-        self.fd = fd  # readable once the process has exited
+        self.fd = fd  # readable after the process has exited
         self.exited: float | None = None  # unix seconds
         self.exit_code: int | None = None  # negative: a signal; None: torchrun reaped it first
-        self.was_stopping = False  # this node was being stopped when it exited
+        self.was_stopping = False  # this node was already stopping when the rank exited
         self.stopped_since: float | None = None
 
     @property
@@ -30,11 +30,11 @@ class Rank:
         return self.exited is None
 
     def has_exited(self) -> bool:
-        """Looks at the process. The kernel has its exit code until torchrun reaps it."""
+        """Check whether the process has exited. Its exit code is available until torchrun reaps it."""
         try:
             stat = proc_stat(self.pid)
         except OSError:
-            return False  # we cannot tell
+            return False  # unknown
         if stat and stat[0] not in "ZX":
             return False
         self.exited = time.time()
@@ -44,7 +44,7 @@ class Rank:
         return True
 
     def stopped_for(self, now: float) -> float:
-        """Seconds that SIGSTOP has held it."""
+        """Return for how many seconds SIGSTOP has held the process."""
         try:
             stopped = proc_stat(self.pid)[:1] == ["T"]
         except OSError:
@@ -54,7 +54,7 @@ class Rank:
 
 
 class Ranks:
-    """The ranks of this node: torchrun's children that have RANK in their environment."""
+    """The ranks of this node: torchrun's children with RANK in their environment."""
 
     def __init__(self, nproc_per_node: int) -> None:
         self._nproc = nproc_per_node
@@ -65,7 +65,7 @@ class Ranks:
         return len(self.by_local_rank) == self._nproc
 
     def find(self, torchrun_pid: int) -> list[Rank]:
-        """The ranks that were not known yet."""
+        """Return newly found ranks."""
         found: list[Rank] = []
         if self.complete:
             return found
@@ -85,13 +85,15 @@ class Ranks:
         return [rank for rank in self.by_local_rank.values() if rank.exit_code]
 
     def reaped(self) -> list[Rank]:
-        """Those that exited by themselves and whose exit codes only torchrun has."""
+        """Return ranks that exited by themselves with exit codes that only torchrun knows."""
         gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """If several ranks exited since the last look, prefer one that was not SIGTERMed: torchrun reaps
-        the first failed rank, which hides its exit code, and SIGTERMs the rest."""
+        """Return the first failed rank; of several, preferably one that got no SIGTERM.
+
+        torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
+        """
         failed = self.failed()
         terminated = [rank for rank in failed if rank.exit_code == -signal.SIGTERM]
         others = [rank for rank in failed if rank not in terminated]
@@ -100,7 +102,7 @@ class Ranks:
 
 
 class Liveness:
-    """By the ranks' output, their I/O and the files in which the trainer reports its progress."""
+    """Detects progress from the ranks' output, their I/O, and the trainer's progress files."""
 
     def __init__(self, output_dir: str | None) -> None:
         folder = output_dir or "/nonexistent"
@@ -108,15 +110,15 @@ class Liveness:
         self._began = time.time()
         self._output_at = self._looked_at = time.monotonic()
         self._before: dict[int, tuple[int, float]] = {}  # pid -> (bytes, CPU seconds)
-        self.begun = False  # a rank has written something
-        self.stuck = 0.0  # seconds for which no rank has done anything visible from outside
+        self.begun = False  # a rank has written output
+        self.stuck = 0.0  # seconds without any visible activity of any rank
 
     def output(self) -> None:
         self.begun = True
         self.reset()
 
     def reset(self) -> None:
-        """Something happened: output, or ranks were started."""
+        """Reset the timers after output or a start of ranks."""
         self._output_at, self.stuck = time.monotonic(), 0.0
 
     def look(self, ranks: list[Rank]) -> None:
@@ -141,10 +143,10 @@ class Liveness:
         return time.monotonic() - self._output_at
 
     def progress_age(self) -> float | None:
-        """Seconds since the trainer reported progress; None if it has not, in this attempt.
+        """Return the seconds since the trainer reported progress; None if not in this attempt.
 
-        In a shared folder another host may have written the files: NFS then shows their times some
-        seconds late, by the server's clock, which matters little against a hang timeout.
+        In a shared folder, another host may have written the files. NFS then shows their times, by
+        the server's clock, some seconds late. That matters little for a hang timeout.
         """
         times = [os.stat(path).st_mtime for path in self._files if os.path.exists(path)]
         newest = max(times, default=0.0)

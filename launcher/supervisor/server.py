@@ -14,13 +14,13 @@ from .journal import Journal
 from .peers import RETRY, Peers
 from .spec import Spec
 
-MAX_STRANGERS = 64  # connections that have not authenticated yet, in total
+MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
 MAX_PER_ADDRESS = 8
 HELLO_TIMEOUT = 3.0  # seconds for a connection to authenticate
 
 
 class Server(Peers):
-    """Node 0: accepts the others' connections, and passes on what its coordinator decides."""
+    """Node 0: accepts the other nodes' connections and sends them its coordinator's decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
@@ -64,7 +64,7 @@ class Server(Peers):
             self._disconnect(channel)
 
     def close(self) -> None:
-        """Lets every node read the last decision before the connections go."""
+        """Close the connections after every node could read the last decision."""
         deadline = time.monotonic() + 1.0
         while self._channels and self.over and time.monotonic() < deadline:
             for key, _ in self.selector.select(0.05):
@@ -88,14 +88,15 @@ class Server(Peers):
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
-        """Strangers must not use up our descriptors: the oldest one makes room for the newest."""
+        """Accept a connection. If too many are unauthenticated, the oldest one is closed."""
         try:
             sock, (address, *_) = server.accept()
             channel = Channel(sock, self.spec.token, listening=True, address=address)
         except OSError:
             return
         neighbours = [other for other in self._strangers if other.address == address]
-        for crowd, most in ((neighbours, MAX_PER_ADDRESS), (self._strangers, MAX_STRANGERS)):
+        room = MAX_STRANGERS + self.spec.nnodes - len(self._channels)
+        for crowd, most in ((neighbours, MAX_PER_ADDRESS), (self._strangers, room)):
             if len(crowd) >= most:
                 self._disconnect(crowd[0])
         self._strangers.append(channel)
@@ -139,7 +140,7 @@ class Server(Peers):
 
 
 def listening_socket(spec: Spec) -> socket.socket:
-    """On node 0's own address where it is known as a number, else on all addresses."""
+    """Listen on node 0's own address if that is an IP address, else on all addresses."""
     address = spec.internal_ip or spec.master_addr
     try:
         family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]

@@ -1,9 +1,9 @@
-"""Runs in every rank when Python starts: from then on, a signal makes the rank write down its stack.
+"""Runs when Python starts in a rank: installs a signal handler that writes the rank's stack.
 
-The supervisor copies this file to a folder of its own and puts that folder first on torchrun's
-PYTHONPATH. It must break nothing: errors are ignored; the folder leaves PYTHONPATH and sys.path again, so
-that neither the script nor its children see it; a sitecustomize of the user's own runs afterwards. It
-imports only what Python has loaded anyway, or what loads fast.
+The supervisor copies this file to its own folder and puts that folder first on torchrun's
+PYTHONPATH. This code must break nothing. So it ignores errors, removes the folder from PYTHONPATH
+and sys.path again, so that the script and its children do not see it, and then runs the user's own
+sitecustomize. It imports only modules that Python has loaded anyway or that load fast.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import sys
 
-# Real-time signals: no program sends them by accident, and they queue. faulthandler writes the stack
-# inside the signal handler, so that even a thread that waits in C for another rank answers.
+# Real-time signals: no program sends them by accident, and they are queued. faulthandler writes the
+# stack inside the signal handler, so even a thread that waits in C for another rank responds.
 MAIN_THREAD, ALL_THREADS = 58, 59
-HIGH = 200  # lower descriptors keep the numbers that the script is used to
+HIGH = 200  # the script may expect its descriptors to have the usual low numbers
 
 
 def listen(folder: str) -> None:
-    """The file is named after the process, as the rank may be a Python below a shell script."""
+    """Install the handlers. The file is named after the pid: a rank may be started by a shell script."""
     import faulthandler
     import fcntl
 
@@ -33,7 +33,7 @@ def listen(folder: str) -> None:
 
 
 def leave(folder: str, is_rank: bool) -> None:
-    """Takes the folder off the paths; torchrun itself must pass it on to its ranks."""
+    """Remove the folder from the paths. torchrun itself must pass it on to its ranks."""
     sys.path[:] = [path for path in sys.path if path != folder]
     if not is_rank:
         return

@@ -1,4 +1,4 @@
-"""spec.json: what the launcher tells the supervisor of one node."""
+"""spec.json: the launcher's instructions for the supervisor of one node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """Times are in seconds. `hosts`: the names of all nodes by rank; only the first but for node 0."""
+    """Times are in seconds. hosts: names of all nodes on node 0, only node 0's name on others."""
 
     run_id: str
     attempt: int
@@ -21,8 +21,8 @@ class Spec:
     hosts: list[str]
     argv: list[str]
     cwd: str | None
-    dir: str  # the control folder: journal, requests and answers
-    cancel_file: str  # exists once the user has cancelled the run
+    dir: str  # the control folder, with the journal, requests and answers
+    cancel_file: str  # exists if the user has cancelled the run
     stop_timeout: float  # from SIGTERM to SIGKILL
     master_addr: str
     control_port: int

@@ -1,7 +1,7 @@
-"""Takes the Python stacks of this node's ranks: a signal asks a rank, which writes to a file.
+"""Take the Python stacks of this node's ranks: on a signal, a rank writes its stack to a file.
 
-Whoever wants them puts a file `ask-<kind>-<id>` into the control folder and gets `stacks-<id>.json`.
-Nothing here blocks: the supervisor's loop calls `StackTaker.turn` again and again.
+A request is a file `ask-<kind>-<id>` in the control folder; the answer is `stacks-<id>.json`.
+Nothing here blocks: the supervisor's loop calls `StackTaker.turn` repeatedly.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .ranks import Rank
 from .sitecustomize import ALL_THREADS, MAIN_THREAD
 from .spec import Spec
 
-LOOK = 0.1  # seconds between two looks for a request
-QUIET = 0.3  # seconds after which a stack that grows no more is complete
+LOOK = 0.1  # seconds between checks for requests
+QUIET = 0.3  # seconds without growth after which a stack is complete
 ANSWER_TIMEOUT = 3.0  # seconds for a rank to answer
 SOURCE_TIMEOUT = 1.0  # seconds to read the source files
 HEAD = re.compile(r"(Stack|Current thread|Thread) ?(0x[0-9a-f]+)?( \[.*\])? \(most recent call")
@@ -33,21 +33,21 @@ STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
 
 
 class Dump:
-    """One request to one rank. `note` says why there is no stack."""
+    """A request to one rank. note: why there is no stack."""
 
     def __init__(self, rank: Rank, folder: str, kind: str) -> None:
         self.rank = rank
         self.pid = python_of(rank.pid, folder) if rank.alive else rank.pid
         self.path = os.path.join(folder, str(self.pid))
         self.began = self.grew = time.monotonic()
-        self.size = self.read = 0  # bytes in the file, and of its complete dumps
+        self.size = self.read = 0  # bytes in the file; bytes of its complete dumps
         self.text = ""
-        self.then: list[int] = []  # signals to send next: one in the middle of a dump would tear it
+        self.then: list[int] = []  # signals to send next; one sent during a dump would corrupt it
         self.note = self.ask(kind)
         self.done = bool(self.note)
 
     def ask(self, kind: str) -> str:
-        """Sends the signal where it does no harm; else says why not."""
+        """Send the signal if that is harmless; otherwise return the reason why not."""
         state = (proc_stat(self.pid) or ["X"])[0]
         if not self.rank.alive or state in STATES:
             return STATES.get(state, "exited")
@@ -108,7 +108,7 @@ class Dump:
 
 
 class Sources(threading.Thread):
-    """Adds its source line to each frame. If the disk hangs, only this thread hangs."""
+    """Adds source lines to frames, in a thread because the disk may hang."""
 
     def __init__(self, stacks: list[Stack]) -> None:
         super().__init__(daemon=True)
@@ -135,20 +135,20 @@ class Sources(threading.Thread):
 
 
 class StackTaker:
-    """Takes stacks for requests in the control folder, and for node 0 before the run ends as hung."""
+    """Takes stacks for requests in the control folder, and for node 0 before it stops a hung run."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._folder = os.path.realpath(os.path.join(spec.dir, "stacks"))
         self._looked_at = 0.0
-        self._requests: list[tuple[str, str]] = []  # (kind, id), not answered yet
-        self._dumps: list[Dump] | None = None  # under way
-        self._sources: Sources | None = None  # the next step
+        self._requests: list[tuple[str, str]] = []  # unanswered (kind, id)
+        self._dumps: list[Dump] | None = None  # in progress
+        self._sources: Sources | None = None  # the step after the dumps
         self._for_peers = False
-        self.written = False  # to the journal, since node 0 wanted them
+        self.written = False  # whether the stacks that node 0 requested are in the journal
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """`env`, changed so that the ranks will answer, if that is possible."""
+        """Return `env` changed so that the ranks can answer, or unchanged if that is impossible."""
         if os.pathsep in self._folder:
             return env
         try:
@@ -162,14 +162,16 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
-        """Returns the stacks, once, when node 0 wants them. An error here must not end a run: the user
-        only wants to look at it."""
+        """Continue all requests. Return the stacks once, if node 0 wants them.
+
+        Errors are ignored: the user only wants to look at the run.
+        """
         self.written = self.written and wanted
         try:
             return self._turn(ranks, phase, wanted)
         except Exception:
             self._requests, self._dumps, self._sources = [], None, None
-            self.written = wanted  # there is nothing more to wait for
+            self.written = wanted  # nothing is left to wait for
             return None
 
     def _turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
@@ -200,7 +202,7 @@ class StackTaker:
         return stacks if self._for_peers else None
 
     def _new_requests(self) -> list[tuple[str, str]]:
-        """Listing the folder makes NFS ask its server for what other hosts have made in it."""
+        """Return new requests. Listing the folder makes NFS ask its server for other hosts' files."""
         found = []
         with contextlib.suppress(OSError):  # the request was withdrawn, or the folder is gone
             for name in os.listdir(self._spec.dir):
@@ -222,7 +224,7 @@ class StackTaker:
 
 
 def python_of(pid: int, folder: str) -> int:
-    """The process that can answer: the rank itself, or the Python that a rank's shell script started."""
+    """Return the process that can answer: the rank, or the Python that its shell script started."""
     for each in [pid, *descendants(pid)]:
         if os.path.exists(os.path.join(folder, str(each))):
             return each
@@ -230,14 +232,17 @@ def python_of(pid: int, folder: str) -> int:
 
 
 def handles(pid: int, number: int, field: str) -> bool:
-    """Whether a signal is in a set of /proc/PID/status: SigCgt are caught, SigBlk blocked."""
+    """Return whether a signal is in a set of /proc/PID/status: SigCgt are caught, SigBlk blocked."""
     with open("/proc/%d/status" % pid) as file:
         sets = [line.split()[1] for line in file if line.startswith(field)]
     return bool(int(sets[0], 16) >> (number - 1) & 1)
 
 
 def has_open(pid: int, path: str) -> bool:
-    """A script may close all descriptors: then the stack would go to what it opened since."""
+    """Return whether the process has the file open.
+
+    A script may close all descriptors, and the stack would be written to whatever it opened since.
+    """
     folder = "/proc/%d/fd" % pid
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
@@ -247,7 +252,7 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def signal_main_thread(pid: int, number: int) -> None:
-    """tgkill, so that the main thread answers. Its number differs by architecture."""
+    """Send a signal to the main thread with tgkill, whose number depends on the architecture."""
     call = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "riscv64": 131, "s390x": 241}
     machine = os.uname().machine
     if machine in call:
@@ -257,7 +262,7 @@ def signal_main_thread(pid: int, number: int) -> None:
 
 
 def parse(text: str) -> list[Thread]:
-    """What faulthandler wrote. The main thread is called "main", the others by their ids."""
+    """Parse faulthandler's output. The main thread is named "main", others by their ids."""
     found: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)
@@ -266,7 +271,7 @@ def parse(text: str) -> list[Thread]:
             found.append(((head[2] or "") + (head[3] or "") if name is None else name, []))
         elif frame and found:
             found[-1][1].insert(0, Frame(frame[1], int(frame[2]), frame[3]))
-    # "" is the main thread a second time
+    # "": the main thread again
     return [Thread(name, tuple(frames)) for name, frames in found if name]
 
 
@@ -282,7 +287,7 @@ def source_line(pid: int, file: str, number: int) -> str:
 
 
 def own_file(name: str) -> bytes:
-    """A file beside this one, in a folder or in a zip."""
+    """Return a file in this folder, which may be inside a zip."""
     loader: Any = __spec__.loader
     content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
     return content

@@ -25,7 +25,7 @@ class Failure(NamedTuple):
 
 
 class Torchrun:
-    """Its own output goes to the journal as lines that belong to no rank."""
+    """The torchrun process. Its own output goes to the journal as lines without a rank."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec, self._journal = spec, journal
@@ -33,7 +33,7 @@ class Torchrun:
         self._output: dict[int, Lines] = {}  # by pipe
 
     def start(self, log_folder: str, env: dict[str, str]) -> None:
-        """Raises OSError when it cannot be started."""
+        """Start torchrun. Raises OSError if that fails."""
         shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
         ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
@@ -60,37 +60,37 @@ class Torchrun:
         return [self._process.stdout.fileno(), self._process.stderr.fileno()]
 
     def exit_code(self) -> int | None:
-        """As a shell has it for a command that cannot be started: 127."""
+        """Return the exit code; 127, as in a shell, if torchrun could not be started."""
         return self._process.poll() if self._process else 127
 
     def read(self, pipe: int) -> int:
-        """Copies what a pipe holds. Returns the number of bytes; 0 at its end."""
+        """Copy the available data of a pipe. Return the number of bytes; 0 at its end."""
         data = os.read(pipe, READ_SIZE)
         self._output[pipe].feed(data)
         return len(data)
 
     def finish(self) -> None:
-        """Once torchrun and all that it started have ended."""
+        """Copy the rest of the output, after torchrun and all its processes have ended."""
         for pipe in self.pipes():
-            with contextlib.suppress(BlockingIOError):  # a process that survived SIGKILL holds it
+            with contextlib.suppress(BlockingIOError):  # held by a process that survived SIGKILL
                 while self.read(pipe):
                     pass
             self._output[pipe].finish()
 
     def last_lines(self) -> list[str]:
-        """The end of its stdout and then of its stderr, which has the failure."""
+        """Return the end of stdout, then of stderr, which shows the failure."""
         return [
             line for lines in self._output.values() if lines.last for line in lines.last_lines()
         ]
 
     def failures(self) -> list[Failure]:
-        """The failed ranks in its summary, which has the first failure last. It shows no exit code 0."""
+        """Return the failed ranks in torchrun's summary, which lists the first last and omits code 0."""
         found = FAILURE.findall("\n".join(self.last_lines()))
         return [Failure(*map(int, numbers)) for numbers in reversed(found)]
 
 
 def executable(argv: list[str]) -> list[str]:
-    """`torchrun` beside this Python, on PATH, or as a module of this Python."""
+    """Find `torchrun` beside this Python, on PATH, or as a module of this Python."""
     if argv[0] != "torchrun":
         return argv
     folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
@@ -101,5 +101,5 @@ def executable(argv: list[str]) -> list[str]:
 
 
 def stop_grace(stop_timeout: float) -> float:
-    """Seconds from SIGTERM to our SIGKILL: at stop_timeout the engine kills us too."""
+    """Return the seconds from SIGTERM to our SIGKILL: at stop_timeout the engine kills us too."""
     return max(0.5 * stop_timeout, stop_timeout - 3.0)

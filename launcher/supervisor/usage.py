@@ -1,4 +1,4 @@
-"""What this node runs on, how busy its CPUs and GPUs are, and how much memory and disk is left."""
+"""This node's software, the load of its CPUs and GPUs, and its free memory and disk space."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .events import Environment, Gpu, ResourceUsage, Usage
 from .proc import descendants, usage
 from .spec import Spec
 
-INTERVAL = 10.0  # seconds; without persistence mode nvidia-smi takes up to a second of a core
+INTERVAL = 10.0  # seconds; without persistence mode, nvidia-smi uses up to a second of a core
 PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
-# the folder or file that pip leaves; importlib.metadata reads it too, and takes long to import
+# The folder or file that pip leaves. importlib.metadata would read it too, but is slow to import.
 INSTALLED = re.compile(r"([^-]+)-([^-]+)(?:-py[^-]*)?\.(?:dist|egg)-info")
 NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total"]
 NVIDIA_SMI += ["--format=csv,noheader,nounits"]
@@ -24,7 +24,7 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def environment() -> Environment:
-    """Of the packages, those beside the Python that runs this, which is torchrun's as a rule."""
+    """Describe the software. Packages are those of the Python that runs this, usually torchrun's."""
     versions = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
     installed: dict[str, str] = {}
     for path in site.getsitepackages(
@@ -45,18 +45,18 @@ def environment() -> Environment:
 
 
 class Sampler:
-    """Samples every INTERVAL. nvidia-smi runs beside the supervisor, which never waits for it."""
+    """Takes a sample every INTERVAL. nvidia-smi runs in the background, so nothing waits for it."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + INTERVAL / 2
         self._asked: subprocess.Popen[bytes] | None = None
-        # without a device to see there is nothing to ask
+        # no device is visible
         self._has_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
         self._at = time.monotonic()
-        self._cpu: dict[int, float] = {}  # CPU seconds, by process
+        self._cpu: dict[int, float] = {}  # CPU seconds by pid
 
     def turn(self) -> Usage | None:
-        """A sample when one is due."""
+        """Return a sample if one is due, else None."""
         now = time.monotonic()
         if self._asked is None and now >= self._next:
             self._next = now + INTERVAL
@@ -88,7 +88,7 @@ class Sampler:
             self._has_gpus = False
 
     def _cores(self, now: float) -> float:
-        """CPU cores that the processes below us have kept busy since the last sample."""
+        """Return how many CPU cores our descendants kept busy since the last sample."""
         before, past = self._cpu, now - self._at
         self._cpu = {pid: usage(pid)[1] for pid in descendants(os.getpid())}
         self._at = now
@@ -97,7 +97,7 @@ class Sampler:
 
 
 def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
-    """From nvidia-smi's rows `use, used, total`; () without a readable row."""
+    """Parse nvidia-smi's rows `use, used, total`; () without a readable row."""
     found = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -107,7 +107,7 @@ def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
 
 
 class Resources:
-    """What a process can run out of: memory, and room on disks."""
+    """Resources that can run out: memory, and space on disks."""
 
     def __init__(self, spec: Spec) -> None:
         self._disks = {
@@ -120,7 +120,7 @@ class Resources:
         self._kills_before = self._kills()
 
     def oom_kills(self) -> int:
-        """Since the start, in this container or session."""
+        """Return the number of OOM kills since the start in this container or session."""
         return self._kills() - self._kills_before
 
     def usage(self) -> ResourceUsage:
@@ -135,7 +135,7 @@ class Resources:
         return self._number(("memory.events", "memory.oom_control"), "oom_kill ")
 
     def _number(self, names: tuple[str, ...], label: str) -> int:
-        """The number after `label` in the first of these files that exists; 0 without one."""
+        """Return the number after `label` in the first existing file; 0 without one."""
         for path in (os.path.join(group, name) for group in self._groups for name in names):
             try:
                 with open(path) as file:
@@ -149,7 +149,7 @@ class Resources:
 
 
 def memory_groups() -> list[str]:
-    """Where this process's memory cgroup may be, version 2 and version 1."""
+    """Return the possible folders of this process's memory cgroup, version 2 and version 1."""
     try:
         with open("/proc/self/cgroup") as file:
             rows = [line.rstrip("\n").split(":", 2) for line in file]

@@ -1,4 +1,4 @@
-"""The one writer of stdout (results) and stderr (ddpctl's own messages)."""
+"""The only writer of stdout (results) and stderr (ddpctl's own messages)."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from ..logs.fold import Fold
     from .live import Live
 
-QUIET_BEFORE = 2.0  # seconds; a step that takes longer is announced
+QUIET_BEFORE = 2.0  # seconds; longer steps are announced
 LOGGER = logging.getLogger("ddpctl")
-LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints errors that no handler takes
+LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints errors without a handler
 _NO_COLOURS: Mapping[str, str] = MappingProxyType({})
 
 
 class Console:
     """quiet: errors only. verbose: also details of each step. plain: no live display.
 
-    Files and pipes get log lines byte for byte; a terminal gets them without escape sequences other
-    than colours. A stdout that cannot be written is reported once and then left alone: the command
-    goes on, and its exit code is its own.
+    Files and pipes get log lines byte for byte. On a terminal, escape sequences other than colours
+    are removed. If stdout cannot be written, this is reported once; the command goes on and returns
+    its own exit code.
     """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, plain: bool = False) -> None:
         self.quiet = quiet
         self.verbose = verbose
         self.plain = plain
-        self.steps: list[tuple[str, float]] = []  # of `step`: what it was, and its seconds
+        self.steps: list[tuple[str, float]] = []  # (name, seconds) of each step
         self.stdout_closed = _reserve("stdout")
         _reserve("stderr")
-        self.fold: Fold | None = None  # set: identical lines of many ranks become one
+        self.fold: Fold | None = None  # if set, identical lines of many ranks are folded
         self._live: Live | None = None
         self._lock = threading.RLock()
         self._sanitizer = Sanitizer()
 
     def lines(self, text: bytes) -> None:
-        """Whole lines of a result."""
+        """Print whole lines of a result."""
         if self.fold is None:
             self._write(text)
             return
@@ -57,7 +57,7 @@ class Console:
                 self._write(folded)
 
     def settle(self) -> None:
-        """Write all that still waits to be folded."""
+        """Print all lines that wait to be folded."""
         if self.fold is not None:
             for folded in self.fold.take_all():
                 self._write(folded)
@@ -71,7 +71,7 @@ class Console:
 
     @contextlib.contextmanager
     def live(self, display: Live) -> Iterator[None]:
-        """Keep `display` at the bottom of the terminal, below all that is written meanwhile."""
+        """Keep `display` at the bottom of the terminal, below all other output."""
         self.flush()
         self._live = display
         try:
@@ -95,7 +95,7 @@ class Console:
         head: Sequence[str],
         colours: Mapping[str, str] = _NO_COLOURS,
     ) -> None:
-        """colours: the SGR colour of a cell by its text, for a terminal."""
+        """Print a table. colours: SGR colour by cell text, for a terminal."""
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colours if shown else _NO_COLOURS))
 
@@ -113,7 +113,7 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Announce `text` if the step takes more than two seconds. verbose: also how long it took."""
+        """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its duration."""
         if self.verbose:
             self.detail(f"{text} ...")
         began = time.monotonic()
@@ -139,7 +139,7 @@ class Console:
                 shown = self._sanitizer.feed(text)
                 text = shown.encode(sys.stdout.encoding or "utf-8", errors="replace")
             self._try_stdout(lambda: sys.stdout.buffer.write(text))
-            if self._live and self._live.due():  # lines may come without a pause
+            if self._live and self._live.due():  # lines may arrive without a pause
                 self._flush()
 
     def _flush(self) -> None:
@@ -153,17 +153,17 @@ class Console:
             return
         try:
             act()
-        except OSError as error:  # its reader has left, or its disk is full
+        except OSError as error:  # the reader has left, or the disk is full
             self.stdout_closed = True
             _abandon(sys.stdout)
-            reason = "its reader has left" if error.errno == errno.EPIPE else error.strerror
+            reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
             self.say(f"nothing more is printed on stdout: {reason}")
 
     def _stderr(self, text: str) -> None:
         with self._lock:
             if self._live:
                 self._live.hide()
-                self._try_stdout(lambda: sys.stdout.flush())  # what was written before comes first
+                self._try_stdout(lambda: sys.stdout.flush())  # earlier output comes first
             try:
                 sys.stderr.write(plain(text) + "\n")
                 sys.stderr.flush()
@@ -172,7 +172,7 @@ class Console:
 
 
 class LoggingConsole(Console):
-    """For programs: prints nothing. What the command line says on stderr is logged as INFO or DEBUG."""
+    """Prints nothing, for use from Python. Messages for stderr are logged as INFO or DEBUG."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True, plain=True)
@@ -189,15 +189,15 @@ class LoggingConsole(Console):
 
 
 def _abandon(stream: TextIO) -> None:
-    """Let the stream lead nowhere: Python flushes it once more at its end, and must not fail there."""
+    """Redirect the stream to /dev/null, because Python flushes it at exit and must not fail there."""
     with open(os.devnull, "w") as null, contextlib.suppress(OSError):  # noqa: PTH123
         os.dup2(null.fileno(), stream.fileno())
 
 
 def _reserve(name: str) -> bool:
-    """Whether a standard stream was closed before ddpctl began, as by `>&-`.
+    """Replace a standard stream by /dev/null if it was closed before ddpctl started (`>&-`).
 
-    Then it becomes /dev/null: else the next file or connection would get its number.
+    Otherwise the next file or connection would get its descriptor. Return whether it was closed.
     """
     closed = getattr(sys, name) is None
     if closed:
@@ -210,10 +210,7 @@ def table(
     head: Sequence[str],
     colours: Mapping[str, str] = _NO_COLOURS,
 ) -> str:
-    """Plain columns, two spaces apart, as docker and kubectl print them.
-
-    colours: the SGR colour of a cell, by its text.
-    """
+    """Format plain columns, two spaces apart, like docker. colours: SGR colour by cell text."""
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 

@@ -1,9 +1,9 @@
-"""A few lines at the bottom of the terminal, redrawn while everything else scrolls above them.
+"""A few lines at the bottom of the terminal, redrawn while all other output scrolls above them.
 
-Others write the scrolling text themselves, byte for byte: `hide` removes the lines before they
-write, `draw` puts them back some time later. The terminal's modes stay as they are, so it works as
-before whatever ends this process. (rich.live keeps neither promise: it renders all text again and
-wraps it, and hides the cursor until its own end.)
+Other code writes the scrolling text itself, byte for byte: `hide` removes the lines before it
+writes, and `draw` restores them later. The terminal's modes are never changed, so the terminal
+works however this process ends. (rich.live keeps neither promise: it renders and wraps all text
+again, and hides the cursor until it ends.)
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ EVERY = 0.5  # seconds between two drawings
 
 
 def wanted(*, plain: bool, quiet: bool) -> bool:
-    """Whether stdout and stderr are a terminal that can move its cursor, and a panel is welcome."""
+    """Return whether to show a panel: it is allowed, and both streams are capable terminals."""
     if plain or quiet or os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 class Live:
-    """Draws on stderr what `render` returns: lines without newlines. Any thread may call it."""
+    """Draws the lines that `render` returns on stderr. Thread-safe."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: (columns, rows) -> lines. share: how much of the terminal's height to use."""
+        """render: (columns, rows) -> lines without newlines. share: of the terminal's height."""
         self._share = share
         self._render = render
         self._lock = threading.RLock()
-        self._shown: list[str] = []  # the lines on the terminal now
+        self._shown: list[str] = []  # lines now on the terminal
         self._drawn_at = 0.0  # time.monotonic()
         self._closed = False
 
     def hide(self) -> None:
-        """Call it before anything else is written. The cursor returns to where the drawing began."""
+        """Remove the lines before other output. The cursor returns to where the drawing began."""
         with self._lock:
             if self._shown:
                 columns = get_terminal_size().columns
@@ -56,7 +56,7 @@ class Live:
         return not self._closed and time.monotonic() - self._drawn_at >= EVERY
 
     def draw(self) -> None:
-        """Flush everything else before."""
+        """Draw the lines. Flush all other output first."""
         with self._lock:
             if self._closed:
                 return
@@ -69,24 +69,24 @@ class Live:
             self._shown, self._drawn_at = lines, time.monotonic()
 
     def close(self) -> None:
-        """Remove the lines for good; what scrolled stays."""
+        """Remove the lines for good, but not the scrolled text."""
         with self._lock:
             self.hide()
             self._closed = True
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone away
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             sys.stderr.write(text)
             sys.stderr.flush()
 
 
 def _rows(line: str, columns: int) -> int:
-    """Rows that a drawn line takes now: terminals wrap longer lines anew when they get narrower."""
+    """Return the rows that a drawn line occupies: terminals rewrap long lines when they get narrower."""
     return max(1, -(-cell_len(Text.from_ansi(line).plain) // columns))
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:
-    """Lines cut to the terminal's width, and to `rows` of them."""
+    """Cut lines to the terminal's width, and their number to `rows`."""
     lines = [line[: columns - 1] for line in text.splitlines()]
     if len(lines) <= rows:
         return lines

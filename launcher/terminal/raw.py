@@ -1,4 +1,4 @@
-"""This terminal handed to a command elsewhere: raw mode, and its size as it changes."""
+"""Connect this terminal to a remote command: raw mode, and changes of its size."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from ..errors import DdpctlError
 
 @contextlib.contextmanager
 def raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Every key goes to the reader of stdin, Ctrl-C too. `resize` gets rows and columns, now and
-    whenever they change; it is called in a thread of its own. stdin must be a terminal."""
+    """Put the terminal into raw mode, in which Ctrl-C too goes to the reader of stdin.
+
+    `resize` is called in a thread with rows and columns, now and after each change. stdin must be a
+    terminal.
+    """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    changes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put is safe in a signal handler
+    changes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # `put` is safe in a signal handler
 
     def follow() -> None:
         with contextlib.suppress(DdpctlError, OSError):

@@ -1,7 +1,7 @@
-"""What others write, made safe for a terminal: log lines keep their colours, messages keep nothing.
+"""Make foreign text safe for a terminal: log lines keep only colours, messages keep nothing.
 
-A terminal obeys what it prints: escape sequences move its cursor, set its title and write to the
-clipboard. Hosts, images and scripts choose what stands in logs, labels and error messages.
+A terminal obeys escape sequences: they move its cursor, set its title and write to the clipboard.
+Hosts, images and scripts control the text of logs, labels and error messages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 
-LONGEST = 4096  # characters of an unfinished escape sequence that are waited for
+LONGEST = 4096  # maximum characters of an unfinished escape sequence
 
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colours
 _STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # titles
@@ -21,21 +21,21 @@ _UNFINISHED = re.compile(
     r"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*\x1b?"
     r"|\x1b[ -/]*|\r)\Z"
 )
-# Text that a carriage return would overwrite, as progress bars do; the prefix [host:rank] stays.
+# Text that a carriage return would overwrite, as in progress bars; the prefix [host:rank] stays.
 _OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 _REORDERING = dict.fromkeys([0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 
 
 def plain(text: str) -> str:
-    """Without escape sequences and control characters, except for newlines and tabs.
+    """Remove escape sequences and control characters, except newlines and tabs.
 
-    Characters that reverse the direction of text go too: they can make a line read as another.
+    Also removes characters that reverse the direction of text, which can disguise a line.
     """
     return _ACTIVE.sub("", text).translate(_REORDERING)
 
 
 def coloured(text: str) -> str:
-    """Like `plain`, but colours and bold type (SGR sequences) stay."""
+    """Like `plain`, but keep colours and bold type (SGR sequences)."""
     return _ACTIVE.sub(_only_colour, text)
 
 
@@ -44,7 +44,7 @@ def _only_colour(found: re.Match[str]) -> str:
 
 
 class Sanitizer:
-    """Log output for a terminal, piece by piece; an escape sequence may be torn between pieces."""
+    """Sanitizes log output in pieces. An escape sequence may be split between pieces."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -58,7 +58,7 @@ def test_a_command_in_a_container_of_a_live_run(
     with_terminal(other)
     assert other.ddpctl("kill", run_id).returncode == 0
     ended = other.ddpctl("exec", run_id, "--", "true")
-    assert ended.returncode == 2 and "does not run" in ended.stderr
+    assert ended.returncode == 2 and "is not running" in ended.stderr
 
 
 def with_terminal(home: Home, *where: str) -> None:

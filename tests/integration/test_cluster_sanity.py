@@ -196,6 +196,6 @@ def test_a_collective_that_hangs_ends_within_the_timeout_and_names_the_node(
     assert process.returncode == 1, err.decode()
     found = json.loads(out)
     [problem] = found["problems"]
-    assert problem.startswith("node1 (node 1) fell silent in all-reduce of ")
+    assert problem.startswith("node1 (node 1) stopped responding in all-reduce of ")
     assert "(rank 1): check that host" in problem
     until(cluster.idle, 30, "nothing of it is left")

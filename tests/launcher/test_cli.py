@@ -82,7 +82,7 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["attach", "zz"], "this machine has no run"),
         (["exec"], "no command: write it after --"),
         (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
-        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all: give one"),
+        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all: use only one"),
         (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),
         (["exec", "--", "ls"], "no record of a run"),
         (["logs", "--grep", "("], "not a regular expression"),

@@ -174,7 +174,7 @@ def other_images_on_rank_1() -> None:
 def test_other_images_on_one_rank(tmp_path: Path) -> None:
     job = Job(tmp_path / "run", count=2, first=other_images_on_rank_1)
     assert job.codes() == [3, 3]
-    assert "rank 1 has other images" in errors(job)[0]
+    assert "rank 1's images differ" in errors(job)[0]
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:

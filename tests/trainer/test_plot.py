@@ -45,5 +45,5 @@ def test_a_half_written_last_line_is_left_out_and_a_damaged_one_is_not(tmp_path:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="give a run's output folder"):
+    with pytest.raises(DataError, match="pass a run's output folder"):
         main([str(tmp_path)])

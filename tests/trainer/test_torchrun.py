@@ -150,7 +150,7 @@ def test_older_flags_count_nodes_and_start_the_ranks_of_this_one(tmp_path: Path)
 
 def test_spawn_under_torchrun_is_refused(tmp_path: Path) -> None:
     code, text = finish(start([*TORCHRUN, *TRAINER], tmp_path / "run", "--spawn", "2"))
-    assert code == 1 and "--spawn beside RANK in the environment" in text
+    assert code == 1 and "--spawn with RANK in the environment" in text
 
 
 def test_alone_and_spawned_stop_with_75(tmp_path: Path) -> None:

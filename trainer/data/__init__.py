@@ -29,7 +29,7 @@ def load_dataset(config: Config, device: torch.device) -> Images:
     path = Path(config.data) if config.data != "download" else downloaded()
     if not path.is_dir():
         raise DataError(
-            f"--data {path}: no such folder: give one, or `--data synthetic`, or `--data download`"
+            f"--data {path}: no such folder: pass one, or `--data synthetic`, or `--data download`"
         )
     if folder := cifar.find(path):
         arrays = cifar.load(folder)

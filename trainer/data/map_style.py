@@ -50,8 +50,8 @@ class MapStyle(Images):
         self.image_size = image.shape[-1]
         if config.num_classes is None and not hasattr(train, "classes"):
             raise DataError(
-                f"--data {config.data}: how many classes? Give --num-classes, or the data set a "
-                "list `classes`"
+                f"--data {config.data}: unknown number of classes: pass --num-classes, or give the data "
+                "set a list `classes`"
             )
         self.num_classes = config.num_classes or len(train.classes)
         digest = hashlib.sha256(f"{config.data} {len(train)} {len(test)}".encode())

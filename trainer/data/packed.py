@@ -77,7 +77,7 @@ def pack(
     Raises DataError if a picture cannot be read, or `to` exists.
     """
     if to.exists():
-        raise DataError(f"{to}: exists already: remove it, or give another --to")
+        raise DataError(f"{to}: already exists: remove it, or pass another --to")
     part = to.with_name(f".{to.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     digests = {}

@@ -52,13 +52,13 @@ def main(argv: Sequence[str]) -> int:
     """Prints the table, or JSON. Flags that are not bench's own are passed to every training."""
     parser = Parser(
         prog="trainer bench",
-        description="Train the same several ways; all other flags are the trainer's.",
+        description="Train in several ways and compare them; all other flags are the trainer's.",
         allow_abbrev=False,
     )
-    parser.add_argument("--ranks", type=int, default=2, help="of the DDP rows (default 2)")
-    parser.add_argument("--techniques", action="store_true", help="one technique at a time")
-    parser.add_argument("--scaling", metavar="N,N", help="the same with N ranks each")
-    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks in the DDP rows (default 2)")
+    parser.add_argument("--techniques", action="store_true", help="add one technique at a time")
+    parser.add_argument("--scaling", metavar="N,N", help="repeat with each number of ranks")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
     given, common = parser.parse_known_args(list(argv))
     rows = technique_rows(given.ranks) if given.techniques else mode_rows(given.ranks)
     if given.scaling:

@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     fetch.add_argument("--name", choices=("cifar10", "cifar100"), default="cifar10")
     make = acts.add_parser("make", help="write a set in CIFAR-10's layout")
     make.add_argument("--from", dest="kind", choices=("fashion-mnist", "synthetic"), required=True)
-    make.add_argument("--folder", type=Path, help="where the files of fashion-mnist are")
+    make.add_argument("--folder", type=Path, help="folder with the fashion-mnist files")
     make.add_argument("--to", type=Path, required=True, metavar="DIR")
     pack = acts.add_parser("pack", help="write an ImageFolder tree into a few large files")
     pack.add_argument("tree", type=Path, metavar="TREE")
@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PIXELS",
         help="store pixels, with the short side at most this long, instead of the files",
     )
-    verify = acts.add_parser("verify", help="read a set whole; print its counts and digest")
+    verify = acts.add_parser("verify", help="read a whole set and print its counts and digest")
     verify.add_argument("folder", type=Path, metavar="DIR")
     return parser
 

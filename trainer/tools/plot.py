@@ -28,7 +28,7 @@ def records(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}: give a run's output folder") from None
+        raise DataError(f"{path}: {error.strerror}: pass a run's output folder") from None
     found = []
     for number, line in enumerate(lines, start=1):
         try:

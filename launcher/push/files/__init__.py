@@ -1,1 +1,1 @@
-"""Folders to hosts."""
+"""Send folders to hosts."""

@@ -1,7 +1,7 @@
-"""What a tree holds, as one value: paths, kinds, executable bits, sizes and content.
+"""The contents of a tree as one value: paths, kinds, executable bits, sizes and hashes. Pure.
 
-Pure. The tree's digest, its name on every host, is the sha256 of the manifest's text. Times, owners
-and all other mode bits do not count.
+The sha256 of the manifest's text is the tree's digest, which is its name on every host. Times,
+owners and all other mode bits do not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One path, relative to the tree. `content` is a sha256, or the target of a symbolic link."""
+    """One path, relative to the tree. content: sha256 of a file, target of a symbolic link."""
 
     path: bytes
     kind: str  # d folder, l link, f file, x executable file
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Delta:
-    """How to turn an earlier tree into this one: paths to remove, then entries to write."""
+    """The difference from an earlier tree: paths to remove, then entries to write."""
 
     remove: tuple[bytes, ...]
     write: tuple[Entry, ...]
@@ -40,7 +40,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries: folders first, then links, then files, each sorted by path."""
+    """All entries: folders, then links, then files, each sorted by path."""
 
     entries: tuple[Entry, ...]
 
@@ -57,7 +57,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
     @property
@@ -65,7 +65,7 @@ class Manifest:
         return sum(1 for entry in self.entries if entry.is_file)
 
     def after(self, earlier: Manifest) -> Delta:
-        """How to get here from a copy of `earlier`. An entry that differs at all is replaced."""
+        """Return the changes from a copy of `earlier`. Entries that differ in anything are replaced."""
         old = {entry.path: entry for entry in earlier.entries}
         new = {entry.path for entry in self.entries}
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
@@ -75,13 +75,13 @@ class Manifest:
 
 
 def make(entries: Iterable[Entry]) -> Manifest:
-    """Sorted so that a folder precedes its content and an interrupted transfer is a prefix."""
+    """Sort entries so that a folder precedes its contents, and an interrupted transfer is a prefix."""
     order = {"d": 0, "l": 1, "f": 2, "x": 2}
     return Manifest(tuple(sorted(entries, key=lambda entry: (order[entry.kind], entry.path))))
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """The manifest in `text`. None if it is not the one with that digest, or leads out of the tree."""
+    """Parse a manifest; None if its digest differs or a path leads out of the tree."""
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")
@@ -99,12 +99,12 @@ def parse(text: bytes, digest: str) -> Manifest | None:
 
 
 def is_inside(path: bytes) -> bool:
-    """Whether a path stays in its tree: relative, without empty, `.` or `..` parts."""
+    """Return whether a path stays in its tree: relative, no empty, `.` or `..` parts."""
     return b"\0" not in path and not {b"", b".", b".."} & set(path.split(b"/"))
 
 
 def _topmost(paths: set[bytes]) -> Iterable[bytes]:
-    """Without the paths below another one: removing a folder removes them."""
+    """Drop paths below another path, because removing a folder removes its contents."""
     for path in paths:
         above = path.rpartition(b"/")[0]
         while above and above not in paths:

@@ -1,4 +1,4 @@
-"""Pushed datasets and code that no run uses any more: found on every host, then removed."""
+"""Find pushed datasets and code on the hosts that no run uses any more, and remove them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..report import HostsNotReady, PushReport, format_bytes
 from ..transfer.payload import script_output
 from .scan import scan_job
 
-TIMEOUT = 600.0  # seconds; to measure or remove a large tree takes time
-MIN_AGE = 5  # seconds; after a push it takes a while until a container mounts the tree
+TIMEOUT = 600.0  # seconds; measuring or removing a large tree is slow
+MIN_AGE = 5  # seconds; it takes a moment from a push until a container mounts the tree
 
-# Prints the digest of each tree that an attempt uses which may still run, on whichever host.
+# Prints the digest of each tree used by an attempt that may be running, on whichever host.
 USED = (
     OWN
     + r"""
@@ -34,8 +34,8 @@ exit 0
 """
 )
 
-# Prints "FOLDER KB" for each tree and draft but those to keep.
-# $1 least age in seconds; the others: digests to keep
+# Prints "FOLDER KB" for each tree and draft except those to keep.
+# $1: minimum age in seconds; further arguments: digests to keep
 FIND = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 now=$(date +%s) least=$1 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
@@ -65,7 +65,7 @@ done
 """
 
 
-# Its lines, as a host is not trusted: a tree or draft of ours, and its size in KB
+# A line of FIND's output: a tree or draft of ours, and its size in KB. Hosts are not trusted.
 FOUND = re.compile(
     r"^((?:datasets|workdirs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)) ([0-9]{1,18})$",
     re.MULTILINE,
@@ -74,22 +74,20 @@ FOUND = re.compile(
 
 @dataclass(frozen=True)
 class Unused:
-    """A tree that no run uses."""
-
-    folder: str  # below ~/.ddpctl
-    size: int  # bytes; files that other trees share count too
+    folder: str  # relative to ~/.ddpctl
+    size: int  # bytes; includes files shared with other trees
 
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The trees that no run uses, by host name, and whether they were removed."""
+    """The trees that no run uses, by host name. removed: whether they were removed."""
 
     trees: list[tuple[str, Unused]]
     removed: bool
 
     def summary(self) -> str:
         if not self.trees:
-            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
+            return "nothing to delete: runs or this hosts file use all data and code there"
         size = format_bytes(sum(tree.size for _, tree in self.trees))
         return f"{'deleted' if self.removed else 'kept'} {len(self.trees)} folders, {size}"
 
@@ -104,10 +102,10 @@ class PruneResult:
 def prune(
     nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool], console: Console
 ) -> PruneResult:
-    """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list first.
+    """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list.
 
-    HostsNotReady names each host where a tree is left, or where it is not known what is in use:
-    nothing is removed from such a host, nor from one that shares its ~/.ddpctl.
+    Raises HostsNotReady with each host where a tree is left or the use of trees is unknown. Nothing
+    is removed from such a host, or from a host that shares its ~/.ddpctl.
     """
     try:
         trees = scan_job(cluster.job, {"dataset", "workdir"})
@@ -143,12 +141,12 @@ def prune(
 
 
 def parse_unused(text: str) -> list[Unused]:
-    """Lines that are not as expected are ignored."""
+    """Parse FIND's output. Ignores malformed lines."""
     return [Unused(folder, int(size) * 1024) for folder, size in FOUND.findall(text)]
 
 
 def _in_use(node: Node, cluster: Cluster) -> set[str]:
-    """Digests of trees that containers and open attempts of runs use there."""
+    """Return the digests of trees that containers and open attempts use on a host."""
     mounts = mounted_by_runs(node, engine_required=engine_traits(cluster.job.engine).in_container)
     used = "\n".join([*mounts, _script(node, USED)])
     return set(re.findall(r"\b[0-9a-f]{64}\b", used))

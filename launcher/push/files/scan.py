@@ -1,16 +1,16 @@
-"""From a folder on this machine to its manifest. A file that has not changed is not read again.
+"""Scan a local folder into a manifest. Unchanged files are not read again.
 
-Of a workdir, .git and what .gitignore and .ddpctlignore exclude are left out. As in git, a file's
-patterns apply to its folder and below, the deeper file wins, and a path below an ignored folder
-cannot be re-included. .ddpctlignore is read after .gitignore.
+In a workdir, .git is skipped, and so is everything that .gitignore and .ddpctlignore exclude. As in
+git, a file's patterns apply to its folder and below, a deeper file overrides, and a path below an
+ignored folder cannot be re-included. .ddpctlignore is read after .gitignore.
 
-A file counts as unchanged if size, inode, mtime and ctime (both in ns) are those of the last scan,
-and it was older than two seconds then: a write within the same clock tick would not show.
+A file is unchanged if its size, inode, mtime and ctime (both in ns) match the last scan, and it was
+more than two seconds old then. A write within the same clock tick would not show.
 """
 
 from __future__ import annotations
 
-# Paths are bytes here, as a name need not be UTF-8, and pathlib has no bytes.
+# Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
 # ruff: noqa: PTH112, PTH115, PTH118, PTH120, PTH123
 import hashlib
 import json
@@ -32,13 +32,13 @@ from . import manifest
 from .manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns
-BLOCK = 1 << 20  # bytes read at once
+BLOCK = 1 << 20  # bytes per read
 SHOWN = 5  # problems listed before "and N more"
 IGNORE_FILES = (b".gitignore", b".ddpctlignore")
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does; to change its mode changes its ctime."""
+    """What changes whenever a file does. A change of mode changes the ctime."""
 
     size: int
     inode: int
@@ -49,7 +49,7 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Tree:
-    """A folder and its content when it was scanned. skipped: sockets, pipes and devices."""
+    """A folder and its contents at the time of the scan. skipped: sockets, pipes and devices."""
 
     root: bytes
     manifest: Manifest
@@ -57,13 +57,13 @@ class Tree:
     skipped: list[bytes] = field(default_factory=list)
 
     def path(self, entry: Entry) -> bytes:
-        return b"%b/%b" % (self.root, entry.path)  # os.path.join takes ten times as long
+        return b"%b/%b" % (self.root, entry.path)  # ten times as fast as os.path.join
 
 
 def scan(folder: str, *, ignore: bool) -> Tree:
-    """ignore: leave out .git and what .gitignore and .ddpctlignore exclude.
+    """Scan a folder. ignore: skip .git and the paths in .gitignore and .ddpctlignore.
 
-    PushFailed lists the paths that cannot be pushed: unreadable, or a link out of the tree.
+    Raises PushFailed with all unreadable paths and links that lead out of the tree.
     """
     walk = _Walk(os.fsencode(os.path.realpath(folder)))
     if not os.path.isdir(walk.root):
@@ -82,7 +82,7 @@ def scan(folder: str, *, ignore: bool) -> Tree:
 
 
 def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
-    """The folders that a job names for those parts: dataset and workdir."""
+    """Scan the job's folders for these parts, dataset and workdir."""
     folders = {"dataset": job.dataset, "workdir": job.workdir}
     return {
         part: scan(folder, ignore=part == "workdir")
@@ -92,19 +92,19 @@ def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
 
 
 def shown(path: bytes) -> str:
-    """A path on one line of a message, whatever its bytes are."""
+    """Make a path printable on one line, whatever its bytes are."""
     text = path.decode(errors="backslashreplace")
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """The rules that apply in one folder of the tree."""
+    """The ignore rules for one folder of the tree."""
 
     rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
 
     def inside(self, root: bytes, folder: bytes) -> Ignore:
-        """The rules in a subfolder of the tree, with those of its own ignore files."""
+        """Return the rules for a subfolder, including its own ignore files."""
         rules = self.rules
         for name in IGNORE_FILES:
             try:
@@ -113,12 +113,12 @@ class Ignore:
                 ) as f:
                     spec = GitIgnoreSpec.from_lines(f.read().splitlines())
             except OSError:
-                continue  # there is none
+                continue  # no such file
             rules += ((os.fsdecode(folder) + "/" if folder else "", spec),)
         return Ignore(rules)
 
     def skips(self, path: str, *, is_folder: bool) -> bool:
-        """Whether `path`, relative to the tree, is ignored."""
+        """Return whether `path`, relative to the tree, is ignored."""
         if path.rpartition("/")[2] == ".git":
             return True
         for base, spec in reversed(self.rules):
@@ -136,7 +136,8 @@ class _Walk:
         self.stamps: dict[bytes, Stamp] = {}  # files
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
-        # A home folder may hold these. They change during a push and belong to this machine.
+        # A home folder may contain these. They change during a push and belong to this machine
+        # only.
         own = (cache_home(), state_home(), home_folder() / ".ddpctl")
         self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
@@ -180,8 +181,8 @@ class _Walk:
         inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
             self.problems.append(
-                f"{shown(os.path.join(self.root, path))}: links out of the folder "
-                f"(to {shown(target)}), where the hosts cannot follow; put the file itself there"
+                f"{shown(os.path.join(self.root, path))}: is a link out of the folder "
+                f"(to {shown(target)}), which the hosts do not have; put the file itself there"
             )
             return
         self.entries.append(Entry(path, "l", 0, target))
@@ -194,7 +195,7 @@ class _Walk:
 
 
 def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
-    """The sha256 of every file: from the cache of the last scan, or read now and cached."""
+    """Return the sha256 of every file, from the last scan's cache or by reading."""
     cache = caches / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
     known = read_cache(cache)
     found: dict[bytes, str] = {}
@@ -213,7 +214,7 @@ def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
             except OSError as error:
                 walk.problem(path, error)
 
-    with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter's lock
+    with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter lock
         list(pool.map(read, (unknown[::2], unknown[1::2])))
     rows = {
         os.fsdecode(path): [*stamp, found[path]]
@@ -226,7 +227,7 @@ def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
 
 
 def _sha256(path: bytes, size: int) -> str:
-    length = min(size + 1, BLOCK)  # a buffer much larger than the file would cost more than it
+    length = min(size + 1, BLOCK)  # allocating a much larger buffer than the file would be slow
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         digest = hashlib.sha256()

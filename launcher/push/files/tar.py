@@ -1,6 +1,6 @@
-"""Files as a tar stream in GNU format, which GNU tar, busybox and bsdtar read.
+"""Write files as a tar stream in GNU format, which GNU tar, busybox and bsdtar can read.
 
-Modes are 755 or 644 and owners are left out. A name may hold any byte but NUL.
+Modes are 755 or 644; owners are omitted. A name may contain any byte except NUL.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TYPES = {"d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "f": tarfile.REGTYPE, "x":
 
 
 def stream(tree: Tree, entries: Sequence[Entry], extra: Mapping[str, bytes]) -> Iterator[bytes]:
-    """The archive in chunks: `entries` below the folder `tree`, then the files of `extra` by name.
+    """Yield the archive in chunks: `entries` of `tree`, then the files in `extra` by name.
 
-    PushFailed if a file no longer matches the manifest.
+    Raises PushFailed if a file no longer matches the manifest.
     """
     pending = bytearray()
     for entry in entries:
@@ -54,7 +54,7 @@ def padding(size: int) -> bytes:
 
 
 def size_of(sizes: Sequence[int]) -> int:
-    """Bytes of an archive of files of these sizes. A name of over 100 bytes adds some more."""
+    """Return the bytes of an archive of files with these sizes. Names over 100 bytes add a little."""
     blocks = sum(1 + -(-size // tarfile.BLOCKSIZE) for size in sizes)
     return blocks * tarfile.BLOCKSIZE + len(END)
 
@@ -75,7 +75,7 @@ def _encoded(info: tarfile.TarInfo) -> bytes:
 
 
 def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
-    """The file's bytes, hashed again on the way: what is sent is what the manifest promises."""
+    """Yield the file's bytes. Verifies the hash on the way, so the manifest stays true."""
     path = tree.path(entry)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -1,9 +1,10 @@
-"""A folder to `~/.ddpctl/{datasets,workdirs}/<digest>` of the hosts; only what is missing is sent.
+"""Send a folder to `~/.ddpctl/{datasets,workdirs}/<digest>` on hosts; only missing files are sent.
 
-A host builds the new tree beside the old ones: files that an earlier tree has are hard links (pushed
-trees are never written to), the others come as one tar stream, and a rename publishes the tree. An
-interrupted push leaves a draft, `.<digest>.<token>`; the next push continues there. While a process
-writes to a draft, its pid is in the draft's file `holder`, so two pushes keep apart.
+A host builds the new tree beside the old ones. Files that an earlier tree has become hard links,
+because pushed trees are never modified. All others arrive as one tar stream. A rename then
+publishes the tree. An interrupted push leaves a draft, `.<digest>.<token>`, and the next push
+continues it. A process that writes to a draft records its pid in the draft's file `holder`, so that
+two pushes stay apart.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from .scan import Tree
 
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
 MANIFEST = "manifest.z"
-CANDIDATES = 5  # earlier trees to compare with, the newest ones
+CANDIDATES = 5  # number of earlier trees to compare with, newest first
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
-# $1 datasets or workdirs, $2 digest, $3 token of this push
+# $1: datasets or workdirs, $2: digest, $3: token of this push
 BEGIN = r"""
 mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
@@ -55,7 +56,7 @@ for name in $(ls -t); do [ -d "$name" ] && echo "earlier $name"; done
 exit 0
 """
 
-# as above, $4 digest of the earlier tree or none; stdin: paths to remove from its copy, each with \0
+# $1 to $3 as above, $4: digest of the earlier tree or none; stdin: paths to remove, each with \0
 PREPARE = r"""
 umask 022
 cd "$HOME/.ddpctl/$1" && mkdir ".$2.$3" || exit 1
@@ -68,7 +69,7 @@ else
 fi
 """
 
-# as above; stdin: the tar stream
+# $1 to $3 as above; stdin: the tar stream
 RECEIVE = r"""
 umask 022
 cd "$HOME/.ddpctl/$1/.$2.$3" || exit 1
@@ -88,8 +89,8 @@ rm -rf ".$2.$3"
 exit 0
 """
 
-# Waits until this host, an NFS client, sees what another one has published: a change of its own to
-# the folder makes it look again.
+# Waits until this host, an NFS client, sees what another host has published. Its own change to the
+# folder makes the client refresh its cache.
 AWAIT = r"""
 cd "$HOME/.ddpctl/$1" || exit 1
 for second in 1 2 3 4 5 6 7 8 9 10; do
@@ -105,10 +106,10 @@ ABANDON = 'rm -rf "$HOME/.ddpctl/$1/.$2.$3"'
 
 @dataclass(frozen=True)
 class HostTrees:
-    """The trees of one host, as far as they matter for one push."""
+    """The trees on one host that matter for a push."""
 
-    present: bool  # the tree itself
-    earlier: tuple[str, ...]  # digests, the newest first
+    present: bool  # the tree itself exists
+    earlier: tuple[str, ...]  # digests, newest first
     draft: (
         tuple[str, int] | None
     )  # what an interrupted push left: digest of its base, or none; files
@@ -117,7 +118,7 @@ class HostTrees:
 
 @dataclass(frozen=True)
 class Start:
-    """Where one host begins: from a copy of which earlier tree, and what is to be written to it."""
+    """How to start on one host: the earlier tree to copy, and the entries to write."""
 
     base: str  # a digest, or none
     write: tuple[Entry, ...]
@@ -127,12 +128,12 @@ class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout, tracker: Tracker) -> None:
         self.tree, self.part = tree, part
         self.fanout, self.tracker = fanout, tracker
-        self.tokens: dict[Node, str] = {}  # each host has its own, as homes may be shared
+        self.tokens: dict[Node, str] = {}  # one token per host, because homes may be shared
         self.deltas: dict[str, Delta] = {}
         self.lock = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-        """To hosts that lack it. Returns those that failed; a host gets the whole tree or nothing."""
+        """Push to hosts that lack the tree. Return those that failed; they have no partial tree."""
         save(self.tree.manifest)
         token = secrets.token_hex(6)
         self.tokens = {node: f"{token}-{number}" for number, node in enumerate(nodes)}
@@ -143,12 +144,12 @@ class TreePush:
             failures |= errors
             shared = [(group[0], node) for group in groups for node in group[1:]]
             ready, _ = try_each([n for leader, n in shared if leader not in errors], self._await)
-            # A host that did not get the tree with the one that shares its home gets its own.
+            # If the host for a shared home failed, each other host of that home tries for itself.
             groups = [[node] for _, node in shared if node not in ready]
         return failures
 
     def _await(self, node: Node) -> None:
-        """The host that shares this one's home has the tree: this one has it, too."""
+        """Wait until this host sees the tree that another host published in their shared home."""
         self._script(node, AWAIT)
         self.tracker.hosts[node].files_skipped += self.tree.manifest.files
         self.tracker.ready(node)
@@ -171,7 +172,7 @@ class TreePush:
         return script_output(node, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
 
     def _start(self, node: Node) -> Start | None:
-        """None if another push has published the tree meanwhile."""
+        """Prepare the draft; None if another push has published the tree meanwhile."""
         trees = parse_trees(self._script(node, BEGIN))
         if trees.present:
             return None
@@ -180,14 +181,14 @@ class TreePush:
         base, delta = self._best_base(node, trees.earlier)
         if trees.free is not None and delta.size > trees.free:
             raise PushFailed(
-                f"{node.name}: {self.part}: needs {format_bytes(delta.size)} and the disk of ~/.ddpctl "
-                f"has {format_bytes(trees.free)} free; free space there, then push again"
+                f"{node.name}: {self.part}: needs {format_bytes(delta.size)} but the disk of ~/.ddpctl "
+                f"has {format_bytes(trees.free)} free; free some space, then push again"
             )
         self._script(node, PREPARE, base, stdin=b"\0".join((*delta.remove, b"")))
         return Start(base, delta.write)
 
     def _resume(self, node: Node, base: str, files_there: int) -> Start | None:
-        """The last file in the draft may be incomplete and is sent again."""
+        """Continue a draft. Its last file may be incomplete and is sent again."""
         delta = self._delta(node, base)
         if delta is None:
             self._script(node, ABANDON)
@@ -198,7 +199,7 @@ class TreePush:
         return Start(base, tuple(entry for entry in delta.write if entry not in there))
 
     def _best_base(self, node: Node, earlier: Sequence[str]) -> tuple[str, Delta]:
-        """The tree on that host that has the most of this one, and what to change in its copy."""
+        """Return the host's tree that has most in common with this one, and the changes to its copy."""
         best = "none", Delta((), self.tree.manifest.entries)
         for digest in earlier[:CANDIDATES]:
             delta = self._delta(node, digest)
@@ -207,7 +208,7 @@ class TreePush:
         return best
 
     def _delta(self, node: Node, earlier: str) -> Delta | None:
-        """Computed once for all hosts. None if it is not known what the earlier tree holds."""
+        """Return the changes from an earlier tree, computed once for all hosts; None if it is unknown."""
         with self.lock:
             if earlier not in self.deltas:
                 old = manifest.make(()) if earlier == "none" else load(earlier)
@@ -236,7 +237,7 @@ class TreePush:
         return failures
 
     def _manifest_file(self, start: Start) -> dict[str, bytes]:
-        """For other machines that push to this host later, unless it is large for this transfer."""
+        """Return the manifest, for later pushes from other machines, unless it is comparatively large."""
         packed = zlib.compress(self.tree.manifest.text, 1)
         small = len(packed) * 10 <= sum(entry.size for entry in start.write)
         return {MANIFEST: packed} if small or len(packed) < 65536 else {}
@@ -251,7 +252,7 @@ class TreePush:
 
 
 def parse_trees(text: str) -> HostTrees:
-    """The output of BEGIN. A host is not trusted: lines that are not as expected are ignored."""
+    """Parse BEGIN's output. Ignores malformed lines, because hosts are not trusted."""
 
     def lines(pattern: str) -> list[tuple[str, ...]]:
         return [match.groups() for match in re.finditer(f"^{pattern}$", text, re.MULTILINE)]
@@ -267,7 +268,7 @@ def parse_trees(text: str) -> HostTrees:
 
 
 def save(tree: Manifest) -> None:
-    """Keep a manifest here, so that the next push knows what a host has without asking."""
+    """Cache a manifest, so that the next push knows the contents of a host's tree."""
     file = cache_home() / "manifests" / tree.digest
     if not file.exists():
         write_cache(file, tree.text)
@@ -281,7 +282,7 @@ def load(digest: str) -> Manifest | None:
 
 
 def fetch(node: Node, digest: str) -> Manifest | None:
-    """The manifest of a tree from the host that has it. None if it does not match its digest."""
+    """Fetch a tree's manifest from a host; None if it does not match the digest."""
     done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     try:
         found = manifest.parse(zlib.decompress(done.stdout), digest)

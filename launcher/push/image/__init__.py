@@ -1,1 +1,1 @@
-"""Container images to hosts."""
+"""Send container images to hosts."""

@@ -1,7 +1,7 @@
-"""Image archives with one layer that an engine loads if it has the layers below.
+"""Image archives with a single layer, for an engine that has the layers below.
 
-Each is an OCI layout and a `docker save` archive at once: engines from 20.10 on, with either image
-store, need one or the other.
+Each is an OCI layout and a `docker save` archive at the same time. Engines from 20.10 on, with
+either image store, need one or the other.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Blob:
 
 @dataclass(frozen=True)
 class Archive:
-    """Small files, then at most one layer. image_ids: what engines may call the loaded image."""
+    """Small files, then at most one layer. image_ids: possible ids of the loaded image."""
 
     files: dict[str, bytes]
     layer: Blob | None
     image_ids: tuple[str, ...]
-    partial: bool  # an unnamed image that lacks the layers above
+    partial: bool  # an unnamed image of the lower layers only
 
     @property
     def size(self) -> int:
@@ -54,9 +54,9 @@ class Archive:
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
-    """An unnamed image of the first `count` layers; only the last of them is in the archive."""
+    """Return an unnamed image of the first `count` layers; the archive contains only the last one."""
     config = _partial_config(image, count)
-    # Engines that have the layers below need their number, not their names.
+    # Engines that have the lower layers need only their number, not their names.
     rows = [_descriptor(LAYER, diff_id, 1) for diff_id in image.layers[: count - 1]]
     rows.append(_descriptor(LAYER, layer.digest, layer.size))
     manifest = {
@@ -71,9 +71,10 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
 def whole_archive(
     name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
 ) -> Archive:
-    """The image itself; only its last layer, if any, is in the archive.
+    """Return the image itself; the archive contains only its last layer, if any.
 
-    by_diff_id: name the other layers so, for an engine that would look for their compressed digests.
+    by_diff_id: refer to the other layers by diff id, for an engine that would look for their
+    compressed digests.
     """
     if by_diff_id:
         parsed = json.loads(manifest)
@@ -85,19 +86,19 @@ def whole_archive(
 
 
 def partial_ids(image: ImageInfo) -> set[str]:
-    """What engines call the partial images of `image`, also those of an interrupted push."""
+    """Return the possible ids of `image`'s partial images, including those of an interrupted push."""
     return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
 
 
 def with_tag(name: str) -> str | None:
-    """`name` with its tag; None for a digest or an id."""
+    """Return `name` with its tag; None for a digest or an id."""
     if "@" in name or name.startswith("sha256:"):
         return None
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def qualified(name: str) -> str:
-    """As containerd stores it: with the registry, and `library/` where Docker Hub has it."""
+    """Return the name as stored by containerd: with the registry, and `library/` for Docker Hub."""
     first, slash, _ = name.partition("/")
     if not slash:
         return f"docker.io/library/{name}"

@@ -1,4 +1,4 @@
-"""The layers of an image of this machine's engine, one archive each.
+"""The layers of a local image, one archive per layer.
 
 An interrupted push continues at the next layer.
 """
@@ -18,18 +18,15 @@ from ...ssh.node import Node
 from .archive import Archive, partial_archive, whole_archive
 from .registry import Registry
 
-TAG = "push"  # of the image in the registry on loopback
+TAG = "push"  # tag of the image in our local registry
 
 
 class NoLayers(PushFailed):
-    """The local engine does not give single layers; it can still save the whole image."""
+    """The local engine does not export single layers, but can save the whole image."""
 
 
 class Layers:
-    """The layers from number `first` on, which the engine pushes to a registry of our own.
-
-    by_diff_id: as in `whole_archive`.
-    """
+    """The layers from number `first` on, as pushed to our registry. by_diff_id: see `whole_archive`."""
 
     def __init__(
         self, local: Node, name: str, image: ImageInfo, first: int, *, by_diff_id: bool = False
@@ -42,11 +39,11 @@ class Layers:
 
     def close(self) -> None:
         if not self._documents.done():
-            self._untag()  # this process may end before the thread does; twice does no harm
+            self._untag()  # here too: this process may end before the thread does
         self._registry.close()
 
     def size(self, timeout: float) -> int | None:
-        """Bytes of all of them; None if the engine is not done after `timeout` seconds."""
+        """Return the total bytes; None if the engine needs more than `timeout` seconds."""
         try:
             self._documents.exception(timeout)
         except TimeoutError:
@@ -54,7 +51,7 @@ class Layers:
         return sum(blob.size for blob in self._registry.blobs.values())
 
     def archives(self) -> Iterator[Archive]:
-        """One per layer, as soon as the engine gives it; the last is the image itself. NoLayers."""
+        """Yield an archive per layer as the engine provides it; the last is the image. Raises NoLayers."""
         layers, arriving = self._image.layers, self._registry.layers
         for number in range(self._first, len(layers) - 1):
             layer = arriving[layers[number]].result()
@@ -87,9 +84,9 @@ class Layers:
 
 
 def remove_stale_tags(local: Node) -> None:
-    """Remove the names that killed pushes have left in the local engine.
+    """Remove names that killed pushes have left in the local engine.
 
-    A push that is under way has a registry that listens on the port in the name.
+    While a push is running, its registry listens on the port in the name.
     """
     for name in images.tags(local, "localhost:*/ddpctl/*"):
         port = re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name)

@@ -1,4 +1,4 @@
-"""The image to every host that lacks it or has another one under its name; verified to start there."""
+"""Send the image to every host that lacks it or has another one of its name; verify each copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..transfer.payload import Payload
 from .archive import partial_ids, with_tag
 from .layers import Layers, NoLayers, remove_stale_tags
 
-ALIASES = "images.json"  # in the cache: id on a host -> id here
+ALIASES = "images.json"  # cache file: id on a host -> id on this machine
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
 Outcome = tuple[
@@ -35,7 +35,7 @@ def push_image(
     fanout: Fanout,
     tracker: Tracker,
 ) -> Outcome:
-    """here, there: the image on this machine, `local`, and what each host has under its name."""
+    """Push the image. here: on this machine, `local`. there: on each host, under the same name."""
     found: dict[Node, ImageInfo] = {}
     for node, image in there.items():
         if image is not None and (here is None or same(image, here)):
@@ -44,7 +44,7 @@ def push_image(
             tracker.hosts[node].layers_skipped += len(image.layers)
         elif image is not None:
             tracker.say(
-                f"{node.name}: {name} is another image there ({image.id[:19]}); updating it"
+                f"{node.name}: {name} is a different image there ({image.id[:19]}); updating it"
             )
     without = [node for node in there if node not in found]
     if here is None:
@@ -60,7 +60,7 @@ def push_image(
 
 
 def _pull(node: Node, name: str) -> ImageInfo:
-    """This machine does not have the image: the host pulls it itself."""
+    """Let the host pull an image that this machine does not have."""
     try:
         return images.pull(node, name)
     except CommandFailed as error:
@@ -71,7 +71,7 @@ def _pull(node: Node, name: str) -> ImageInfo:
 
 
 class _Sending:
-    """From this machine to hosts that have another image or none."""
+    """Sends from this machine to the hosts that have another image or none."""
 
     def __init__(
         self, name: str, here: ImageInfo, local: Node, fanout: Fanout, tracker: Tracker
@@ -95,8 +95,10 @@ class _Sending:
         return {**verified, **again}, {**failures, **still_broken}
 
     def _layers_there(self, node: Node) -> tuple[int, bool]:
-        """How many of the lowest layers a host has, as only those can be left out, and whether an
-        archive must name them by their diff ids."""
+        """Return how many of the lowest layers a host has, and whether archives need diff ids.
+
+        Only the lowest layers can be left out of an archive.
+        """
         common = (_common(self.here.layers, row) for row in images.layers_of_images(node))
         return max(common, default=0), images.needs_diff_ids(node)
 
@@ -125,7 +127,7 @@ class _Sending:
             yield Payload("image", images.load_command, archive.size, archive.chunks)
 
     def _send_whole(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-        """All layers in one stream, as the engine saves them."""
+        """Send all layers in one stream, as the engine saves them."""
         if not nodes:
             return {}
         chunks = partial(images.save, self.local, self.name)
@@ -146,7 +148,7 @@ class _Sending:
         elif not same(image, self.here):
             raise PushFailed(
                 f"{node.name}: {self.name} there is not the image that was sent; another user may "
-                "have tagged another one meanwhile"
+                "have tagged another one in the meantime"
             )
         return image
 
@@ -154,13 +156,13 @@ class _Sending:
 def different_images(
     name: str, there: Mapping[Node, ImageInfo], remedy: str
 ) -> dict[Node, DdpctlError]:
-    """The hosts whose image is not the first host's: all nodes run the same image or none runs."""
+    """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
     first = next(iter(there.items()), None)
     if first is None:
         return {}
     return {
         node: PushFailed(
-            f"{node.name}: {name} is another image there than on {first[0].name} "
+            f"{node.name}: {name} is not the same image as on {first[0].name} "
             f"({image.id[:19]}, {first[1].id[:19]}); {remedy}"
         )
         for node, image in there.items()
@@ -169,16 +171,16 @@ def different_images(
 
 
 def same(one: ImageInfo, other: ImageInfo) -> bool:
-    """Also if they are known to be the same under different ids."""
+    """Return whether two images are the same, or known to be the same under different ids."""
     known = read_cache(cache_home() / ALIASES)
     return one.same_as(other) or known.get(one.id, one.id) == known.get(other.id, other.id) != ""
 
 
 def remember(there: ImageInfo, here: ImageInfo) -> None:
-    """What a host's engine calls an image that was pushed and seen to start there.
+    """Cache the host engine's id of an image that was pushed and verified there.
 
-    An engine with containerd's store may show an image without its layers if it had some of them
-    with another compression; then only its id identifies it. Losing the file costs one push of it.
+    containerd's store may list an image without its layers if it had some with another compression.
+    Then only the id identifies the image. Losing this cache costs one more push.
     """
     known = read_cache(cache_home() / ALIASES)
     if there.id != here.id and known.get(there.id) != here.id:
@@ -186,6 +188,5 @@ def remember(there: ImageInfo, here: ImageInfo) -> None:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the common beginning."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

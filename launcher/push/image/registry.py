@@ -1,11 +1,11 @@
-"""A registry on loopback that takes an image's layers out of the local engine, compressed.
+"""A local registry that receives an image's layers from the local engine, compressed.
 
-The engine pushes only the layers that are asked for, and remembers the compressed digest of what it
-has pushed before: after a change, a push compresses only the change. Layers are kept for one push;
-which compressed digest belongs to which layer is kept in the cache.
+The engine pushes only the requested layers, and remembers the compressed digests of earlier pushes.
+So after a change, only the change is compressed. Layers are kept for one push. The mapping from
+layers to compressed digests is kept in the cache.
 
-Other users of this machine can connect, so the repository's name holds a secret and nothing but the
-image is accepted.
+Other users of this machine can connect. So the repository's name contains a secret, and nothing but
+the image is accepted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registrie
 
 
 class Registry:
-    """wanted: the layers (diff ids) to receive. For the others, the engine gets the answer that they
-    are here."""
+    """Receives one image's `wanted` layers (diff ids). The engine is told that the others exist."""
 
     def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
         self.image = image
@@ -63,7 +62,7 @@ class Registry:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def size_of(self, digest: str) -> int | None:
-        """The size to tell the engine; None to make it send the blob."""
+        """Return the size to report to the engine; None makes it send the blob."""
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
@@ -72,8 +71,10 @@ class Registry:
         return int(known["size"])
 
     def add_blob(self, digest: str, file: Path) -> bool:
-        """False if the file does not match its digest, or is not part of the image. zstd is accepted
-        unread: only what the manifest lists is used."""
+        """Store a blob. Return False if its digest is wrong or it is not part of the image.
+
+        zstd is accepted unchecked, because only the manifest's blobs are used.
+        """
         with file.open("rb") as stream:
             is_zstd = stream.read(4) == b"\x28\xb5\x2f\xfd"
             stream.seek(0)
@@ -84,22 +85,22 @@ class Registry:
         if diff_id not in self.image.layers and not is_zstd and self._config(blob) is None:
             return False
         self.blobs[digest] = blob
-        self._arrived(diff_id, blob)
+        self._deliver(diff_id, blob)
         return True
 
     def finish(self) -> tuple[bytes, bytes] | None:
-        """Manifest and configuration of the image, once the engine has pushed all of it."""
+        """Return the image's manifest and configuration once the engine has pushed everything."""
         for text in self.manifests:
             manifest = json.loads(text)
             blob = self.blobs.get((manifest.get("config") or {}).get("digest", ""))
             config = self._config(blob) if blob else None
             if config is not None:
-                self._learn(manifest["layers"])
+                self._index_layers(manifest["layers"])
                 return text, config
         return None
 
     def _config(self, blob: Blob) -> bytes | None:
-        """The blob's content if it is the configuration of this push's image."""
+        """Return the blob's content if it is the image's configuration."""
         if blob.size > MAX_DOCUMENT:
             return None
         text = blob.file.read_bytes()
@@ -108,16 +109,16 @@ class Registry:
                 return text
         return None
 
-    def _learn(self, rows: list[dict[str, Any]]) -> None:
+    def _index_layers(self, rows: list[dict[str, Any]]) -> None:
         for diff_id, row in zip(self.image.layers, rows, strict=True):
             self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
             if row["digest"] in self.blobs:
-                self._arrived(diff_id, self.blobs[row["digest"]])
+                self._deliver(diff_id, self.blobs[row["digest"]])
         write_cache(self._index_file, json.dumps(self._index))
 
-    def _arrived(self, diff_id: str | None, blob: Blob) -> None:
+    def _deliver(self, diff_id: str | None, blob: Blob) -> None:
         if diff_id in self.layers:
-            with contextlib.suppress(InvalidStateError):  # it has arrived before
+            with contextlib.suppress(InvalidStateError):  # it arrived before
                 self.layers[diff_id].set_result(blob)
 
 
@@ -125,11 +126,11 @@ class _Server(ThreadingHTTPServer):
     registry: Registry
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that speaks nonsense or hangs up; the engine reports its own failures
+        pass  # a client misbehaves or disconnects; the engine reports its own failures
 
 
 def _listen(port_file: Path) -> _Server:
-    """On the port of the last push if it is free: the engine reuses layers within one registry."""
+    """Listen on the last push's port if free: the engine reuses layers only within one registry."""
     try:
         return _Server(("127.0.0.1", int(port_file.read_text())), _Handler)
     except (OSError, ValueError, OverflowError):
@@ -139,7 +140,7 @@ def _listen(port_file: Path) -> _Server:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """As much of the distribution API as a push needs."""
+    """The part of the distribution API that a push needs."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
@@ -153,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.registry
 
     def parse_request(self) -> bool:
-        """Refuses requests for anything but this push's repository."""
+        """Refuse requests for anything except this push's repository."""
         if not super().parse_request():
             return False
         if self.path in ("/v2/", "/v2") or self.path.startswith(f"/v2/{self.registry.name}/"):
@@ -174,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"Docker-Content-Digest": digest}, size)
 
     def do_POST(self) -> None:
-        """Begins an upload, unless the engine asks to reuse a blob that counts as here."""
+        """Start an upload, or confirm a blob that counts as present."""
         for _ in self._body():
             pass
         mounted = self._query("mount")
@@ -258,7 +259,7 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
 
 
 def _diff_id(file: Path) -> str | None:
-    """The digest of a layer without compression; None if it is not gzip."""
+    """Return the digest of the uncompressed layer; None if the file is not gzip."""
     try:
         with gzip.open(file) as stream:
             return _sha256(stream)

@@ -1,1 +1,1 @@
-"""Bytes to hosts: directly, or through a chain of hosts."""
+"""Send bytes to hosts: directly, or through a chain of hosts."""

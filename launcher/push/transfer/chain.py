@@ -1,8 +1,8 @@
-"""A chain of hosts: this machine feeds the first, each other one takes its bytes from one before it.
+"""A chain of hosts: this machine feeds the first, and each other host reads from an earlier one.
 
-If a host fails, the ones after it continue from another host, within seconds and at the byte they
-had reached. A slow host becomes a leaf: no other host takes bytes from it. A host that no other host
-can feed is fed from here, with a notice, because that uses this machine's uplink once more.
+If a host fails, its readers continue from another host within seconds, at the byte they had
+reached. A slow host becomes a leaf: no other host reads from it. A host without any source is fed
+from this machine, with a notice, because that uses this machine's uplink once more.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import Event, Relay, TransferDamaged, one_time_pair
 
 WINDOW = 2.0  # seconds over which a rate is measured
-TRIAL = 5.0  # seconds: enough for a whole window of the new order
-BEHIND = 2.0  # seconds, at the best rate, that a slow host lags behind its source
-SLOW = 0.5  # of the best rate
-SLOW_HEAD = 4e6  # bytes per second below which the first host, not the uplink, may be slow
-WORTH_A_TRIAL = 15.0  # seconds that are left
+TRIAL = 5.0  # seconds: a whole window of the new order
+BEHIND = 2.0  # seconds, at the best rate, by which a slow host lags behind its source
+SLOW = 0.5  # fraction of the best rate
+SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, may be slow
+WORTH_A_TRIAL = 15.0  # minimum remaining seconds
 TICK = 0.5  # seconds
 
 
 @dataclass
 class HostTransfer:
-    """How far one payload is on one host."""
-
     have: int = 0  # bytes
-    rate: float = 0.0  # bytes per second in the last whole window
-    window: tuple[float, int] = (math.inf, 0)  # when the current one began, and bytes then
+    rate: float = 0.0  # bytes/s in the last whole window
+    window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
     done: bool = False
     error: DdpctlError | None = None
-    sources: list[Relay] = field(default_factory=list)  # the hosts that it is to take from
-    fed: bool = False  # from here
+    sources: list[Relay] = field(default_factory=list)  # hosts to read from, in order
+    fed: bool = False  # by this machine
 
     def update(self, have: int, now: float) -> None:
         (began, had), self.have = self.window, have
@@ -50,19 +48,19 @@ class HostTransfer:
         if not 0 <= now - began < WINDOW:
             self.window = now, have
 
-    def measure_anew(self) -> None:
+    def restart_measurement(self) -> None:
         self.rate, self.window = 0.0, (math.inf, 0)
 
 
 class Transfer:
-    """One payload on its way to the hosts of `hosts`, which are in the chain's order."""
+    """A payload on its way to `hosts`, which are in the chain's order."""
 
     def __init__(self, name: str, payload: Payload, row: Sequence[Relay]) -> None:
         self.name, self.payload = name, payload
         self.hosts = {relay: HostTransfer() for relay in row}
-        self.size: int | None = None  # known at the end
+        self.size: int | None = None  # unknown until the end
         self.source_error: DdpctlError | None = None
-        self.trial: float | None = None  # when feeding the second host from here began
+        self.trial: float | None = None  # when this machine began to feed the second host too
         self.trial_over = False
 
     @property
@@ -76,9 +74,9 @@ class Transfer:
 
 class Chain:
     def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
-        """Start the agents. A host whose agent does not start is not part of the chain.
+        """Start the agents. Hosts whose agent does not start are not part of the chain.
 
-        addresses: where the other hosts reach each host, in the chain's order.
+        addresses: where other hosts reach each host, in the chain's order.
         """
         self._tracker = tracker
         pair = one_time_pair()
@@ -105,7 +103,7 @@ class Chain:
             relay.close()
 
     def begin(self, payload: Payload, nodes: Sequence[Node]) -> Transfer:
-        """Start sending a payload; `finish` waits for it."""
+        """Start sending a payload; call `finish` to wait for it."""
         row = [relay for node, relay in self._relays.items() if node in nodes]
         transfer = Transfer(f"p{next(self._numbers)}", payload, row)
         with self._changed:
@@ -121,7 +119,7 @@ class Chain:
         return transfer
 
     def finish(self, transfer: Transfer) -> dict[Node, DdpctlError]:
-        """Wait for all hosts. Returns those that failed, with the reason."""
+        """Wait for all hosts. Return the failed hosts with their errors."""
         last_change, seen = time.monotonic(), (-1, 0)
         while True:
             with self._changed:
@@ -148,7 +146,7 @@ class Chain:
             for event in relay.events():
                 self._handle(relay, event)
         except DdpctlError as error:
-            why = HostUnreachable(f"{error}; the next push continues from there")
+            why = HostUnreachable(f"{error}; the next push continues where this one stopped")
         except (OSError, ValueError):
             pass
         relay.lost = why
@@ -169,7 +167,7 @@ class Chain:
         if event.kind == "starved":
             self._feed_from_here(transfer, relay, event)
         elif event.kind == "failed":
-            why = "damaged on the way" if event.text == "damaged" else event.text
+            why = "damaged in transit" if event.text == "damaged" else event.text
             self._end(transfer, relay, TransferDamaged(str(failed(host, part, why))))
         elif event.kind == "done" and event.count != 0:
             why = event.text or f"exit {event.count}"
@@ -203,7 +201,7 @@ class Chain:
             transfer.order_all("close")  # the next payload needs the disk space
         self._tracker.progress.end(relay.node.name, transfer.payload.part)
 
-    # feeding from here
+    # feeding by this machine
 
     def _feed_from_here(self, transfer: Transfer, relay: Relay, event: Event) -> None:
         with self._changed:
@@ -213,17 +211,17 @@ class Chain:
             why = " ".join(event.text.split())
             self._tracker.say(
                 f"{relay.node.name}: cannot take the {transfer.payload.part} from the other hosts "
-                f"({why}): sending it from here, over this machine's uplink once more"
+                f"({why}): sending it from this machine instead"
             )
         threading.Thread(
             target=self._feed, args=(transfer, relay, event.count), daemon=True
         ).start()
 
     def _feed(self, transfer: Transfer, relay: Relay, at: int) -> None:
-        """Send the payload from offset `at` on to one host, for as long as it is fed from here."""
+        """Send the payload from offset `at` to one host, as long as this machine is its source."""
         digest, done = hashlib.sha256(), 0
         try:
-            with relay.feeding:  # payloads go to a host in their order
+            with relay.feeding:  # a host receives payloads in order
                 for chunk in transfer.payload.chunks():
                     if not transfer.hosts[relay].fed:
                         return
@@ -234,7 +232,7 @@ class Chain:
                         relay.feed(transfer.name, done - len(fresh), fresh)
                         self._tracker.sent(relay.node, len(fresh))
         except (OSError, HostUnreachable):
-            return  # the host is gone: `_follow` notices, and the next host will be starved
+            return  # the host is gone: `_follow` notices, and its reader will report starvation
         except DdpctlError as error:
             transfer.source_error = error
             transfer.order_all("drop")
@@ -242,16 +240,16 @@ class Chain:
         transfer.size = done
         transfer.order_all("end", size=done, sha256=digest.hexdigest())
 
-    # who takes from whom
+    # which host reads from which
 
     def _sources(self, transfer: Transfer, relay: Relay) -> list[Relay]:
-        """The hosts before it that are neither lost nor slow, the nearest first."""
+        """Return the earlier hosts that are neither lost nor slow, nearest first."""
         row = list(transfer.hosts)
         before = reversed(row[: row.index(relay)])
         return [r for r in before if r.lost is None and r not in self._leaves]
 
     def _rewire(self, transfer: Transfer, relay: Relay, sources: list[Relay]) -> None:
-        """Tell a host where to continue from, if its first source has changed."""
+        """Order a host to continue from its first source, if that has changed."""
         host = transfer.hosts[relay]
         if sources[:1] != host.sources[:1]:
             host.sources = sources
@@ -270,7 +268,7 @@ class Chain:
                 return
 
     def _bypass(self, transfer: Transfer, relay: Relay, source: Relay) -> None:
-        """The second slow host behind one source means that the source's uplink is slow."""
+        """Bypass a slow host. A second slow host behind one source means that the source is slow."""
         self._blamed[source] = self._blamed.get(source, 0) + 1
         if self._blamed[source] > 1 and not transfer.hosts[source].fed:
             row = list(transfer.hosts)
@@ -279,7 +277,7 @@ class Chain:
         self._make_leaf(transfer, relay)
 
     def _try_the_second_host(self, transfer: Transfer) -> None:
-        """If the first host is slow: feed the second from here too. Is that faster?"""
+        """Test whether feeding the second host directly is faster, in case the first host is slow."""
         row = [r for r in transfer.hosts if r.lost is None and r not in self._leaves]
         if len(row) < 2 or transfer.trial_over or transfer.hosts[row[0]].done:
             return
@@ -300,10 +298,10 @@ class Chain:
 
     def _make_leaf(self, transfer: Transfer, slow: Relay) -> None:
         self._leaves.add(slow)
-        self._tracker.say(f"{slow.node.name}: slow; no other host waits for it any more")
+        self._tracker.say(f"{slow.node.name}: slow; the other hosts no longer wait for it")
         for relay, host in transfer.hosts.items():
             with self._changed:
-                host.measure_anew()  # so far in the old order
+                host.restart_measurement()  # earlier rates belong to the old order
             if relay is not slow and not host.fed and not host.done:
                 self._rewire(transfer, relay, self._sources(transfer, relay))
 

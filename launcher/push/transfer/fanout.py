@@ -1,4 +1,4 @@
-"""From one machine to many: through a chain of hosts where that pays, else to each host directly."""
+"""Send from one machine to many: through a chain of hosts where that pays, else directly."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from .chain import Chain, Transfer
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import TransferDamaged
 
-MIN_SAVING = 16 << 20  # bytes; to save the uplink less is not worth a second to start agents
+MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second to start agents
 
 
 class Fanout:
-    """One per push. `close` ends the agents that it started on the hosts."""
+    """Sends the payloads of one push. `close` ends the agents that it started."""
 
     def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
-        """addresses: where the other hosts reach each host that can relay."""
+        """addresses: where other hosts reach each host that can relay."""
         self._addresses, self._tracker = addresses, tracker
         self._chain: Chain | None = None
 
     def send(
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
     ) -> dict[Node, DdpctlError]:
-        """Returns the hosts that failed, with the reason. A host that fails gets no more payloads.
+        """Send all payloads. Return the failed hosts with their errors.
 
-        payloads: each host gets them in this order. size: of all together in bytes, None if unknown.
+        payloads: each host receives them in order, and none after it has failed. size: total bytes;
+        None if unknown.
         """
         row = self._chain_for(size, nodes)
         if not row:
@@ -46,7 +47,7 @@ class Fanout:
             self._chain.close()
 
     def _chain_for(self, size: int | None, nodes: Sequence[Node]) -> list[Node]:
-        """The hosts that can relay, or [] if relaying does not pay."""
+        """Return the hosts that can relay, or [] if relaying does not pay."""
         row = [node for node in nodes if node in self._addresses]
         if len(row) < 2 or (size is not None and size * (len(row) - 1) < MIN_SAVING):
             return []
@@ -79,7 +80,7 @@ class Fanout:
             if code != 0:
                 raise failed(node.name, payload.part, stream.stderr_tail() or f"exit {code}")
             payload.finish(node)
-        except OSError as error:  # the command stopped reading, or stopped answering
+        except OSError as error:  # the command stopped reading, or the host stopped answering
             raise failed(node.name, payload.part, _stderr(stream) or str(error)) from None
         finally:
             stream.close()
@@ -88,7 +89,7 @@ class Fanout:
     def _send_through_chain(
         self, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
     ) -> dict[Node, DdpctlError]:
-        """Adds the payloads to `seen`. What arrived damaged is sent again, directly."""
+        """Send, and append the payloads to `seen`. Damaged ones are sent again directly."""
         assert self._chain is not None
         transfers: list[Transfer] = []
         try:
@@ -114,7 +115,7 @@ class Fanout:
 
 
 def _stderr(stream: Stream) -> str:
-    """What a command that stopped reading printed about it."""
+    """Return the error output of a command that stopped reading."""
     with contextlib.suppress(TimeoutError, DdpctlError):
         stream.wait(5.0)
     return stream.stderr.read(1.0).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""What is sent to hosts, and how a host that fails is described."""
+"""A payload for hosts, and the errors of hosts that fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...errors import PushFailed
 from ...ssh.node import Node
 
-END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it has received
+END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it received
 
 REMEDIES = {
     "no space left": "free space on that host's disk, then push again",
@@ -21,11 +21,11 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A stream of bytes for a command on each host. `chunks()` yields it from its first byte."""
+    """A byte stream for a command on each host. `chunks()` yields it from the start."""
 
     part: str  # image, dataset, workdir
-    command: Callable[[Node], tuple[str, ...]]  # there; it reads the payload from standard input
-    size: int  # bytes, about
+    command: Callable[[Node], tuple[str, ...]]  # on the host; reads the payload from stdin
+    size: int  # approximate bytes
     chunks: Callable[[], Iterator[bytes]]
     finish: Callable[[Node], None] = lambda node: None  # called for each host that has all of it
 
@@ -33,7 +33,7 @@ class Payload:
 def script_output(
     node: Node, part: str, script: str, *arguments: str, stdin: bytes = b"", timeout: float
 ) -> str:
-    """What a script on a host printed; if it failed, PushFailed with the line that tells why."""
+    """Return the output of a script on a host. Raises PushFailed with the line that explains the error."""
     done = node.script(script, *arguments, stdin=stdin, timeout=timeout)
     if done.code != 0:
         raise failed(node.name, part, done.stderr.decode(errors="replace") or f"exit {done.code}")
@@ -41,7 +41,7 @@ def script_output(
 
 
 def failed(host: str, part: str, stderr: str) -> PushFailed:
-    """One line: the host, the line of a command's stderr that explains most, and the remedy."""
+    """Build an error: the host, the most informative line of stderr, and the remedy."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     lines = lines or ["failed without a message"]
     for symptom, remedy in REMEDIES.items():

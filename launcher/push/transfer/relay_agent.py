@@ -36,14 +36,14 @@ import threading
 from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
 FRAME = 256 * 1024
-SEGMENT = 32 << 20  # bytes in one file of the spool
-KEEP = 256 << 20  # bytes kept behind the slowest reader, for hosts that connect later
-DISK_SHARE = 0.25  # of the free disk, for slow readers
-MAX_AHEAD = 1 << 30  # bytes that may wait for a slow command
-HELD_BACK = 64 * 1024  # bytes that the command gets only once the digest is right
+SEGMENT = 32 << 20  # bytes per file of the spool
+KEEP = 256 << 20  # bytes kept behind the slowest reader for hosts that connect later
+DISK_SHARE = 0.25  # fraction of the free disk for slow readers
+MAX_AHEAD = 1 << 30  # maximum bytes waiting for a slow command
+HELD_BACK = 64 * 1024  # bytes withheld from the command until the digest is verified
 REPORT_INTERVAL = 0.25  # seconds
-KEEPALIVE = 1.0  # seconds after which a host sends an empty frame if it has nothing else
-SILENCE_TIMEOUT = 5.0  # seconds after which a silent host counts as lost
+KEEPALIVE = 1.0  # seconds without data until a host sends an empty frame
+SILENCE_TIMEOUT = 5.0  # seconds until a silent host counts as lost
 CONNECT_TIMEOUT = 4.0
 END = 0xFFFFFFFF
 
@@ -51,7 +51,7 @@ Upstreams = List[Tuple[str, int]]  # addresses and ports
 
 
 class Spool:
-    """A stream on disk that is read while it grows, in unnamed files, so none can be left behind."""
+    """A stream on disk that is read while it grows. Its files are unnamed, so none can be left over."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size = folder, 0
@@ -68,7 +68,7 @@ class Spool:
             view = view[done:]
 
     def read(self, at: int, count: int) -> Optional[bytes]:
-        """Bytes from `at` on; None if they are gone."""
+        """Return bytes from `at` on; None if they were discarded."""
         number, offset = divmod(at, SEGMENT)
         segment = self.segments.get(number)
         if segment is None:
@@ -91,8 +91,8 @@ class Payload:
         self.size: Optional[int] = None
         self.sha256 = ""
         self.hash = hashlib.sha256()
-        self.consumed = 0  # bytes that the command has had
-        self.readers: Dict[int, int] = {}  # bytes that each host which reads from here has had
+        self.consumed = 0  # bytes passed to the command
+        self.readers: Dict[int, int] = {}  # bytes passed to each host that reads from this one
         self.complete = self.failed = False
 
     @property
@@ -104,7 +104,7 @@ class Payload:
         return self.failed or self.complete
 
     def receive(self, at: int, data: bytes) -> None:
-        """Bytes already here and bytes beyond a gap are ignored."""
+        """Store data. Ignores bytes that are already here, and bytes beyond a gap."""
         with self.changed:
             while self.have - self.consumed > MAX_AHEAD and not self.failed:
                 self.changed.wait(KEEPALIVE)
@@ -152,7 +152,7 @@ class Payload:
             self.upstreams, self.version = upstreams, self.version + 1
             self.changed.notify_all()
 
-    # from the hosts before this one
+    # from the upstream hosts
 
     def pull(self) -> None:
         while not self.over:
@@ -188,7 +188,7 @@ class Payload:
                 if length:
                     self.receive(self.have, exactly(stream, length))
 
-    # to the hosts after this one
+    # to the downstream hosts
 
     def serve(self, link: ssl.SSLSocket, at: int) -> None:
         try:
@@ -199,7 +199,7 @@ class Payload:
                         self.changed.wait(KEEPALIVE)
                     data = self.spool.read(at, FRAME) if at < self.have else b""
                 if data is None:
-                    return  # forgotten
+                    return  # discarded
                 if not data and self.complete:
                     link.sendall(struct.pack(">I", END))
                     return
@@ -220,14 +220,14 @@ class Payload:
             with command.stdin:
                 self.write_to(command.stdin)
         except OSError:
-            pass  # the command stopped reading: its exit code and stderr tell why
+            pass  # the command stopped reading; its exit code and stderr show why
         if self.failed:
             command.kill()
         code = command.wait()
         stderr.seek(0)
         text = stderr.read()[-4000:].decode(errors="replace").strip()
         with self.changed:
-            self.consumed = 1 << 62  # the command is done; the hosts after this one may not be
+            self.consumed = 1 << 62  # the command is done; downstream hosts may not be
             self.changed.notify_all()
         self.agent.emit("done", id=self.id, count=code, text=text)
 
@@ -295,7 +295,7 @@ class Agent:
         start(payload.pull)
 
     def run_commands(self) -> None:
-        """One after the other, in the order in which the payloads were opened."""
+        """Run the commands one after the other, in the order in which the payloads were opened."""
         while True:
             with self.changed:
                 while not self.queue:
@@ -341,12 +341,12 @@ class Agent:
 def exactly(stream: Any, size: int) -> bytes:
     data: bytes = stream.read(size)
     if len(data) < size:
-        raise ValueError("it stopped")
+        raise ValueError("the connection closed early")
     return data
 
 
 def load_pair(side: ssl.SSLContext, text: str, folder: str) -> None:
-    """OpenSSL needs a file: one that only this user can read, for as long as it takes."""
+    """Load a certificate and key. OpenSSL needs a file, so a private one exists for a moment."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(text.encode())
         file.flush()
@@ -354,7 +354,7 @@ def load_pair(side: ssl.SSLContext, text: str, folder: str) -> None:
 
 
 def listen(address: str) -> socket.socket:
-    """At the address that the other hosts use; at all if this host does not have it (behind NAT)."""
+    """Listen on the address that other hosts use, or on any if this host lacks it (behind NAT)."""
     for where in (address, "::", "0.0.0.0"):
         family = socket.AF_INET6 if ":" in where else socket.AF_INET
         both = where == "::" and socket.has_dualstack_ipv6()

@@ -1,4 +1,4 @@
-"""The launcher's side of one host's relay agent: start it, send it orders, read its events."""
+"""The launcher's side of one host's relay agent: start it, send orders, read events."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ BOOT = (
 )
 READY_TIMEOUT = 20.0  # seconds
 MAX_EVENT = 1 << 20  # bytes
-VALID = datetime.timedelta(days=2)  # and a day back, for hosts whose clock is wrong
+VALID = datetime.timedelta(days=2)  # forwards; one day backwards, for hosts with a wrong clock
 
 
 class TransferDamaged(PushFailed):
-    """A payload did not arrive as it was sent, or could not be stored while it was relayed."""
+    """A payload arrived damaged, or could not be stored on the way."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One message of an agent; relay_agent.py explains the kinds."""
+    """One message from an agent. relay_agent.py documents the kinds."""
 
     kind: str  # ready, have, starved, done or failed
-    payload: str = ""  # its id
+    payload: str = ""  # payload id
     count: int = 0  # a port, bytes or an exit code
     text: str = ""
     have: dict[str, int] = field(default_factory=dict)  # payload id -> bytes
 
 
 def parse_event(line: bytes) -> Event:
-    """ValueError if the host sent something else."""
+    """Parse an event. Raises ValueError if it is malformed."""
     try:
         found = json.loads(line)
         return Event(
@@ -62,16 +62,16 @@ def parse_event(line: bytes) -> Event:
 
 
 class Relay:
-    """One host with an agent. `lost` is set once the host or its agent is gone."""
+    """One host with an agent. `lost` is set when the host or its agent has gone."""
 
     def __init__(self, node: Node, address: str, certificate: str, key: str) -> None:
-        """Start the agent. PushFailed if the host has no suitable python3, or does not answer.
+        """Start the agent. Raises PushFailed if the host has no suitable python3 or does not answer.
 
-        address: where the other hosts reach it.
+        address: where other hosts reach it.
         """
         self.node, self.address = node, address
         self.lost: DdpctlError | None = None
-        self.feeding = threading.Lock()  # held while a payload is sent to it from here
+        self.feeding = threading.Lock()  # held while this machine sends it a payload
         self._stream: Stream | None = None
         self._writing = threading.Lock()
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -83,7 +83,7 @@ class Relay:
             self.order("hello", certificate=certificate, key=key, address=self.address)
             event = self._read(READY_TIMEOUT)
             if event is None or event.kind != "ready":
-                raise ValueError("it ended at once")
+                raise ValueError("it ended immediately")
             self.port = event.count
         except (OSError, ValueError) as error:
             lines = self._stream.stderr_tail().splitlines() if self._stream else []
@@ -91,7 +91,7 @@ class Relay:
             raise failed(self.node.name, "relay", (lines or [str(error)])[-1]) from None
 
     def order(self, op: str, **arguments: Any) -> None:
-        """Queue an order. Does not block: a silent host must not delay the orders for others."""
+        """Queue an order. Never blocks: a silent host must not delay orders for others."""
         self._orders.put(json.dumps({"op": op, **arguments}).encode() + b"\n")
 
     def feed(self, name: str, at: int, data: bytes) -> None:
@@ -100,7 +100,7 @@ class Relay:
         self._write(head + b"\n" + data)
 
     def events(self) -> Iterator[Event]:
-        """Until the agent ends. HostUnreachable, OSError or ValueError if that is not orderly."""
+        """Yield events until the agent ends. A crash raises HostUnreachable, OSError or ValueError."""
         while (event := self._read(None)) is not None:
             yield event
 
@@ -129,14 +129,16 @@ class Relay:
                 return None
             self._unread += chunk
             if len(self._unread) > MAX_EVENT:
-                raise ValueError("a message without an end")
+                raise ValueError("a message that does not end")
         line, _, self._unread = self._unread.partition(b"\n")
         return parse_event(line)
 
 
 def one_time_pair() -> tuple[str, str]:
-    """A self-signed P-256 certificate and its key as PEM, of one push: a machine that holds the key
-    takes part in it. Neither is written to a disk here."""
+    """Create the self-signed P-256 certificate and key (PEM) of one push.
+
+    Every machine with the key can take part in that push. Neither is written to a disk here.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl push")])
     now = datetime.datetime.now(datetime.UTC)

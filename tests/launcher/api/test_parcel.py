@@ -102,8 +102,8 @@ def test_a_result_that_is_too_large_is_an_error_of_the_rank(
 @pytest.mark.parametrize(
     ("function", "args", "message"),
     [
-        (lambda: 1, (), "cannot be imported by that name"),
-        (operator.add, (1, object()), "an argument is no JSON value"),
+        (lambda: 1, (), "cannot be imported by its name"),
+        (operator.add, (1, object()), "an argument is not JSON"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_here(

@@ -62,7 +62,7 @@ def test_a_rank_that_died_without_an_exception_is_named() -> None:
         results(record("FAILED", failed=1), effect, trust=False)
     with pytest.raises(RuntimeError, match="closed by peer"):
         results(record("FAILED"), effect, trust=False)
-    with pytest.raises(RunFailed, match="rank 1 ended without a result"):
+    with pytest.raises(RunFailed, match="rank 1 ended without returning a result"):
         results(record("SUCCEEDED"), {0: Outcome("gpu1", 1)}, trust=False)
 
 
@@ -80,7 +80,7 @@ def test_a_pickle_is_loaded_only_where_the_user_trusts_the_hosts() -> None:
         results(record("FAILED", 1, failed=0), failed, trust=False)
     trusted = {0: Outcome("gpu1", pickle=base64.b64encode(pickle.dumps({1: (2, 3)})).decode())}
     assert results(record("SUCCEEDED", 1), trusted, trust=True) == [{1: (2, 3)}]
-    with pytest.raises(CommandFailed, match="gpu1: a result cannot be unpickled here"):
+    with pytest.raises(CommandFailed, match="gpu1: cannot unpickle its result"):
         results(record("SUCCEEDED", 1), {0: Outcome("gpu1", pickle="AAAA")}, trust=True)
 
 
@@ -122,7 +122,7 @@ def test_no_host_can_speak_for_the_rank_of_another(tmp_path: Path) -> None:
     same = place_with(tmp_path / "shared", 0, '{"result": 1}')
     assert read_outcomes(attempt(honest, same))[0].result == 1
     forged = place_with(tmp_path / "b", 0, '{"result": 2}')
-    with pytest.raises(CommandFailed, match="gpu0 and gpu1: both have a result of rank 0"):
+    with pytest.raises(CommandFailed, match="gpu0 and gpu1: both have a result for rank 0"):
         read_outcomes(attempt(honest, forged))
 
 
@@ -132,17 +132,17 @@ def test_a_host_that_sends_without_end_is_cut_off(
     place = place_with(tmp_path, 0, json.dumps({"result": "x" * 1000}))
     monkeypatch.setattr("launcher.api.results.MAX_RESULTS", 300)
     monkeypatch.setattr("launcher.api.results.READ_SIZE", 100)
-    with pytest.raises(DdpctlError, match="gpu0: its results have more than 600 bytes"):
+    with pytest.raises(DdpctlError, match="gpu0: its results exceed 600 bytes"):
         read_outcomes(attempt(place))
 
 
 @pytest.mark.parametrize("data", [b"noise\n", b"-1 {}\n", b"0 {}\n\n", b"99999999 {}\n"])
 def test_frames_that_are_wrong_are_refused(data: bytes) -> None:
-    with pytest.raises(CommandFailed, match="gpu1: its results cannot be read"):
+    with pytest.raises(CommandFailed, match="gpu1: cannot read its results"):
         split(data, "gpu1")
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"error": 1}', b'{"pickle": 1}', b"[" * 100_000])
 def test_documents_that_are_wrong_are_refused(text: bytes) -> None:
-    with pytest.raises(CommandFailed, match="gpu1: a result cannot be read"):
+    with pytest.raises(CommandFailed, match="gpu1: cannot read a result"):
         parsed_outcome("gpu1", text)

@@ -64,7 +64,7 @@ def test_a_function_takes_along_what_it_uses(cell: Cell) -> None:
     [
         ("model = object()\ndef f():\n    return model", "f uses the global model, a object"),
         ("x = 1 < 2\nf = (lambda g: lambda: g)(open('/dev/null'))", "g of the function around it"),
-        ("exec('def f(): pass')", "source of f is not known; define it in a file or a notebook"),
+        ("exec('def f(): pass')", "source of f cannot be found; define it in a file or a notebook"),
     ],
 )
 def test_what_cannot_be_sent_is_named(cell: Cell, text: str, message: str) -> None:

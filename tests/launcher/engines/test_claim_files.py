@@ -62,5 +62,5 @@ def test_what_others_put_there_is_skipped(folder: Path) -> None:
 
 def test_a_folder_that_is_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
     folder.symlink_to(tmp_path)
-    with pytest.raises(CommandFailed, match="cannot be used: is a link; let root remove it"):
+    with pytest.raises(CommandFailed, match="cannot be used: is a link; ask root to remove it"):
         claim_files.publish("local", "ddpctl-r-0", "created", LABELS)

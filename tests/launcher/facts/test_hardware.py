@@ -178,7 +178,7 @@ def test_the_most_specific_route_counts() -> None:
 
 
 def test_a_truncated_output_is_refused() -> None:
-    with pytest.raises(ValueError, match="did not run to its end"):
+    with pytest.raises(ValueError, match="did not finish"):
         read(SAMPLE[: SAMPLE.index("@@holder")])
 
 

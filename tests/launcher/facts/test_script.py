@@ -269,7 +269,7 @@ def test_the_addresses_of_the_ssh_connection() -> None:
 
 
 def test_a_shell_that_did_not_run_the_script() -> None:
-    with pytest.raises(ValueError, match="to its end"):
+    with pytest.raises(ValueError, match="did not finish"):
         parse("This account is currently not available.\n")
 
 

@@ -83,12 +83,12 @@ def test_spares_are_selected_like_hosts() -> None:
 @pytest.mark.parametrize(
     ("include", "exclude", "said"),
     [
-        ("a", "B", "--include and --exclude: give one of them"),
+        ("a", "B", "--include and --exclude: use only one"),
         ("nope", None, "--include: hosts.yaml has no host 'nope'; it has a, B, c, d, cpu, spare"),
         ("a:4", None, "--include: a has no GPU 4 in hosts.yaml"),
         (None, "c:1,9", "--exclude: c has no GPU 9 in hosts.yaml"),
         ("cpu:0", None, "--include: cpu has no GPU 0 in hosts.yaml"),
-        (None, "d:0", "--exclude: d has gpus: all, so which GPUs are left is not known"),
+        (None, "d:0", "--exclude: d has gpus: all, so the GPUs that are left are unknown"),
         (None, "a@b@c@d@cpu", "leaves no host of hosts.yaml"),
         ("spare", None, "leaves no host of hosts.yaml"),
         ("a@@b", None, "write host1@host2:0,2"),

@@ -76,7 +76,7 @@ def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_pat
     assert cluster.job.command == ("train.py", "--name", "two words")
     assert cluster.job.workdir == str(tmp_path)
     before = (tmp_path / "hosts.yaml").read_text()
-    assert "already exists; give --force" in run(tmp_path, "--host", "b", code=2)
+    assert "already exists; pass --force" in run(tmp_path, "--host", "b", code=2)
     assert (tmp_path / "hosts.yaml").read_text() == before
     run(tmp_path, "--host", "b", "--force")
     assert [host.host for host in load(tmp_path / "hosts.yaml").hosts] == ["b"]
@@ -103,7 +103,7 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no hosts: give --host"),
+        ([], "no hosts: pass --host"),
         (["--host", "a", "--command", "'"], "fix the quotes"),
         (["--host", "a b"], "hosts"),
         (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
@@ -154,13 +154,13 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
     for question in (
         "SSH user [ann]:",
         f"SSH key [{tmp_path}/.ssh/lab]:",
-        "GPUs of each host [0]:",
+        "GPUs per host [0]:",
     ):
         assert question in printed
     assert "no answer from gpu1" in printed
     assert "local: no GPU, " in printed
     text = (tmp_path / "hosts.yaml").read_text()
-    assert "did not answer; `ddpctl check` tells why" in text
+    assert "did not answer; `ddpctl check` shows why" in text
     cluster = load(tmp_path / "hosts.yaml")
     assert [(h.host, h.user, h.gpus) for h in cluster.hosts] == [
         ("gpu1", None, 4),

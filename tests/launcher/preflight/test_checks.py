@@ -87,7 +87,7 @@ def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
     assert "gpus: 0" in finding.remedy
     own = Gpu(0, "", "AMD raphael", 512, "amd", integrated=True)
     finding = one(judge(bare(0, 0), with_facts(bare(1, "all"), gpus=(own,))))
-    assert "no GPU found but that of the processor" in finding.what
+    assert "no GPU found except the integrated one" in finding.what
 
 
 def rail(
@@ -122,7 +122,7 @@ FAULTS = {
     ),
     "slow storage": (
         lambda m: with_engine(m, storage="vfs"),
-        ("warning", "docker", "storage is vfs", "overlay2"),
+        ("warning", "docker", "uses vfs storage", "overlay2"),
     ),
     "old podman": (
         lambda m: replace(with_podman(m, "4.3.1"), hosts=(Host("gpu1", gpus=0),)),
@@ -138,11 +138,11 @@ FAULTS = {
     ),
     "no CDI specification": (
         lambda m: with_details(with_podman(m), cdi=False),
-        ("failure", "gpus", "no CDI specification of its GPUs", "nvidia-ctk cdi generate"),
+        ("failure", "gpus", "no CDI specification for its GPUs", "nvidia-ctk cdi generate"),
     ),
     "podman that ignores requests for GPUs": (
         lambda m: with_podman(m, "5.3.2"),
-        ("failure", "gpus", "Podman 5.3.2 gives no GPUs through its API", "Podman 5.4"),
+        ("failure", "gpus", "Podman 5.3.2 cannot pass GPUs through its API", "Podman 5.4"),
     ),
     "driver updated under the kernel": (
         lambda m: with_facts(m, gpus=(), gpu_error="Driver/library version mismatch"),
@@ -209,7 +209,7 @@ FAULTS = {
     ),
     "a lost GPU in the kernel's log": (
         lambda m: with_nvidia(m, xids=(("0000:af:00", 79),)),
-        ("warning", "gpus", "a GPU at 0000:af:00, now not listed, has had Xid 79", "seat and the power"),
+        ("warning", "gpus", "a lost GPU at 0000:af:00 has had Xid 79", "seat and the power"),
     ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),
@@ -225,16 +225,16 @@ FAULTS = {
     ),
     "CUDA too new": (
         lambda m: with_engine(m, image=replace(IMAGE, env={"CUDA_VERSION": "13.0.1"})),
-        ("failure", "gpus", "the image needs CUDA 13.0, the driver supports 12.4", "driver"),
+        ("failure", "gpus", "the image needs CUDA 13.0, but the driver supports 12.4", "driver"),
     ),
     "another image": (
         lambda m: with_engine(m, image=replace(IMAGE, id="sha256:bbb", layers=("sha256:x",))),
-        ("warning", "image", "a different image is named ddpctl-trainer:latest there (bbb)",
+        ("warning", "image", "ddpctl-trainer:latest is a different image there (bbb)",
          "ddpctl push HOSTS --image"),
     ),
     "another processor": (
         lambda m: with_facts(m, kernel="Linux 6.8.0 aarch64"),
-        ("failure", "image", "the image is built for amd64, the host is arm64", "linux/arm64"),
+        ("failure", "image", "the image is built for amd64, but the host is arm64", "linux/arm64"),
     ),
     "full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 100, 9**9),)),
@@ -262,7 +262,7 @@ FAULTS = {
     ),
     "no memory left": (
         lambda m: with_details(m, memory_available_kib=1000),
-        ("warning", "memory", "only 1 MiB of memory available", "stop what uses it"),
+        ("warning", "memory", "only 1 MiB of memory available", "stop the programs"),
     ),
     "no uverbs": (
         lambda m: with_facts(m, rdma_ports=(rail(0),)),
@@ -321,7 +321,7 @@ FAULTS = {
     ),
     "part of a run left": (
         lambda m: with_engine(m, nodes=(status("old", 1, "running"), status("old", 0, "exited"))),
-        ("warning", "runs", "node 1 of run old (eve@head) still runs, but others of its nodes have ended",
+        ("warning", "runs", "node 1 of run old (eve@head) is still running, but other nodes have ended",
          "`ddpctl kill old`"),
     ),
     "paused": (
@@ -447,7 +447,7 @@ def test_another_driver_version_and_the_gpus_of_others_are_left_alone() -> None:
 def test_shared_memory() -> None:
     small = with_details(machine(0), disks=(Disk("/dev/shm", "/dev/shm", 65536, 65536, None),))
     assert judge(small) == []  # a container has a /dev/shm of its own
-    assert "/dev/shm holds only 64 MiB" in one(judge(replace(small, engine=None))).what
+    assert "/dev/shm is only 64 MiB" in one(judge(replace(small, engine=None))).what
     tiny = with_details(machine(0), memory_kib=GIB)
     found = judge(tiny, of=cluster(shm_size=2**40))
     assert "shm_size 1024.0 GiB exceeds its 1.0 GiB" in one(found).what

@@ -43,7 +43,7 @@ def test_a_good_report_gives_no_finding() -> None:
         (replace(GOOD, torch="", torch_error="ModuleNotFoundError: No module named 'torch'"),
          "image", "torch cannot be imported in the image: ModuleNotFoundError", "with torch"),
         (replace(GOOD, write_error="[Errno 13] Permission denied: '/output/.check'"),
-         "disk", "cannot write below ~/.ddpctl: [Errno 13]", "SELinux"),
+         "disk", "cannot write to ~/.ddpctl: [Errno 13]", "SELinux"),
         (replace(GOOD, gpus=0, torch="2.4.0+cpu", cuda=""),
          "gpus", "torch 2.4.0+cpu in the image sees no GPU (built without CUDA)", "CUDA"),
         (ContainerReport(error="gpu1: could not start a container for trial: no runtime; install it"),

@@ -240,7 +240,7 @@ def test_a_host_that_a_firewall_hides() -> None:
     machines = some()
     machines[1] = with_details(machines[1], firewalls=("ufw",))
     met = answers(machines, {"10.0.0.2": "timeout"})
-    assert choose(machines, met)[1] == Route(why="no address is reached from every other host")
+    assert choose(machines, met)[1] == Route(why="no address can be reached from every other host")
     assert lines(judge(machines, met)) == [
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from 2 of 2 hosts "
         "(gpu[1,3]); allow all TCP between the hosts in its firewall (ufw is installed there), "
@@ -265,7 +265,7 @@ def test_a_host_that_reaches_no_other_is_reported_instead_of_all_the_others() ->
     assert cut_off(met) == {3}
     (finding,) = judge(machines, met)
     assert (finding.severity, finding.host) == ("failure", "gpu4")
-    assert "no connection from it reaches another host" in finding.what
+    assert "it cannot connect to any other host" in finding.what
 
 
 def test_hosts_that_nobody_reaches_are_not_blamed_on_the_one_that_dials_them() -> None:

@@ -118,7 +118,7 @@ def test_only_the_layers_that_a_host_lacks_are_sent(
         assert host.received_bytes < 1.05 * MEGABYTE
         assert rootfs(engine, name) == rootfs(None, name)
         assert engine.ask("create", name)
-    assert any("is another image there" in text for text in done.report.notices)
+    assert any("is a different image there" in text for text in done.report.notices)
     assert len(set(done.images)) == 1
     assert done.report.image_digest == done.images[0]
 
@@ -203,7 +203,7 @@ def test_an_image_that_only_the_hosts_have_must_be_the_same_there(
     build({"base": 1001})
     push_image(hosts[:1], name)
     subprocess.run(["docker", "rmi", "-f", name], check=True, capture_output=True)
-    with pytest.raises(push.HostsNotReady, match="is another image there than on"):
+    with pytest.raises(push.HostsNotReady, match="is not the same image as on"):
         push_image(hosts, name)
 
 

@@ -67,7 +67,7 @@ def test_a_link_out_of_the_tree_is_refused_by_name(tmp_path: Path, target: str) 
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "odd\nname").symlink_to(target)
-    with pytest.raises(PushFailed, match=r"odd\\nname: links out of the folder") as caught:
+    with pytest.raises(PushFailed, match=r"odd\\nname: is a link out of the folder") as caught:
         scan(str(tree), ignore=False)
     assert "\n" not in str(caught.value)
 

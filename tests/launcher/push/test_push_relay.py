@@ -96,7 +96,7 @@ def test_a_flipped_byte_on_the_way_is_detected_and_sent_again(
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     (notice,) = report.notices
-    assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged on the way")
+    assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged in transit")
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_no_host_waits_for_a_slow_one(
     rest = [host.seconds for number, host in enumerate(report.hosts) if number != slow]
     assert report.hosts[slow].seconds > 20
     assert max(rest) < 14
-    assert f"{hosts[slow].node.name}: slow; no other host waits for it" in report.notices[0]
+    assert f"{hosts[slow].node.name}: slow; the other hosts no longer wait" in report.notices[0]
 
 
 def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(
@@ -135,7 +135,7 @@ def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     assert report.sent_bytes > 2.9 * SIZE
-    assert sum("from here, over this machine's uplink" in text for text in report.notices) == 2
+    assert sum("sending it from this machine instead" in text for text in report.notices) == 2
 
 
 def test_a_host_without_python_is_sent_the_bytes_directly(

@@ -132,7 +132,7 @@ def test_a_full_disk_is_one_line_and_publishes_nothing(
     if mounted.returncode != 0:
         pytest.skip("may not mount")
     try:
-        with pytest.raises(PushFailed, match="free space there, then push again") as caught:
+        with pytest.raises(PushFailed, match="free some space, then push again") as caught:
             pushes([machine], dataset=str(data))
         assert "\n" not in str(caught.value)
         assert not machine.trees("datasets")
@@ -304,7 +304,7 @@ def test_a_broken_pipe_on_this_machine_is_a_failed_push(
         raise BrokenPipeError(32, "Broken pipe")
 
     monkeypatch.setattr("launcher.push.run.TreePush", broken)
-    with pytest.raises(PushFailed, match="the push broke"):
+    with pytest.raises(PushFailed, match="the push failed"):
         pushes(machines(1), dataset=str(data))
 
 

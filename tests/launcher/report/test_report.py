@@ -123,7 +123,7 @@ def test_one_node_has_failed_and_the_others_were_stopped_or_cancelled() -> None:
     attempt.nodes[2].exit_code = 0
     attempt.settle_nodes()
     made = page(dataclasses.replace(shown(), record=record))
-    assert "<td>gpu0</td><td>stopped, as node 1 failed</td><td></td>" in made
+    assert "<td>gpu0</td><td>stopped because node 1 failed</td><td></td>" in made
     assert "<td>gpu1</td><td>failed</td><td>1</td>" in made
     assert "<td>gpu2</td><td>succeeded</td><td>0</td>" in made
     attempt.state, attempt.first_failure = "CANCELLED", None
@@ -144,7 +144,7 @@ def test_64_nodes_are_a_row_for_each_outcome_with_the_failed_one_first() -> None
     assert re.findall("<tr><td>.*?</tr>", hosts) == [
         "<tr><td>1</td><td>1</td><td>gpu01</td><td>failed</td><td>1</td></tr>",
         "<tr><td>1</td><td>0,2-63</td><td>gpu[00,02-63]</td>"
-        "<td>stopped, as node 1 failed</td><td></td></tr>",
+        "<td>stopped because node 1 failed</td><td></td></tr>",
     ]
 
 
@@ -260,4 +260,4 @@ def test_a_host_that_is_not_seen_hides_no_other(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (4, "out.html\n"), done.stderr
     assert "no answer from 127.0.0.1: connection refused" in done.stderr
     made = (tmp_path / "out.html").read_text()
-    assert "0.625 at step 100" in made and "Curves of 127.0.0.1 may be missing" in made
+    assert "0.625 at step 100" in made and "Curves may be missing: no answer from 127.0.0.1" in made

@@ -84,9 +84,9 @@ def test_a_node_that_has_ended(running: FakeCluster) -> None:
     running.nodes[1].end(1)
     code, _, err = running.ddpctl("exec", "--node", "1", "--", "ls")
     assert code == 2 and err.count("\n") == 1
-    assert "gpu1: node 1 of" in err and "does not run (exited)" in err
+    assert "gpu1: node 1 of" in err and "is not running (exited)" in err
     running.hosts["gpu2"].nodes.clear()
-    assert "does not run (gone)" in running.ddpctl("exec", "--node", "2", "--", "ls")[2]
+    assert "is not running (gone)" in running.ddpctl("exec", "--node", "2", "--", "ls")[2]
 
 
 def test_a_host_that_does_not_answer_or_refuses(running: FakeCluster) -> None:

@@ -172,5 +172,5 @@ def test_a_record_whose_nodes_are_not_in_the_order_of_their_ranks_is_damaged() -
     document = json.loads(folder.record_file.read_text())
     document["attempts"][0]["nodes"][0]["node_rank"] = 7
     folder.record_file.write_text(json.dumps(document))
-    with pytest.raises(UnreadableRecord, match="order of their ranks"):
+    with pytest.raises(UnreadableRecord, match="not in rank order"):
         folder.load()

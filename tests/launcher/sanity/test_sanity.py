@@ -64,7 +64,7 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
 def test_bandwidth_below_the_wish_or_the_last_run_is_said() -> None:
     found = report(size(1000, 1e-3, 2.0), DONE)
     assert "below --min-busbw 3" in problems(found, 3.0, None)[0]
-    assert "the last run on these hosts had 2.6" in problems(found, None, 2.6)[0]
+    assert "but was 2.6 in the last run on these hosts" in problems(found, None, 2.6)[0]
     assert problems(found, None, 2.4) == []
 
 
@@ -79,7 +79,7 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
         report(size(1, 1, 1.0), *pairs({frozenset({0, 1})}, 4), DONE, nodes=4), None, None
     )
     assert len(lines) == 2
-    assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, the fastest pair 1" in lines[0]
+    assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, but 1 for the fastest pair" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,13 @@ def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], N
         (
             "echo 'failed to open the raw stream connection: dial unix /var/run/docker.sock: "
             "connect: no such file or directory' >&2; exit 1",
-            "the Docker daemon does not run",
+            "the Docker daemon is not running",
             "sudo systemctl start docker",
         ),
         (
             "echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the "
             "docker daemon running?' >&2; exit 1",
-            "the Docker daemon does not run",
+            "the Docker daemon is not running",
             "systemctl --user start docker",
         ),
         (
@@ -154,7 +154,7 @@ def test_an_unreachable_host_is_not_a_docker_problem(node: NodeMaker) -> None:
 
 def test_this_machine_without_an_engine(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    assert "local: the Docker daemon does not run" in why_not(node(Host("local")))
+    assert "local: the Docker daemon is not running" in why_not(node(Host("local")))
     monkeypatch.delenv("DOCKER_HOST")
     monkeypatch.setenv("DOCKER_CONTEXT", "no-such-context")
     assert "no docker context is named no-such-context" in why_not(node(Host("local")))
@@ -402,7 +402,7 @@ def test_each_node_makes_one_line_of_the_engines_errors(
         each_node([machine], lambda n: docker_of(n).images.get("no-such-image"))
     (error,) = caught.value.failures.values()
     assert isinstance(error, CommandFailed)
-    assert str(error).startswith(f"{machine.name}: Docker refuses: ")
+    assert str(error).startswith(f"{machine.name}: Docker refused: ")
     assert "No such image: no-such-image:latest" in str(error)
 
 

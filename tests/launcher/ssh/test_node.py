@@ -189,7 +189,7 @@ def test_a_home_folder_that_is_not_absolute_is_an_error(
     sshd: Callable[..., Sshd], node: Callable[..., Node], folder: str
 ) -> None:
     machine = node(sshd(ForceCommand=f'HOME={folder} exec sh -c "$SSH_ORIGINAL_COMMAND"').host())
-    with pytest.raises(CommandFailed, match=r"\$HOME is `.*`, which is no absolute path"):
+    with pytest.raises(CommandFailed, match=r"\$HOME is `.*`, which is not an absolute path"):
         machine.home()
 
 

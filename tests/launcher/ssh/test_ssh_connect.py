@@ -98,7 +98,7 @@ def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.Monk
     with listener(lambda sock: calls.append(1)) as port:
         message = why_not(node(Host("127.0.0.1", port=port)))
     assert len(calls) == 6
-    assert "hangs up before the login" in message
+    assert "closed the connection before the login" in message
     assert "MaxStartups" in message
 
 

@@ -174,5 +174,5 @@ def test_one_line_says_where_the_time_of_a_slow_start_went(
     cluster = fake_cluster()
     cluster.nodes_end(exit_code=0)
     [line] = [line for line in cluster.launch()[2].splitlines() if ": took " in line]
-    for step in ("asking 2 hosts", "reading what the hosts have", "starting 2 nodes"):
+    for step in ("asking 2 hosts", "checking what the hosts already have", "starting 2 nodes"):
         assert step in line

@@ -78,4 +78,4 @@ def test_a_script_that_is_not_sent_for_lack_of_a_workdir_is_mentioned(
     monkeypatch.chdir(tmp_path)
     assert check_command(Job(command=("train.py",))) is None  # of the image
     (tmp_path / "train.py").touch()
-    assert "`workdir: .` sends it" in str(check_command(Job(command=("train.py",))))
+    assert "set `workdir: .` to send it" in str(check_command(Job(command=("train.py",))))

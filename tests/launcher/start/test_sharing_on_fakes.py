@@ -206,7 +206,7 @@ def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> No
     cluster.forget()
     assert f"{waiting}  " in cluster.ddpctl("ps", cluster.hosts_file)[1]
     code, _, err = cluster.ddpctl("attach", waiting, "--hosts", cluster.hosts_file)
-    assert code == 2 and "waits in line for GPUs and has nothing to show yet" in err
+    assert code == 2 and "is waiting in line for GPUs and has nothing to show yet" in err
     assert cluster.ddpctl("kill", waiting, "--hosts", cluster.hosts_file)[0] == 0
     assert cluster.tickets == []
 
@@ -273,7 +273,7 @@ def test_a_run_waits_for_any_host_that_becomes_free(make: Make) -> None:
 def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:
     cluster = make("gpu0", "gpu1", "gpu2")
     code, out, _ = cluster.launch("--dry-run", "--nodes", "2", "--wait")
-    assert code == 0 and "nodes         2, ranks" in out and "any hosts whose GPUs are free" in out
+    assert code == 0 and "nodes         2, ranks" in out and "any hosts with free GPUs" in out
     assert "wait          as long as it takes" in out and "node 1 on gpu1" in out
     assert "wait          5400 s" in cluster.launch("--dry-run", "--wait", "1h30m")[1]
     code, _, err = cluster.launch("--nodes", "4")

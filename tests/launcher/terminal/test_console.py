@@ -73,7 +73,7 @@ def test_a_file_gets_log_lines_byte_for_byte_and_messages_are_clean_everywhere()
     ("redirection", "reported"),
     [
         (">/dev/full", "No space left on device"),
-        ("| true", "its reader has left"),
+        ("| true", "the reader closed it"),
         (">&-", ""),
     ],
 )

@@ -75,10 +75,7 @@ def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]
 
 
 def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
-    """Return the candidates of all machines.
-
-    An address that two machines on different networks have cannot identify either.
-    """
+    """Return all machines' candidates, except addresses that exist on two different networks."""
     holders: dict[str, list[Machine]] = {}
     for machine in machines.values():
         for address in machine.facts.addresses:
@@ -174,9 +171,9 @@ def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answ
 
 def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route]:
     """Choose each machine's best address among those that all its dialling machines reached."""
-    met = grouped(answers)
+    by_address = grouped(answers)
     return {
-        rank: _route(machines[rank], rank, addresses, met)
+        rank: _route(machines[rank], rank, addresses, by_address)
         for rank, addresses in _candidates(machines).items()
     }
 
@@ -184,10 +181,10 @@ def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route
 def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: Grouped) -> Route:
     passed: list[str] = []
     for address in addresses:
-        met = answers.get((rank, address.ip, False), {})
-        if met and all(answer.ok for answer in met.values()):
+        tried = answers.get((rank, address.ip, False), {})
+        if tried and all(answer.ok for answer in tried.values()):
             given = any(host.internal_ip == address.ip for host in machine.hosts)
-            why = "set as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
+            why = "set as internal_ip" if given else f"reached from {len(tried)} of {len(tried)}"
             why += f", not over {', '.join(passed)}" if passed else ""
             return Route(address.ip, address.interface or None, why)
         passed.append(address.interface)
@@ -206,8 +203,7 @@ def grouped(answers: Answers) -> Grouped:
 def addressed(
     cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
 ) -> Cluster:
-    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets
-    them."""
+    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
     for first, route in routes.items():
         if route.address:

@@ -106,7 +106,7 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--epochs", "0"], "--epochs 0: must be at least 1"),
         (["--lr", "-1"], "--lr -1.0: must not be negative"),
         (["--enable_gpu", "yess"], "neither true nor false"),
-        (["--batch-size", "8", "--global-batch", "8"], "give one"),
+        (["--batch-size", "8", "--global-batch", "8"], "use only one"),
         (["--preset", "none-such"], "--preset none-such: there are"),
         (["--gpu", "0,2"], "CUDA_VISIBLE_DEVICES"),
         (["--save-every", "5 epochs"], "--save-every"),

@@ -62,7 +62,7 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
     last = 99.0 + len(texts)
     assert view("r", 1, {0: outcome}, None, 0, now=last + 9).below == words
     silent = view("r", 1, {0: outcome}, None, 0, now=last + 75).below
-    assert silent == f"no line for 0:01:15  {words}"
+    assert silent == f"no output for 0:01:15  {words}"
 
 
 def test_gpus_of_a_host_are_told_together() -> None:

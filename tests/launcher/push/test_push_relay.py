@@ -114,8 +114,8 @@ def test_no_host_waits_for_a_slow_one(
         b"        if os.environ['HOME'].endswith('host%d'):\n"
         b"            time.sleep(len(data) / 1e6)\n"
     ) % slow
-    doc = b'        """Bytes already here'
-    monkeypatch.setattr(relay_client, "SOURCE", relay_client.SOURCE.replace(doc, late + doc))
+    slowed = relay_client.SOURCE.replace(receive, receive + late)
+    monkeypatch.setattr(relay_client, "SOURCE", slowed)
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     rest = [host.seconds for number, host in enumerate(report.hosts) if number != slow]

@@ -1,4 +1,4 @@
-"""examples/: each script alone and by torchrun, its hosts file, and the commands of its README."""
+"""examples/: each script alone and under torchrun, its hosts file, and the commands of its README."""
 
 from __future__ import annotations
 

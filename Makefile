@@ -12,7 +12,7 @@
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
-CLUSTER = $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m cluster
+CLUSTER = $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-trainer
 export VENV
 

@@ -117,7 +117,7 @@ def write_row(number: int, row: str) -> None:
 # --- with ddpctl ----------------------------------------------------------------------------------
 
 
-def suffered(cluster: Cluster, fault: Fault, folder: Path) -> Outcome:
+def run_fault(cluster: Cluster, fault: Fault, folder: Path) -> Outcome:
     with small_disk(cluster, fault):
         run = launch(cluster, cluster.home_at(folder / "state"), folder, fault)
         seconds = suffer(run, fault)
@@ -206,7 +206,7 @@ def plain(cluster: Cluster, fault: Fault, folder: Path) -> Iterator[Run]:
                 login.kill()
 
 
-def suffered_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
+def run_fault_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
     with plain(cluster, fault, folder) as run:
         run.working()
         if fault.before:
@@ -281,8 +281,8 @@ def ordinary(fault: Fault) -> Trial:
     return Trial(
         fault.name,
         f"{fault.within:g} s",
-        lambda cluster, folder: suffered(cluster, fault, folder),
-        lambda cluster, folder: suffered_by_hand(cluster, fault, folder),
+        lambda cluster, folder: run_fault(cluster, fault, folder),
+        lambda cluster, folder: run_fault_by_hand(cluster, fault, folder),
     )
 
 

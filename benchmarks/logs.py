@@ -141,8 +141,7 @@ class Bench:
     def _follow(
         self, pids: list[int], progress: Progress, acts: list[Callable[[], None]]
     ) -> tuple[float, float, float, int]:
-        """Return seconds, CPU of the processes, CPU of the machine, and peak memory of a process in
-        KiB.
+        """Return seconds, CPU of the processes, CPU of the machine, and peak memory of a process in KiB.
 
         Times are from the first line to the last.
         """

@@ -34,7 +34,7 @@ from benchmarks import hand
 from benchmarks.needs import need_cluster, need_root_and
 from benchmarks.push import Net, big_file, network, push
 from benchmarks.results import write_section
-from benchmarks.simulated import simulated, spoken_by
+from benchmarks.simulated import expected_log, simulated
 from benchmarks.star import measure_star
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
@@ -368,7 +368,7 @@ def logs_rows(
 
 def is_whole(logs: Path, node: int, ranks: int, rate: int, seconds: int) -> bool:
     """Return whether a node's log equals its ranks' output, byte for byte."""
-    parts = spoken_by(node, ranks, rate, seconds)
+    parts = expected_log(node, ranks, rate, seconds)
     with (logs / f"node-{node}.log").open("rb") as file:
         return all(file.read(len(part)) == part for part in parts) and not file.read()
 

@@ -320,7 +320,7 @@ def block_of(node_rank: int, ranks: int, lines: int) -> bytes:
     )
 
 
-def spoken_by(node_rank: int, ranks: int, rate: int, seconds: float) -> Iterator[bytes]:
+def expected_log(node_rank: int, ranks: int, rate: int, seconds: float) -> Iterator[bytes]:
     """Yield a node's log as the launcher must write it, in parts."""
     host = address(node_rank).encode()
     rows = (row.split(b"\t") for row in block_of(node_rank, ranks, int(rate * TICK)).splitlines())

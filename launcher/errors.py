@@ -80,8 +80,7 @@ class StopUnconfirmed(DdpctlError):
 
 
 class RunFailed(DdpctlError):
-    """A call by `ddpctl.run` failed. `ddpctl.find_run(error.run_id)` has the logs and first
-    failure."""
+    """A call by `ddpctl.run` failed. `ddpctl.find_run(error.run_id)` has the logs and first failure."""
 
     def __init__(self, run_id: str, message: str) -> None:
         super().__init__(f"{run_id}: {message}")

@@ -60,7 +60,7 @@ def make_folder(path: Path) -> Path:
             home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StateError(_cannot(error, "created", path)) from None
+        raise StateError(_error_message(error, "created", path)) from None
     return path
 
 
@@ -84,7 +84,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise StateError(_cannot(error, "written", path)) from None
+        raise StateError(_error_message(error, "written", path)) from None
 
 
 @contextlib.contextmanager
@@ -121,9 +121,9 @@ def read_cache(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _cannot(error: OSError, act: str, path: Path) -> str:
+def _error_message(error: OSError, action: str, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free space there"
     else:
         remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write"
-    return f"{path}: cannot be {act}: {(error.strerror or str(error)).lower()}; {remedy}"
+    return f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}; {remedy}"

@@ -39,7 +39,7 @@ def index(commands: dict[str, Any]) -> str:
 def page(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=f"ddpctl {name}")
     usage = " ".join(command.collect_usage_pieces(context)).replace("[[", "[").replace("]]", "]")
-    prose, examples = told(command)
+    prose, examples = help_and_examples(command)
     parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose, ""]
     if examples:
         parts += ["## Examples", "", "```", examples, "```", ""]
@@ -48,14 +48,14 @@ def page(name: str, command: Any) -> str:
     return "\n".join([*parts, ""])
 
 
-def told(command: Any) -> tuple[str, str]:
+def help_and_examples(command: Any) -> tuple[str, str]:
     """Return the text of a command's help, and the examples after its \\b mark."""
     prose, _, examples = (command.help or "").partition("\b")
     return prose.strip(), examples.strip("\n")
 
 
 def first_line(command: Any) -> str:
-    return told(command)[0].split("\n")[0]
+    return help_and_examples(command)[0].split("\n")[0]
 
 
 def row(parameter: Any, context: Any) -> str:

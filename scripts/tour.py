@@ -90,12 +90,12 @@ def tour(folder: Path) -> str:
                 check=False,
             )
             assert done.returncode == 0, f"$ {line}\n{done.stdout}"
-            shown.append(f"$ {line}\n{anybodys(done.stdout, home)}")
+            shown.append(f"$ {line}\n{anonymised(done.stdout, home)}")
         parts.append(f"**{title}**\n\n```console\n" + "\n".join(shown) + "```\n")
     return "\n".join(parts)
 
 
-def anybodys(output: str, home: Path) -> str:
+def anonymised(output: str, home: Path) -> str:
     """Replace this machine's folders, host name and user name by neutral ones."""
     text = output.replace(str(home), "~")
     text = re.sub(r"\S+@\S+", "you@laptop", text)

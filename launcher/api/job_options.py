@@ -10,10 +10,7 @@ Path: TypeAlias = str | PathLike[str]
 
 
 class JobOptions(TypedDict, total=False):
-    """Overrides for the keys of the same name in docs/hosts-file.md.
-
-    Paths are relative to the current folder.
-    """
+    """Overrides of the keys in docs/hosts-file.md. Paths are relative to the current folder."""
 
     engine: Literal["docker", "process"]
     image: str

@@ -28,7 +28,7 @@ if os.path.exists(SOURCE):
 def main() -> None:
     returned_well: List[bool] = []
     # registered first, so it runs after everything that the function registers
-    atexit.register(lambda: leave() if returned_well else None)
+    atexit.register(lambda: exit_without_finalization() if returned_well else None)
     with open(os.path.join(HERE, "ddpctl_call.json"), encoding="utf-8") as file:
         call = json.load(file)
     try:
@@ -37,19 +37,18 @@ def main() -> None:
         write(raised(error, call["trust"]))
         raise
     write(outcome)
-    end_together()
+    close_process_group()
     returned_well.append(True)
 
 
-def leave() -> None:
-    """Exit without Python's finalization, in which a Gloo thread may abort the process
-    (pytorch#179291)."""
+def exit_without_finalization() -> None:
+    """Exit without Python's finalization, which a Gloo thread may abort (pytorch#179291)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def end_together() -> None:
+def close_process_group() -> None:
     """Wait for all ranks: one that exits early would break the process group of the others."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():

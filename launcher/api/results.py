@@ -41,8 +41,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one rank. result: a JSON value. pickle: base64, only for a user who trusts the
-    hosts."""
+    """Outcome of one rank. result: a JSON value. pickle: base64, only for a user who trusts the hosts."""
 
     host: str
     result: Any = None

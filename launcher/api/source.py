@@ -71,10 +71,7 @@ class Source:
 
 
 def source_text(value: type | FunctionType) -> str:
-    """Return the source of a class or function.
-
-    Raises UsageError if Python does not know the source, as for code typed at its prompt.
-    """
+    """Return the source of a class or function. Raises UsageError for code typed at Python's prompt."""
     try:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):
@@ -86,10 +83,7 @@ def source_text(value: type | FunctionType) -> str:
 
 
 def class_of_a_cell(name: str) -> str | None:
-    """Return the newest definition of a class in a notebook.
-
-    Before Python 3.13, inspect finds only cells of functions.
-    """
+    """Return a class's newest definition in a notebook, which inspect finds only from Python 3.13 on."""
     cells = [file for file in linecache.cache if not Path(file).exists()]
     for lines in map(linecache.getlines, reversed(cells)):
         with contextlib.suppress(SyntaxError):
@@ -101,7 +95,6 @@ def class_of_a_cell(name: str) -> str | None:
 
 
 def global_names(text: str) -> set[str]:
-    """Return the global names that a definition refers to."""
     tables = [symtable.symtable(f"{FUTURE}\n{text}", "<source>", "exec")]
     for table in tables:  # the list grows during the loop
         tables += table.get_children()

@@ -31,7 +31,7 @@ def clean(
 
     console = options.console(quiet, verbose)
 
-    def sure() -> bool | None:
+    def confirm() -> bool | None:
         if yes:
             return True
         if as_json or not options.can_ask():
@@ -43,4 +43,4 @@ def clean(
         return True
 
     named = options.hosts_of(hosts, host_list)
-    return clean_hosts.clean(named, console, kill=kill, as_json=as_json, sure=sure)
+    return clean_hosts.clean(named, console, kill=kill, as_json=as_json, confirm=confirm)

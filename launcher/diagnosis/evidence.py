@@ -46,7 +46,6 @@ class NodeEvidence:
 
     @property
     def lost_peers(self) -> set[int]:
-        """The node ranks that this node lost contact with."""
         lost = {reason.node_rank for reason in self.reasons if reason.kind == "peer-lost"}
         return lost - {self.node_rank}
 
@@ -74,10 +73,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Convert all times to node 0's clock.
-
-    The supervisors measure their clocks against node 0's more precisely than SSH can.
-    """
+    """Convert times to node 0's clock, against which supervisors measure better than SSH can."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:

@@ -16,7 +16,7 @@ from ..supervisor.events import RankExit, Stopping
 from . import log_patterns
 from .evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
 from .failure_kinds import FailureKind
-from .rank_exit import how_it_ended, oom_message, rank_exit
+from .rank_exit import classify_exit, oom_message, rank_exit
 from .stop_reason import stop_reason
 
 LATEST = 253402300799.0  # the end of the year 9999
@@ -86,7 +86,7 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
     if not node.end or not reason or reason.kind != "torchrun":
         return None
     lines = reason.last_lines or node.lines(None)
-    kind, message = how_it_ended(node.end.exit_code, reason.signal, lines)
+    kind, message = classify_exit(node.end.exit_code, reason.signal, lines)
     effect = log_patterns.is_effect(lines) and kind != FailureKind.PORT_IN_USE
     unknown = kind in (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
     return Candidate(

@@ -1,5 +1,4 @@
-"""Read a failed process's last lines: its exception, an excerpt, and whether another rank failed
-first. Pure."""
+"""Read a failed process's last lines: its exception, an excerpt, and whether it failed first. Pure."""
 
 from __future__ import annotations
 
@@ -32,15 +31,15 @@ EFFECT = re.compile(
 
 def is_effect(lines: Sequence[str]) -> bool:
     """Return whether the process failed only because another one had ended before."""
-    return bool(EFFECT.search("\n".join(_telling(lines))))
+    return bool(EFFECT.search("\n".join(_decisive_lines(lines))))
 
 
 def known_kind(lines: Sequence[str]) -> FailureKind | None:
     """Return the kind that matches the exception's message or, without one, any of the last lines."""
-    return pattern_in([RANK_PREFIX.sub("", line) for line in _telling(lines)])
+    return pattern_in([RANK_PREFIX.sub("", line) for line in _decisive_lines(lines)])
 
 
-def _telling(lines: Sequence[str]) -> Sequence[str]:
+def _decisive_lines(lines: Sequence[str]) -> Sequence[str]:
     return exception_lines(lines) or _last_lines(lines)
 
 
@@ -49,10 +48,7 @@ def _last_lines(lines: Sequence[str]) -> list[str]:
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """Return the line `ValueError: boom`, or "" without one.
-
-    A DataLoader worker's exception comes after the worker's traceback.
-    """
+    """Return `ValueError: boom`, or "". A DataLoader worker's exception follows its traceback."""
     found = exception_lines(lines)
     if found and ": Caught " in found[0] and len(found) > 1:
         return f"{found[-1]} ({found[0].partition(' in ')[2].rstrip('.')})"
@@ -60,8 +56,7 @@ def exception_line(lines: Sequence[str]) -> str:
 
 
 def exception_lines(lines: Sequence[str]) -> list[str]:
-    """Return the exception's message, `ValueError: boom`, and its further lines; [] without a
-    traceback."""
+    """Return the exception's message, `ValueError: boom`, and its further lines; [] without one."""
     block = _last_traceback(lines)
     for index, line in enumerate(block):
         if index and line and not line.startswith((" ", "\t")):

@@ -21,7 +21,7 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
             or [line for text in exit.last_lines for line in text.splitlines()]
             or node.lines(exit.rank)
         )
-        weight, kind, message = _judged(node, exit, lines)
+        weight, kind, message = _classify(node, exit, lines)
     elif exit.stopping:
         return None
     else:  # a success, unless all later failures are effects of it
@@ -41,13 +41,13 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
     )
 
 
-def _judged(
+def _classify(
     node: NodeEvidence, exit: RankExit, lines: Sequence[str]
 ) -> tuple[Weight, FailureKind, str]:
-    kind, message = how_it_ended(exit.exit_code, exit.signal, lines, exit.message)
+    kind, message = classify_exit(exit.exit_code, exit.signal, lines, exit.message)
     if kind == FailureKind.KILLED and exit.signal == "SIGKILL" and node.oom_kills:
         kind, message = FailureKind.OOM_KILLED, oom_message(node)
-    if _we_did_it(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
+    if _stopped_by_us(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
         effect = FailureKind.PEER_GONE if kind == FailureKind.EXCEPTION else kind
         return Weight.EFFECT, effect, message
     if kind == FailureKind.COLLECTIVE_TIMEOUT:
@@ -60,12 +60,12 @@ def _judged(
     return Weight.CAUSE, kind, message
 
 
-def _we_did_it(exit: RankExit) -> bool:
+def _stopped_by_us(exit: RankExit) -> bool:
     reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
     return exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
 
 
-def how_it_ended(
+def classify_exit(
     code: int | None, signal: str | None, lines: Sequence[str], recorded: str | None = None
 ) -> tuple[FailureKind, str]:
     """Return (kind, message) of a failed process. recorded: the exception from torch's @record."""

@@ -44,8 +44,6 @@ def label(frame: Frame) -> str:
 
 @dataclass(frozen=True)
 class RankStack(Stack):
-    """The stack of one rank of a run."""
-
     host: str = ""
     node_rank: int = 0
 

@@ -35,8 +35,7 @@ class Engine(Protocol):
     def __init__(self, node: Node) -> None: ...
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        """Create the node without starting it. `secrets` are added to its environment, never
-        stored."""
+        """Create the node without starting it. `secrets` are added to its environment, never stored."""
 
     def start(self, node: NodePlan) -> None: ...
 
@@ -47,10 +46,7 @@ class Engine(Protocol):
         """Return the nodes of all runs on this host, or of `run_id`, in any state."""
 
     def claims(self) -> Sequence[NodeStatus]:
-        """Return the nodes that use GPUs here, are about to, or wait for them.
-
-        Faster than `list`, but each status has fewer fields.
-        """
+        """Return the nodes that use or want GPUs here. Faster than `list`, but with fewer fields."""
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a ticket that `list` and `claims` report as a node in state `waiting`."""
@@ -68,8 +64,7 @@ class Engine(Protocol):
         """Start a command with the node's environment. Without `stdin`, its input is empty."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        """Send SIGTERM, wait `timeout` seconds, send SIGKILL. Does nothing if the node has ended or
-        gone."""
+        """Send SIGTERM, wait `timeout` seconds, send SIGKILL. Does nothing to a node that has ended."""
 
     def remove(self, status: NodeStatus) -> None:
         """Delete a stopped node but keep its folders."""

@@ -62,9 +62,9 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
 }
 
 
-def unavailable(name: str, said: str) -> DockerUnavailable:
+def unavailable(name: str, printed: str) -> DockerUnavailable:
     """Return an error with the engine's or its command's output in one line, and the remedy."""
-    text = " ".join(said.split())
+    text = " ".join(printed.split())
     for pattern, problem in PROBLEMS.items():
         if re.search(pattern, text):
             return DockerUnavailable(f"{name}: {problem}")

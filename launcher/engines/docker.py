@@ -15,7 +15,7 @@ from ..run_id import is_run_id
 from ..ssh.node import Node
 from .base import Exec
 from .command import SEARCH
-from .docker_client import Client, asking, docker_of, doing
+from .docker_client import Client, docker_of, errors_as_unavailable, translated_errors
 from .docker_exec import DockerExec
 from .engine_info import Capabilities, EngineInfo, ImageInfo, parse_engine, parse_image
 from .status import NodeStatus, Seen, array, inspected, mapping, read_status, seen_in_list, unix
@@ -54,7 +54,7 @@ class Docker:
         self._create(node.container, secrets, "create the container")
 
     def start(self, node: NodePlan) -> None:
-        with doing(self.host, "start the container"):
+        with translated_errors(self.host, "start the container"):
             self._api.start(node.container.name)
 
     def wait(self, place: Place) -> NodeStatus:
@@ -79,12 +79,11 @@ class Docker:
         return [*(status for status in read if status), *self._tickets(RUN_LABEL)]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        with doing(self.host, "wait in line"):
+        with translated_errors(self.host, "wait in line"):
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
-        """Yield tickets, which are volumes because those need no image: only labels and a creation
-        time."""
+        """Yield tickets: volumes, which need no image, with labels and a creation time."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
             created = unix(row.get("CreatedAt"))
@@ -118,7 +117,10 @@ class Docker:
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.state == "waiting":
             return
-        with doing(self.host, "stop the container"), contextlib.suppress(docker.errors.NotFound):
+        with (
+            translated_errors(self.host, "stop the container"),
+            contextlib.suppress(docker.errors.NotFound),
+        ):
             if status.state == "paused":
                 self._api.unpause(status.handle)  # a paused process cannot handle SIGTERM
             self._api.stop(status.handle, timeout=int(timeout))
@@ -127,7 +129,7 @@ class Docker:
         if status.state == "waiting":
             self.withdraw(status)
             return
-        with doing(self.host, "remove the container"):
+        with translated_errors(self.host, "remove the container"):
             self._remove(status.handle)
 
     def _remove(self, name: str) -> None:
@@ -138,8 +140,7 @@ class Docker:
                 raise
 
     def _labelled(self, label: str, *, stopped: bool = True) -> Sequence[dict[str, Any]]:
-        """Return the containers with this label. Skips entries that the engine should not have
-        listed."""
+        """Return the containers with this label. Skips entries that the engine should not have listed."""
         rows = array(self._api.containers(all=stopped, filters={"label": [label]}))
         return [row for row in rows if isinstance(mapping(row).get("Id"), str)]
 
@@ -159,7 +160,7 @@ class Docker:
 
     def engine_info(self, image: str) -> EngineInfo:
         """Return facts about the engine and `image`. Raises DockerUnavailable or CommandTimeout."""
-        with asking(self.host):
+        with errors_as_unavailable(self.host):
             about = self._client.about
             rows = self._labelled(RUN_LABEL, stopped=False)
         labels = {row["Id"]: mapping(row.get("Labels")).get(RUN_LABEL, "") for row in rows}
@@ -169,7 +170,7 @@ class Docker:
     def image_info(self, name: str) -> ImageInfo | None:
         """Return facts about the image, or None if the engine does not have it."""
         try:
-            with asking(self.host):
+            with errors_as_unavailable(self.host):
                 return parse_image(self._api.inspect_image(name))
         except docker.errors.NotFound:
             return None
@@ -185,7 +186,7 @@ class Docker:
         """Run a container for at most `timeout` seconds, remove it, and return its output."""
         name = container.name
         self._create(container, {}, "run a test container")
-        with doing(self.host, "run a test container"):
+        with translated_errors(self.host, "run a test container"):
             try:
                 self._api.start(name)
                 self._wait_for_test(name, timeout)
@@ -204,17 +205,17 @@ class Docker:
                 "look at `docker ps` and the load there"
             ) from None
 
-    def _create(self, container: Container, secrets: Mapping[str, str], act: str) -> None:
+    def _create(self, container: Container, secrets: Mapping[str, str], action: str) -> None:
         can = self._client.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
             missing = self.node.script(FIND_MISSING, *sources).stdout.decode(errors="replace")
             if missing:
                 raise CommandFailed(
-                    f"{self.host}: could not {act}: {missing.splitlines()[0]} does not exist; "
+                    f"{self.host}: could not {action}: {missing.splitlines()[0]} does not exist; "
                     "create it on that host or correct job.mounts"
                 )
-        with doing(self.host, act):
+        with translated_errors(self.host, action):
             self._api.create_container(**create_arguments(container, secrets, can))
 
 
@@ -287,7 +288,6 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _mounted(row: Mapping[str, Any]) -> list[str]:
-    """Return the host paths that a container mounts."""
     return [str(mapping(mount).get("Source", "")) for mount in array(row.get("Mounts"))]
 
 

@@ -28,17 +28,14 @@ from .command import DIAL, IS_DOCKER, NOT_INSTALLED, unavailable
 from .engine_info import Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, by default
-LAST_WORDS = 5.0  # seconds for a command to end once it has closed its output
+END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
 WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 
 
 def docker_of(node: Node) -> Client:
-    """Return the node's Docker SDK client, created on first use.
-
-    Raises DockerUnavailable if the host answers but its engine does not.
-    """
+    """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
     return node.resource(lambda: _connect(node))
 
 
@@ -56,8 +53,7 @@ def _connect(node: Node) -> Client:
 
 
 def local_endpoint() -> dict[str, Any]:
-    """Return this machine's engine: DOCKER_HOST, else the docker command's context, else its
-    socket."""
+    """Return this machine's engine: DOCKER_HOST, else the docker command's context, else its socket."""
     if os.environ.get("DOCKER_HOST"):
         return dict(docker.utils.kwargs_from_env())
     name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
@@ -110,7 +106,6 @@ class _Api(docker.APIClient):
         return dict(super().version(api_version))
 
     def exec_connection(self, exec_id: str, *, tty: bool) -> Upgraded:
-        """Start the command of an exec_create."""
         return Upgraded(self.exec_start(exec_id, tty=tty, socket=True))
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
@@ -193,7 +188,7 @@ class StreamSocket:
     def __init__(self, name: str, stream: Stream) -> None:
         self._name, self._stream = name, stream
         self._timeout: float | None = None
-        self._heard = False
+        self._got_output = False
         self.is_alive, self.close = stream.is_alive, stream.close
 
     def makefile(self, *_: Any) -> io.BufferedReader:
@@ -204,9 +199,9 @@ class StreamSocket:
 
     def recv_into(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer), self._timeout)
-        if not data and not self._heard:
-            raise unavailable(self._name, self._last_words())
-        self._heard = True
+        if not data and not self._got_output:
+            raise unavailable(self._name, self._error_output())
+        self._got_output = True
         buffer[: len(data)] = data
         return len(data)
 
@@ -215,8 +210,8 @@ class StreamSocket:
             self._stream.write(data, self._timeout)
         except BrokenPipeError:
             # if the engine answered before it disconnected, http.client reads that answer
-            if not self._heard:
-                raise unavailable(self._name, self._last_words()) from None
+            if not self._got_output:
+                raise unavailable(self._name, self._error_output()) from None
             raise
 
     def settimeout(self, timeout: float | None) -> None:
@@ -225,46 +220,46 @@ class StreamSocket:
     def shutdown(self, _how: int) -> None:
         self._stream.close_stdin()
 
-    def _last_words(self) -> str:
+    def _error_output(self) -> str:
         """Return the error output of a command that has ended."""
         with contextlib.suppress(TimeoutError):
-            code = self._stream.wait(LAST_WORDS)
-            said = self._stream.stderr.read(LAST_WORDS).decode(errors="replace")
+            code = self._stream.wait(END_TIMEOUT)
+            text = self._stream.stderr.read(END_TIMEOUT).decode(errors="replace")
             if code == NOT_FOUND:
                 return NOT_INSTALLED
-            return said or f"`docker system dial-stdio` exited with {code} and printed nothing"
+            return text or f"`docker system dial-stdio` exited with {code} and printed nothing"
         return "the engine closed the connection"
 
 
-def failure(name: str, error: BaseException, act: str = "") -> DdpctlError | None:
-    """Turn an SDK error into one line; None for other errors. act: the action that failed."""
+def failure(name: str, error: BaseException, action: str = "") -> DdpctlError | None:
+    """Turn an SDK error into one line; None for other errors. action: the action that failed."""
     if isinstance(error, docker.errors.APIError):
-        said = _said(error)
+        text = _error_text(error)
         remedy = next(
-            (f"; {remedy}" for sign, remedy in _REMEDIES.items() if sign in said.lower()), ""
+            (f"; {remedy}" for pattern, remedy in _REMEDIES.items() if pattern in text.lower()), ""
         )
-        problem = f"could not {act}" if act else "Docker refused"
-        return CommandFailed(f"{name}: {problem}: {said}{remedy}")
+        problem = f"could not {action}" if action else "Docker refused"
+        return CommandFailed(f"{name}: {problem}: {text}{remedy}")
     if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
         return unavailable(name, str(error))
     return None
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return " ".join(str(getattr(error, "explanation", None) or error).split())
 
 
 @contextlib.contextmanager
-def doing(name: str, act: str = "") -> Iterator[None]:
+def translated_errors(name: str, action: str = "") -> Iterator[None]:
     """Turn SDK errors into one line: host, failed action, remedy."""
     try:
         yield
     except (docker.errors.DockerException, requests.RequestException) as error:
-        raise failure(name, error, act) or error from None
+        raise failure(name, error, action) or error from None
 
 
 @contextlib.contextmanager
-def asking(name: str) -> Iterator[None]:
+def errors_as_unavailable(name: str) -> Iterator[None]:
     """Turn every error except NotFound into DockerUnavailable."""
     try:
         yield
@@ -272,7 +267,7 @@ def asking(name: str) -> Iterator[None]:
         raise
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise DockerUnavailable(
-            f"{name}: its container engine returned an error: {_said(error)}; "
+            f"{name}: its container engine returned an error: {_error_text(error)}; "
             "look at `journalctl` there"
         ) from None
 

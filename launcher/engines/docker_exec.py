@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import docker.errors
 
 from ..ssh.stream import CHUNK
-from .docker_client import Client, doing
+from .docker_client import Client, translated_errors
 
 HEADER_BYTES = 8  # of a frame: stream number, three zeros, size of the data
 POLL = 0.05  # seconds between polls for the start or the end of the command
@@ -23,7 +23,7 @@ class DockerExec:
         self, client: Client, container: str, command: Sequence[str], *, stdin: bool, tty: bool
     ) -> None:
         self._client, self._tty = client, tty
-        with doing(client.name, "run the command"):
+        with translated_errors(client.name, "run the command"):
             made = client.api.exec_create(container, list(command), stdin=stdin, tty=tty)
             self._id: str = made["Id"]
             self._connection = client.api.exec_connection(self._id, tty=tty)
@@ -57,7 +57,7 @@ class DockerExec:
                 time.sleep(POLL)
 
     def wait(self) -> int:
-        with doing(self._client.name, "ask for the command's exit code"):
+        with translated_errors(self._client.name, "ask for the command's exit code"):
             try:
                 while (seen := self._client.api.exec_inspect(self._id)).get("Running"):
                     time.sleep(POLL)

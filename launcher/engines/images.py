@@ -12,7 +12,7 @@ from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from .command import SEARCH, unavailable
 from .docker import Docker
-from .docker_client import docker_of, doing
+from .docker_client import docker_of, translated_errors
 from .engine_info import ImageInfo
 from .status import array
 
@@ -53,7 +53,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
     creates and removes one. refs: names or ids of the image; the first that works counts.
     """
     api = docker_of(node).api
-    with doing(node.name):
+    with translated_errors(node.name):
         for ref in refs:
             try:
                 made = api.create_container(
@@ -87,7 +87,7 @@ def pull(node: Node, name: str) -> ImageInfo:
 
 def needs_diff_ids(node: Node) -> bool:
     """Return whether an image archive must refer to omitted layers by diff id."""
-    with doing(node.name):
+    with translated_errors(node.name):
         return not docker_of(node).can.knows_compressed_layers
 
 
@@ -98,7 +98,7 @@ def load_command(node: Node) -> tuple[str, ...]:
 
 def save(node: Node, name: str) -> Iterator[bytes]:
     """Yield the image archive, as from `docker save`."""
-    with doing(node.name):
+    with translated_errors(node.name):
         yield from docker_of(node).api.get_image(name)
 
 
@@ -107,7 +107,7 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
     client = docker_of(node)
     api = client.api
     api.timeout = TRANSFER_TIMEOUT
-    with doing(node.name):
+    with translated_errors(node.name):
         if not client.can.pushes_without_tls:
             raise CommandFailed(f"{client.can.product} pushes only to registries with TLS")
         api.tag(name, repository, tag)
@@ -118,13 +118,13 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
 
 def untag(node: Node, name: str) -> None:
     """Remove one name of an image. The image remains if it has another name."""
-    with contextlib.suppress(DdpctlError), doing(node.name):
+    with contextlib.suppress(DdpctlError), translated_errors(node.name):
         docker_of(node).api.remove_image(name, noprune=True)
 
 
 def tags(node: Node, pattern: str) -> list[str]:
     """Return the image names that match a `reference` filter; [] if the engine does not answer."""
-    with contextlib.suppress(DdpctlError), doing(node.name):
+    with contextlib.suppress(DdpctlError), translated_errors(node.name):
         found = docker_of(node).api.images(filters={"reference": pattern})
         return [tag for image in found for tag in image.get("RepoTags") or ()]
     return []

@@ -145,7 +145,6 @@ class LocalProcesses:
         self._retract(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
-        """Yield the control folder of each node's newest attempt."""
         for node in sorted(self.runs.glob("*/nodes/*")):
             folder = node.parent.parent.name
             if not is_run_id(folder) or run_id not in (None, folder):
@@ -217,7 +216,6 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
 
 
 def _end(journal: Path) -> End | None:
-    """Return the journal's `end` event, or None."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - TAIL_BYTES))

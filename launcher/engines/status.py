@@ -206,8 +206,7 @@ def _state(text: object) -> str:
 
 
 def unix(text: object) -> float | None:
-    """Convert Docker's RFC 3339 with nanoseconds to unix seconds; None for year 1, which means
-    "never"."""
+    """Convert Docker's RFC 3339 with nanoseconds to unix seconds; None for year 1, which means "never"."""
     if not isinstance(text, str) or text.startswith(NEVER):
         return None
     try:

@@ -20,10 +20,7 @@ def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
 
 
 def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -> Facts:
-    """Return one host's facts. ports: include the listening ports.
-
-    check: include Details, for these arguments of `check` in script.SCRIPT.
-    """
+    """Return one host's facts, with listening ports, and with Details if `check` has its arguments."""
     asked_for = ["ports"] if ports else []
     if node.host.gpus != 0:
         asked_for.append("gpus")

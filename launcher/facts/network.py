@@ -54,10 +54,7 @@ def routes(lines: Sequence[str]) -> tuple[Route, ...]:
 
 
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
-    """Return the host's own addresses, each with its interface.
-
-    lines: /proc/net/route, fib_trie and if_inet6.
-    """
+    """Return the host's own addresses with interfaces. lines: /proc/net/route, fib_trie, if_inet6."""
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
     found = []
     for ip in dict.fromkeys(_local_ipv4(lines)):

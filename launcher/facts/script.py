@@ -135,8 +135,6 @@ _BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one host."""
-
     user: str
     uid: int
     gid: int
@@ -155,7 +153,7 @@ class Facts:
     rdma_ports: tuple[RdmaPort, ...] = ()
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
     boot_id: str = ""  # equal for two names of one machine; "" if unknown
-    seconds: float = 0.0  # how long the script took
+    seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # maximum error of clock_skew: half the network time
     details: Details | None = None  # if requested
@@ -177,7 +175,6 @@ class Facts:
         return rdma.nccl_settings(self.rdma_ports, ip)
 
     def interface_of(self, ip: str) -> str | None:
-        """Return the interface with the address `ip`, or None."""
         return next((a.interface for a in self.addresses if a.ip == ip), None)
 
     def network_of(self, ip: str) -> str:
@@ -246,8 +243,7 @@ def printable(line: str) -> str:
 
 
 def _identity(text: str) -> tuple[int, str, int]:
-    """Parse uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=...". A uid may lack a
-    name."""
+    """Parse uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=...". A uid may lack a name."""
     match = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", text)
     if not match:
         raise ValueError(f"`id` printed {text!r}")

@@ -25,7 +25,7 @@ from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Exited, Item, NodeWatch
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
-DRAIN_TIMEOUT = 5.0  # seconds that a journal may lag behind its container's end
+DRAIN_TIMEOUT = 15.0  # seconds of silence in which a journal may lag behind its container's end
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all others have ended
 PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before the probes
@@ -67,7 +67,7 @@ class NodeOutcome(NodeEvidence):
     unreadable: bool = False  # some events were malformed and were skipped
     end_received: float = 0.0  # time.monotonic()
     exited: bool = False  # according to the engine
-    lost_since: float | None = None  # time.monotonic() of the host's last answer
+    lost_since: float | None = None  # time.monotonic() when contact was lost
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
 
@@ -112,7 +112,9 @@ class Monitor:
         ]
         # journal bytes read, by node rank; 0 until the known events have arrived
         self._consumed = dict.fromkeys(self.outcomes, 0)
-        self._sizes: dict[int, tuple[int, float]] = {}  # (journal bytes, when measured)
+        self._caught_up = False  # the queue was empty: what is missing now has not arrived
+        self._sizes: dict[int, int] = {}  # bytes of the journals whose containers have ended
+        self._reported: dict[int, float] = {}  # time.monotonic() of each node's last report
         self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
         self._changes: dict[str, ContactChange] = {}  # not yet reported, by host
         self._changed = 0.0  # time.monotonic() of the first unreported change
@@ -128,7 +130,7 @@ class Monitor:
             watcher.start()
         try:
             while self._waiting():
-                yield from self._next()
+                yield from self._take_reports()
                 yield from self._conclude()
                 if time.monotonic() - self._changed > CONTACT_TIME:
                     yield from self._take_changes()
@@ -147,11 +149,21 @@ class Monitor:
 
     # --- messages from the watchers ------------------------------------------------------------
 
-    def _next(self) -> Iterator[Seen]:
-        try:
-            item = self._queue.get(timeout=POLL)
-        except queue.Empty:
-            return
+    def _take_reports(self) -> Iterator[Seen]:
+        """All that is in the queue, for at most POLL seconds."""
+        until, wait = time.monotonic() + POLL, POLL
+        self._caught_up = False
+        while time.monotonic() < until:
+            try:
+                item = self._queue.get(timeout=wait)
+            except queue.Empty:
+                self._caught_up = True
+                return
+            yield from self._take(item)
+            wait = 0.0
+
+    def _take(self, item: Item) -> Iterator[Seen]:
+        self._reported[item.node_rank] = time.monotonic()
         if isinstance(item, Batch):
             yield from self._take_batch(item)
         elif isinstance(item, Exited):
@@ -159,7 +171,7 @@ class Monitor:
             outcome.exited, outcome.oom_killed = True, item.status.oom_killed
             if outcome.end is None:
                 outcome.exit_code = item.status.exit_code
-            self._sizes[item.node_rank] = (item.size, time.monotonic())
+            self._sizes[item.node_rank] = item.size
         else:
             yield from self._take_contact(item)
 
@@ -242,8 +254,8 @@ class Monitor:
         for outcome in ended:
             outcome.done = True
             yield outcome
-        self._probe_the_rest(now)
-        if self._rest_is_lost(now):
+        self._probe_remaining_nodes(now)
+        if self._remaining_nodes_are_lost(now):
             for outcome in self._waiting():
                 outcome.done = True
                 yield outcome
@@ -252,13 +264,14 @@ class Monitor:
         if outcome.gone:
             return True
         if outcome.end is not None:  # sufficient if the engine no longer answers
-            return outcome.exited or now - outcome.end_received > ENGINE_TIMEOUT
+            silent = now - outcome.end_received > ENGINE_TIMEOUT
+            return outcome.exited or (silent and self._caught_up)
         if not outcome.exited:
             return False
-        size, since = self._sizes[outcome.node_rank]
-        return self._consumed[outcome.node_rank] >= size or now - since > DRAIN_TIMEOUT
+        late = now - self._reported[outcome.node_rank] > DRAIN_TIMEOUT and self._caught_up
+        return late or self._consumed[outcome.node_rank] >= self._sizes[outcome.node_rank]
 
-    def _rest_is_lost(self, now: float) -> bool:
+    def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.
 
         As long as no node has ended, losing contact with all of them proves nothing about the run.
@@ -276,7 +289,7 @@ class Monitor:
             return False
         return now - max(silent) > SILENCE_TIMEOUT
 
-    def _probe_the_rest(self, now: float) -> None:
+    def _probe_remaining_nodes(self, now: float) -> None:
         """Probe the nodes that still seem to run a while after another node failed.
 
         After a failure all nodes end within seconds. One that does not may have lost power, and SSH

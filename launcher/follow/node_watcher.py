@@ -43,8 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node's container has ended. size: bytes of its journal; 0 if the journal was read
-    completely."""
+    """The node's container has ended. size: bytes of its journal; 0 if the journal was read completely."""
 
     node_rank: int
     status: NodeStatus
@@ -64,8 +63,7 @@ Item = Batch | Exited | Contact
 
 
 class NodeWatcher:
-    """Watches one node, from journal byte `offset`, and passes items to `put` until `closed` is
-    set."""
+    """Watches one node, from journal byte `offset`, and passes items to `put` until `closed` is set."""
 
     def __init__(
         self,
@@ -90,8 +88,7 @@ class NodeWatcher:
             self._stream.close()
 
     def probe(self) -> None:
-        """Test in a thread, with a new connection, whether the host answers. Reports only a
-        failure."""
+        """Test in a thread, with a new connection, whether the host answers. Reports only a failure."""
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
@@ -132,8 +129,7 @@ class NodeWatcher:
             tries += 1
 
     def _read_known_events(self) -> list[Record]:
-        """Return the events before the offset. Their lines were shown, but the diagnosis needs
-        them."""
+        """Return the events before the offset. Their lines were shown, but the diagnosis needs them."""
         done = self.node.script(EVENTS, self.place.journal, str(self._offset), "\t!\t")
         return Reader().feed(done.stdout)
 

@@ -122,8 +122,7 @@ def progress_words(progress: Progress) -> str:
 
 
 def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
-    """Describe a script without metrics: its progress or last line, and how long it has been
-    silent."""
+    """Describe a script without metrics: its progress or last line, and how long it has been silent."""
     newest = [outcome.tail[-1].time for outcome in outcomes.values() if outcome.tail]
     silent = now - max(newest, default=now)
     words = script_progress(outcomes) or last_line(outcomes)

@@ -106,7 +106,7 @@ class Session:
             elif event is not None:
                 self.console.say(event)
             number = self.interrupts.take()
-            if number is not None and self._leaves_on(number):
+            if number is not None and self._handle_signal(number):
                 return self._detach()
             if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
                 self._stop(cancel=False)
@@ -152,7 +152,7 @@ class Session:
 
     # --- signals and stopping ------------------------------------------------------------------
 
-    def _leaves_on(self, number: int) -> bool:
+    def _handle_signal(self, number: int) -> bool:
         """Handle a signal. Return True to leave the run running."""
         if number == signal.SIGHUP or not self.owned:
             return True

@@ -24,10 +24,7 @@ UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot b
 
 
 class RunLines:
-    """Prints the lines of a run.
-
-    fold: on a terminal, without --verbose, shorten torchrun's own tracebacks to one line.
-    """
+    """Prints a run's lines. fold: on a terminal, shorten torchrun's tracebacks, unless --verbose."""
 
     def __init__(self, console: Console, *, fold: bool = True) -> None:
         self._console = console
@@ -35,7 +32,6 @@ class RunLines:
         self._tracebacks = TorchrunTracebacks()
 
     def show(self, node_rank: int, text: bytes) -> None:
-        """Print whole lines of one node."""
         self._console.lines(self._tracebacks.feed(node_rank, text) if self._folds else text)
 
     def settle(self) -> None:
@@ -89,10 +85,7 @@ def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bo
 def print_recorded(
     folder: RunFolder, wanted: Wanted, known: Mapping[int, Mark], console: Console, *, fold: bool
 ) -> None:
-    """Print this machine's copy up to `known`. Marks the start of each attempt on stderr.
-
-    fold: see RunLines.
-    """
+    """Print this machine's copy up to `known`; stderr shows where attempts start. fold: see RunLines."""
     lines = RunLines(console, fold=fold)
     numbers: list[int | None] = [*attempts_in(folder.logs, known)]
     if wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2:

@@ -75,8 +75,6 @@ def look(clusters: Connected, *, everything: bool) -> Seen:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which runs to show, and how."""
-
     hosts: str | None  # a hosts file or list; None: see clusters_to_ask
     everything: bool  # finished runs too
     per_node: bool  # a row per node instead of a row per run
@@ -90,7 +88,7 @@ class Selection:
         shown = self.of(seen.statuses)
         found = []
         if shown and self.per_node:
-            nodes = [status for run in by_run(shown) for status in odd_first(run)]
+            nodes = [status for run in by_run(shown) for status in unusual_first(run)]
             found.append(fitting([_node_row(status) for status in nodes], NODE_HEAD, columns))
         elif shown:
             runs = [_run_row(n, seen.statuses, seen.progress) for n in by_run(shown)]
@@ -144,10 +142,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Print the tables every `interval` seconds until Ctrl-C.
-
-    On a terminal they replace the previous ones. Elsewhere they are printed if they differ.
-    """
+    """Print tables every `interval` seconds until Ctrl-C: redrawn on a terminal, else if they differ."""
     text, seen, parts = "", Seen([], {}, [], {}), [""]
 
     def render(columns: int, rows: int) -> list[str]:
@@ -205,7 +200,7 @@ def _run_row(
     ]
 
 
-def odd_first(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
+def unusual_first(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
     """Sort a run's nodes, those in an unusual state first."""
     states = [node.state for node in nodes]
     usual = max(states, key=states.count)

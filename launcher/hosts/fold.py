@@ -58,7 +58,7 @@ def errors(by_host: Mapping[str, object]) -> list[str]:
         same.setdefault(str(error).replace(host, "\0"), []).append(host)
     lines: list[str] = []
     for text, hosts in same.items():
-        if len(hosts) > FEW:  # the host in a command to try is the first one
+        if len(hosts) > FEW:  # later names, as in a command to try: the first
             lines.append(text.replace("\0", names(hosts), 1).replace("\0", hosts[0]))
         else:
             lines += [text.replace("\0", host) for host in hosts]

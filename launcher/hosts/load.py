@@ -39,8 +39,7 @@ def cluster_of(
     *,
     source: str = COMMAND_LINE,
 ) -> Cluster:
-    """Return the selected hosts, with the file's job overridden by `job`; None keeps the file's
-    value.
+    """Return the selected hosts, with the file's job overridden by `job`; None keeps the file's value.
 
     hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
     ./hosts.yaml. source: the origin of `job`, for messages. Raises UsageError.

@@ -28,10 +28,7 @@ class Host:
 
     @property
     def machine(self) -> tuple[str, int]:
-        """Key of the machine: equal for two hosts on one machine, whichever user logs in.
-
-        Ignores the letter case of the name. A missing port means 22.
-        """
+        """Key of the machine, for any user. Ignores letter case; a missing port means 22."""
         return self.host.lower(), self.port or 22
 
     @property

@@ -14,8 +14,7 @@ LONGEST_PATH = 4096
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem. line: 0 if the source has no lines, such as a flag. near: the probable key or
-    word."""
+    """A problem. line: 0 if the source has no lines, such as a flag. near: the probable key or word."""
 
     line: int
     key: str

@@ -109,7 +109,6 @@ def _host(entry: Entry) -> str:
 
 
 def named_hosts(answers: Answers, name: str) -> tuple[Host, ...]:
-    """Return the hosts of the file that the answers produce."""
     return parse(compose(answers, name), name).hosts
 
 

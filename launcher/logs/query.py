@@ -78,7 +78,6 @@ def merged(
 
 
 def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
-    """Return the attempts of which this machine has lines."""
     return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
 
 

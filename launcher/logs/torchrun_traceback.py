@@ -43,21 +43,21 @@ class TorchrunTracebacks:
         prefix = PREFIX.match(line)
         if prefix is None or prefix[2] is not None:  # the line belongs to a rank
             return line
-        said = line[prefix.end() :]
+        text = line[prefix.end() :]
         if node.borders:
-            node.borders -= said.startswith(b"=====")
+            node.borders -= text.startswith(b"=====")
             return b""
-        if said.startswith(ERROR):
+        if text.startswith(ERROR):
             node.held, node.borders = [], 2
             self.left_out.add(node_rank)
             return b""
-        if said.startswith(b"Traceback (most recent call last):"):
+        if text.startswith(b"Traceback (most recent call last):"):
             before, node.held = node.held, [line]
             return b"".join(before)
         if not node.held:
             return line
         node.held.append(line)
-        if said.startswith((b" ", b"\t")) and len(node.held) < MOST_LINES:
+        if text.startswith((b" ", b"\t")) and len(node.held) < MOST_LINES:
             return b""
         whole, node.held = node.held, []
         return b"".join(whole)

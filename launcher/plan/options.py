@@ -38,8 +38,6 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class LaunchOptions(RunOptions):
-    """Options of one attempt."""
-
     detach: bool = False
     on_exit: str | None = None  # for `sh -c` once the run has ended; may contain a token
     on_event: str | None = None  # for `sh -c` on each event; may contain a token

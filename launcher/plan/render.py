@@ -11,8 +11,7 @@ from .plan import ASKED, Container, NodePlan, Plan
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the whole plan, version 1. Values that only hosts know are null or `<asked at
-    launch>`."""
+    """Return the whole plan, version 1. Values that only hosts know are null or `<asked at launch>`."""
     document = dataclasses.asdict(plan)
     document["engine"] = plan.engine.name
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):

@@ -15,10 +15,7 @@ SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/s
 
 
 def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
-    """Return the fields of launcher.supervisor.spec.Spec.
-
-    token: the run's secret, with which its supervisors authenticate each other.
-    """
+    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share."""
     names = [other.host.name for other in plan.nodes]
     return {
         "run_id": plan.run_id,

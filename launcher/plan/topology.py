@@ -62,10 +62,7 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
 
 
 def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
-    """Choose `count` hosts, as indexes of `subnets`.
-
-    All from one subnet if one is large enough, otherwise from as few subnets as possible.
-    """
+    """Choose `count` hosts, as indexes of `subnets`, from one subnet if possible, else from few."""
     groups: dict[str, list[int]] = {}
     for place, subnet in enumerate(subnets):
         groups.setdefault(subnet, []).append(place)

@@ -118,10 +118,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the machines that must import torch, which takes seconds.
-
-    These are one machine per different image, and all that must see GPUs.
-    """
+    """Return the machines that import torch (seconds): one per image, and all that must see GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }
@@ -130,19 +127,19 @@ def needing_torch(machines: Sequence[Machine]) -> set[int]:
 
 def parse_report(output: str) -> ContainerReport:
     """Parse the script's output, ignoring anything that the image prints at its start."""
-    said: object = None
+    report: object = None
     for line in output.splitlines():
         if line.startswith(MARK):
             with contextlib.suppress(ValueError):
-                said = json.loads(line.removeprefix(MARK))
-    if not isinstance(said, dict):
+                report = json.loads(line.removeprefix(MARK))
+    if not isinstance(report, dict):
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         return ContainerReport(
             error=f"python3 did not run in the image: {last}; use an image with python3"
         )
     names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
-    gpus = said.get("gpus")
-    texts = {name: str(said.get(name, "")) for name in names}
+    gpus = report.get("gpus")
+    texts = {name: str(report.get(name, "")) for name in names}
     return ContainerReport(**texts, gpus=gpus if isinstance(gpus, int) else 0)
 
 

@@ -127,8 +127,7 @@ class Inventory:
         return self.reach.routes.get(machine.rank, Route())
 
     def met(self, machine: Machine, ip: str, *, master: bool = False) -> Mapping[int, Answer]:
-        """Return the answers by source for an address of a machine, on the probe's or the master
-        port."""
+        """Return the answers by source for an address of a machine, on the probe's or the master port."""
         return self.reach.answers.get((machine.rank, ip, master), {})
 
 
@@ -140,8 +139,7 @@ def common(values: Sequence[T]) -> T:
 def odd_one_out(
     machine: Machine, machines: Sequence[Machine], value: Callable[[Machine], T | None]
 ) -> tuple[T, T] | None:
-    """Return this machine's value and the usual one if they differ. Ignores machines without a
-    value."""
+    """Return this machine's value and the usual one if they differ. Ignores machines without a value."""
     own = value(machine)
     usual = common([v for m in machines if (v := value(m)) is not None] or [own])
     return (own, usual) if own is not None and usual is not None and own != usual else None

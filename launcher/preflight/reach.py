@@ -147,8 +147,7 @@ class Probe:
                 agent.stream.close()
 
     def run(self, seen: Sequence[Machine], *, all_pairs: bool) -> Reach:
-        """Find out who reaches whom: a star and some neighbours; all pairs on failure or on
-        request."""
+        """Find out who reaches whom: a star and some neighbours; all pairs on failure or on request."""
         machines = {m.rank: m for m in seen if m.rank in self._agents}
         port = self._listen_on_master_port()
         for rank, agent in self._agents.items():
@@ -166,10 +165,7 @@ class Probe:
             agent.stream.close()
 
     def _listen_on_master_port(self) -> int:
-        """Listen on node 0's master port for the probe; 0 if it cannot.
-
-        Not earlier, or the check of that port would find it in use.
-        """
+        """Listen on node 0's master port, once the check has found it free; return 0 on failure."""
         port, agent = self._job.master_port, self._agents.get(0)
         if port == "auto" or agent is None:
             return 0

@@ -75,10 +75,7 @@ def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]
 
 
 def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
-    """Return the candidates of all machines.
-
-    An address that two machines on different networks have cannot identify either.
-    """
+    """Return all machines' candidates, except addresses that exist on two different networks."""
     holders: dict[str, list[Machine]] = {}
     for machine in machines.values():
         for address in machine.facts.addresses:
@@ -206,8 +203,7 @@ def grouped(answers: Answers) -> Grouped:
 def addressed(
     cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
 ) -> Cluster:
-    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets
-    them."""
+    """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
     for first, route in routes.items():
         if route.address:

@@ -146,7 +146,7 @@ def _examine_all(
         return examine(name, ranks, [nodes[rank] for rank in ranks], cluster.job, start)
 
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
-        here = pool.submit(image_here, cluster.job)
+        here = pool.submit(local_image, cluster.job)
         machines = list(pool.map(one, _names(nodes, groups), groups.values()))
     seen = [machine for machine in machines if isinstance(machine, Machine)]
     return machines, Inventory(cluster, seen, here.result())
@@ -189,7 +189,7 @@ def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
         return None, str(error)
 
 
-def image_here(job: Job) -> ImageInfo | None:
+def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
         engine = container_engine(node, job.engine)

@@ -205,8 +205,7 @@ class _Push:
 
 
 def _address(text: str) -> str:
-    """Return the address at which this machine or the last jump host reached the host; "" if
-    unknown."""
+    """Return the address at which this machine or the last jump host reached the host; "" if unknown."""
     connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
     try:
         return str(ipaddress.ip_address(connection[1])) if connection else ""

@@ -29,8 +29,7 @@ def printable(value: object) -> str:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Draw charts with a common legend that can hide each curve. Each name has one colour
-    throughout."""
+    """Draw charts with a common legend that can hide each curve. Each name has one colour throughout."""
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""

@@ -20,8 +20,6 @@ HEAD = re.compile(rb"== (\d{1,7})/attempt-(\d{1,7})")
 
 @dataclass
 class NodeJournal(NodeEvidence):
-    """The events of one node in one attempt."""
-
     attempt: int = 1
 
     @property
@@ -60,7 +58,6 @@ class Journals:
         }
 
     def variables(self, attempt: int) -> set[str]:
-        """Return the names of the environment variables of all nodes."""
         events = (event for node in self.of(attempt) for _, event in node.of(Environment))
         return {name for event in events for name in event.variables}
 
@@ -90,10 +87,7 @@ def _readings(usage: Usage) -> Iterator[tuple[str, float]]:
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
-    """Parse the journals. reports: (host name, output of making.EVENTS).
-
-    Ignores a host's claims about nodes that did not run on it.
-    """
+    """Parse (host name, output of EVENTS). Ignores claims about nodes that ran on other hosts."""
     hosts = {
         (attempt.attempt, node.node_rank): node.host
         for attempt in record.attempts

@@ -34,10 +34,7 @@ HIDDEN = "(not shown)"
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
-    """Write the page of one run, or the comparison of two.
-
-    Return 0, or 4 if a host did not answer, and its data is missing.
-    """
+    """Write the page of one run or two. Return 0, or 4 if the data of a silent host is missing."""
     shown = [_collect(folder, console) for folder in folders]
     html = page(shown[0]) if len(shown) == 1 else comparison(*shown)
     try:

@@ -24,8 +24,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. log: logarithmic y axis. top: minimum upper end of a y axis that starts at 0; None:
-    fit."""
+    """A chart. log: logarithmic y axis. top: minimum upper end of a y axis that starts at 0; None: fit."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -82,8 +81,7 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
 def _values(
     entry: dict[str, Any], nodes: Mapping[int, str]
 ) -> Iterator[tuple[str, str, float | None]]:
-    """Yield (field, whose, value). whose: "" for all ranks together, " of rank 0", or a node's
-    name."""
+    """Yield (field, whose, value). whose: "" for all ranks together, " of rank 0", or a node's name."""
     for name, value in entry.items():
         yield name, "", number(value)
     ranks = entry.get("ranks")

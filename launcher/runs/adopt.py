@@ -91,8 +91,7 @@ def by_rank(
 
 
 def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> RunRecord:
-    """Return a record with attempts 1 to `newest`. Attempts without a valid description are
-    UNKNOWN."""
+    """Return a record with attempts 1 to `newest`. Attempts without a valid description are UNKNOWN."""
     reported = {entry.attempt: entry for entry in run.attempts}
     return RunRecord(
         run_id=run_id,

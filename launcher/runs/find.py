@@ -68,7 +68,7 @@ def find_run(text: str | None) -> RunFolder:
                 "this machine has no record of a run: name a run and its hosts file (--hosts)"
             )
         return folders[newest]
-    found = the_one(text, folders)
+    found = unique_match(text, folders)
     if found is None:
         raise UsageError(
             f"this machine has no run {shortened(text)}; `ddpctl ps` lists its runs, "
@@ -77,7 +77,7 @@ def find_run(text: str | None) -> RunFolder:
     return folders[found]
 
 
-def the_one(text: str, run_ids: Collection[str]) -> str | None:
+def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     """Return the run id that equals or alone starts with `text`. Raises UsageError if several do."""
     if text in run_ids:
         return text
@@ -94,15 +94,12 @@ def shortened(text: str) -> str:
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
-    """Return the id of the newest matching run on the hosts, live runs first.
-
-    A killed run has no containers any more, but still has its folders.
-    """
+    """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
     known = alive | {status.run_id for status in statuses} | _kept(nodes)
     if prefix:
-        found = the_one(prefix, sorted(known))
+        found = unique_match(prefix, sorted(known))
     else:
         own = {run_id for run_id in known if not is_sanity_run(run_id)} or known
         # ids start with the time

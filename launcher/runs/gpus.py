@@ -32,10 +32,7 @@ class GpuRow:
 
 
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
-    """Return one row per GPU, in the order of hosts. gpus: by host.
-
-    A GPU of a host with two names counts once.
-    """
+    """Return a row per GPU, in the order of hosts; a host with two names counts once. gpus: by host."""
     live = [status for status in statuses if status.alive or status.state == "created"]
     rows: dict[str, GpuRow] = {}
     for host, found in gpus.items():

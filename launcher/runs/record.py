@@ -153,10 +153,7 @@ class RunFolder:
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
-        """Save the record. If that fails, print one warning: the run matters more.
-
-        This process then continues with the record in memory.
-        """
+        """Save the record, or warn once and keep it in memory: the run matters more."""
         try:
             self.save(record)
         except StateError as error:

@@ -69,7 +69,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class ReportedNode:
-    """The newest attempt of one node on its host."""
+    """A host's report about the newest attempt of one node."""
 
     run_id: str
     node_rank: int

@@ -133,7 +133,6 @@ def waits_for(nodes: Sequence[NodeStatus], everything: Sequence[NodeStatus]) -> 
 
 
 def run_state(nodes: Sequence[NodeStatus]) -> str:
-    """Derive a run's state from its nodes' states."""
     if any(node.alive for node in nodes):
         return "RUNNING"
     if any(node.waits for node in nodes):

@@ -19,10 +19,7 @@ from .record import RunFolder
 
 @contextlib.contextmanager
 def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
-    """Yield the store, or None if another local process writes it or the disk refuses.
-
-    A refusal prints an error; the logs are still shown.
-    """
+    """Yield the store; None if another local process writes it or, with an error, if it is unwritable."""
     try:
         store = LogStore.acquire(folder.logs, console.say)
     except (StateError, OSError) as error:

@@ -50,8 +50,8 @@ class RecordingConsole(Console):
 
     def lines(self, text: bytes) -> None:
         for line in text.split(b"\n")[:-1]:
-            _, _, said = line.partition(b"] ")
-            if not self.report.take(said):
+            _, _, record = line.partition(b"] ")
+            if not self.report.take(record):
                 self.detail(line.decode(errors="replace"))
 
     def flush(self) -> None:

@@ -92,8 +92,7 @@ class Watchdog:
             os._exit(3)
 
     def _send_heartbeats(self) -> None:
-        """Send heartbeats on a separate connection, because a store connection handles one call at
-        a time."""
+        """Send heartbeats on their own connection: a store connection handles one call at a time."""
         store = connect(self.job)
         with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
             for count in itertools.count():
@@ -101,8 +100,7 @@ class Watchdog:
                 time.sleep(SILENCE / 6)
 
     def _report_late(self) -> None:
-        """Report the ranks that did not start the step or, if all did, those that stopped during
-        it."""
+        """Report the ranks that did not start the step or, if all did, those that stopped during it."""
         how = "did not arrive at"
         late = [r for r in range(self.job.world) if not self._arrived(r)]
         if not late:
@@ -131,8 +129,7 @@ def nodes_of(job: Job, ranks: list[int]) -> list[int]:
 
 
 def mesh(job: Job) -> bool:
-    """Connect every node to every other by TCP, on the data addresses. Return whether all
-    succeeded."""
+    """Connect every node to every other by TCP, on the data addresses. Return whether all succeeded."""
     if job.local_rank == 0:
         server = socket.create_server(("", 0))
         job.store.set(f"mesh/{job.node}", f"{own_address()} {server.getsockname()[1]}")

@@ -35,8 +35,6 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Key:
-    """A host key."""
-
     kind: str  # ssh-ed25519
     blob: bytes
 

@@ -27,10 +27,7 @@ exit "$code"
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """Quote `argv` as one line for sshd, which passes it to the user's login shell.
-
-    Arguments may contain any byte except NUL (ValueError).
-    """
+    """Quote `argv` as one line for the login shell. Arguments may have any byte but NUL (ValueError)."""
     words = [os.fsencode(word) for word in argv]
     if any(b"\0" in word for word in words):
         raise ValueError("embedded null byte in an argument")
@@ -57,10 +54,7 @@ def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
 
 
 def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
-    """Return a command that reads `env` from stdin before running `argv`, and the bytes to send.
-
-    This keeps the values out of every process list.
-    """
+    """Return a command that reads `env` from stdin, hidden from process lists, and the bytes to send."""
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
     preamble = os.fsencode(exports)
     read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'

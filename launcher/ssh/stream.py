@@ -77,8 +77,7 @@ class Stream(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, 128 + N after signal N. Raises TimeoutError after `timeout`
-        seconds.
+        """Return the exit code, 128 + N after signal N. Raises TimeoutError after `timeout` seconds.
 
         Read to the end first, because unread output may block the command.
         """

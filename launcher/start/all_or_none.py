@@ -79,7 +79,7 @@ def start(
 
 def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
     """Remove the node's earlier attempts, because a container name can be used only once."""
-    for status in of_node(member, plan) if plan.attempt > 1 else ():
+    for status in created_on_host(member, plan) if plan.attempt > 1 else ():
         member.engine.stop(status, plan.stop_timeout)
         member.engine.remove(status)
 
@@ -106,13 +106,13 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
             for node, listed in found.items()
         }
         if any(ahead.values()):
-            raise GpusTaken(described(ahead, wanted, plans), attempt, plan)
+            raise GpusTaken(rival_lines(ahead, wanted, plans), attempt, plan)
         if not any(undecided(rival) for listed in found.values() for rival in listed):
             return
         time.sleep(LOOK_AGAIN)
 
 
-def described(
+def rival_lines(
     ahead: Mapping[Node, Sequence[NodeStatus]],
     wanted: Mapping[Node, Collection[str]],
     plans: Mapping[Node, NodePlan],
@@ -140,13 +140,13 @@ def live_rivals(
 
 def undo(member: RunningNode, plan: Plan) -> None:
     """Stop and remove everything that this start created."""
-    for status in of_node(member, plan):
+    for status in created_on_host(member, plan):
         if status.attempt == plan.attempt:
             member.engine.stop(status, UNDO_TIMEOUT)
             member.engine.remove(status)
 
 
-def of_node(member: RunningNode, plan: Plan) -> list[NodeStatus]:
+def created_on_host(member: RunningNode, plan: Plan) -> list[NodeStatus]:
     """Return this node's containers or processes. Tickets stay: the run may continue to wait."""
     return [
         status

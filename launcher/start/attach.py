@@ -27,7 +27,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
     """Follow the newest attempt to its end. A signal stops the following, not the run."""
     record = folder.load()
     if record.state == "WAITING":
-        record = start_awaited(folder, record, console)
+        record = wait_for_start(folder, record, console)
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
@@ -56,7 +56,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             ).follow()
 
 
-def start_awaited(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
+def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
     """Wait until a run in line has started or ended; return its record."""
     console.say(f"run {folder.run_id} is in line for GPUs; `ddpctl ps` shows what it waits for")
     if not is_locked(folder.path / WAITING):

@@ -19,8 +19,6 @@ class File:
 
 @dataclass(frozen=True)
 class HostCheckpoints:
-    """A run's checkpoints on one host."""
-
     host: str
     rank: int | None  # node rank in the next attempt; None: not part of it
     same_rank: bool  # it had the same rank in the last attempt, so its files are its own

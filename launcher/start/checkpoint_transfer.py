@@ -188,14 +188,14 @@ def _stream(
                 receiving.write(data)
             receiving.close_stdin()
         except BrokenPipeError:
-            said = receiving.stderr_tail().splitlines() or ["tar ended early"]
+            printed = receiving.stderr_tail().splitlines() or ["tar ended early"]
             raise CommandFailed(
-                f"{target.node.name}: could not receive the checkpoint: {said[-1]}; "
+                f"{target.node.name}: could not receive the checkpoint: {printed[-1]}; "
                 "look at `df -h` there"
             ) from None
         for folder, stream in ((source, sending), (target, receiving)):
             if stream.wait(TAR_TIMEOUT) != 0:
-                said = stream.stderr_tail().splitlines() or ["tar failed"]
+                printed = stream.stderr_tail().splitlines() or ["tar failed"]
                 raise CommandFailed(
-                    f"{folder.node.name}: could not transfer the checkpoint: {said[-1]}"
+                    f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}"
                 )

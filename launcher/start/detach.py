@@ -29,10 +29,7 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 
 
 def start_recorder(folder: RunFolder) -> None:
-    """Start a recorder outside this terminal's session, and wait until it is ready.
-
-    It ends with the run. Raises CommandFailed if it does not start.
-    """
+    """Start a recorder outside this terminal's session; wait until it is ready. Raises CommandFailed."""
     log = folder.path / "recorder.log"
     try:
         hooks.hand_over(folder)

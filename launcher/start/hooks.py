@@ -102,8 +102,7 @@ def run_on_exit(
 
 
 class EventHook:
-    """Runs the hook for one event at a time, without delaying anything else. Does nothing without
-    one.
+    """Runs the hook for one event at a time, without delaying anything else. Does nothing without one.
 
     close() waits until all events so far were handled.
     """

@@ -22,7 +22,7 @@ from ..plan.plan import Plan
 from ..ssh.many import ask_each, by_name, nodes_failed, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
-from .all_or_none import described
+from .all_or_none import rival_lines
 
 POLL = 5.0  # seconds between checks of the hosts
 RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
@@ -64,10 +64,7 @@ class Line:
         self._closed.set()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """Return the rivals that are ahead or undecided, for each host that answers.
-
-        Raises RunKilled if the tickets have been removed.
-        """
+        """Return rivals ahead or undecided, by answering host. Raises RunKilled without a ticket."""
         listed = self._look()
         return {
             node: [
@@ -81,19 +78,19 @@ class Line:
     def describe(self, ahead: dict[Node, list[NodeStatus]]) -> list[str]:
         """Return a line per rival and per silent host."""
         unseen = fold.errors(by_name([*self._members], self.unseen))
-        return [*described(ahead, self._wanted, self._plans), *unseen]
+        return [*rival_lines(ahead, self._wanted, self._plans), *unseen]
 
     def wait(
         self,
         needed: int,
         deadline: float | None,
-        said: Sequence[str],
+        printed: Sequence[str],
         interrupts: Interrupts,
         console: Console,
     ) -> int | None:
         """Wait until no rival is ahead on `needed` hosts. Return None, or a signal that arrived.
 
-        deadline: time.time() after which PreflightError is raised. said: lines already printed.
+        deadline: time.time() after which PreflightError is raised. printed: lines already printed.
         """
         with interrupts.held():
             while True:
@@ -104,9 +101,9 @@ class Line:
                 if deadline is not None and time.time() >= deadline:
                     raise PreflightError("\n".join(f"{line}; gave up waiting" for line in lines))
                 for line in lines:
-                    if line not in said:
+                    if line not in printed:
                         console.say(f"run {self.plan.run_id} waits: {line}")
-                said = lines
+                printed = lines
                 for _ in range(round(POLL / TICK)):
                     time.sleep(TICK)
                     if (number := interrupts.take()) is not None:

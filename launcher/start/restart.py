@@ -37,7 +37,6 @@ class Decision:
 
 
 def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
-    """Decide whether to start another attempt after a failure, and why."""
     failure = attempts[-1].first_failure
     name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
@@ -61,10 +60,7 @@ def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord]
 def restart_until_done(
     folder: RunFolder, options: LaunchOptions, code: int, console: Console
 ) -> int:
-    """Restart a failed run as often as the job allows. Return the last attempt's exit code.
-
-    code: of the attempt that has just ended.
-    """
+    """Restart a run that failed with `code` as often as the job allows; return the last exit code."""
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         try:
@@ -114,8 +110,6 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
 @dataclass(frozen=True)
 class Available:
-    """The hosts for the next attempt."""
-
     cluster: Cluster
     former: tuple[Host, ...] = ()  # replaced but reachable, so they may have checkpoints
     missing: tuple[str, ...] = ()  # unusable hosts without a spare, and why

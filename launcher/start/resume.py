@@ -28,8 +28,7 @@ def resume(
     on_event: str | None = None,
     force: bool = False,
 ) -> int:
-    """Resume a run and return the exit code. Refuses a live run and, without force, a successful
-    one."""
+    """Resume a run and return the exit code. Refuses a live run and, without force, a successful one."""
     folder = run_of(target, hosts, console)
     record = folder.load()
     if record.state == "SUCCEEDED" and not force:
@@ -39,7 +38,7 @@ def resume(
         )
     before = kept_cluster(folder, job_files=hosts is None)
     if record.adopted:
-        cluster = own_cluster(target, hosts, folder.run_id, console)
+        cluster = users_cluster(target, hosts, folder.run_id, console)
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
@@ -64,7 +63,7 @@ def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder
     return find(target, hosts, console)
 
 
-def own_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
+def users_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
     """Return the user's own hosts file for a run without a record: hosts do not report its command."""
     file = target if names_hosts(target) else hosts
     if file is None:

@@ -42,7 +42,7 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
     ):
         require_writable(wanted.folder.path.parent)
         line: Line | None = None
-        with failing_start_recorded(wanted.folder, wanted.options.on_event, console):
+        with record_failed_start(wanted.folder, wanted.options.on_event, console):
             while True:
                 chosen = wanted
                 try:
@@ -90,7 +90,7 @@ def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAtte
 def wait(
     line: Line,
     wanted: NextAttempt,
-    said: Sequence[str],
+    printed: Sequence[str],
     interrupts: Interrupts,
     console: Console,
 ) -> int | None:
@@ -102,7 +102,7 @@ def wait(
         code = 0
     else:
         needed = wanted.options.nodes or wanted.cluster.nnodes
-        number = line.wait(needed, wanted.until, said, interrupts, console)
+        number = line.wait(needed, wanted.until, printed, interrupts, console)
         if number is None:
             return None
         if number != signal.SIGHUP:
@@ -131,7 +131,7 @@ def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console
 
 
 @contextlib.contextmanager
-def failing_start_recorded(
+def record_failed_start(
     folder: RunFolder, on_event: str | None, console: Console
 ) -> Iterator[None]:
     """If the block fails, record the attempt's end and run --on-event."""
@@ -160,7 +160,7 @@ def choose_hosts(
         facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
     for error in failures.values():
         console.say(f"left out: {error}")
-    able = with_their_gpus(facts)
+    able = with_requested_gpus(facts)
     if len(able) < count:
         if failures:
             raise nodes_failed(by_name(nodes, failures))
@@ -188,7 +188,7 @@ def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
     return dataclasses.replace(wanted, cluster=cluster)
 
 
-def with_their_gpus(facts: dict[Node, Facts]) -> list[Node]:
+def with_requested_gpus(facts: dict[Node, Facts]) -> list[Node]:
     """Return the nodes that have the GPUs in the hosts file, or CPU nodes if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)

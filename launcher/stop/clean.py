@@ -68,8 +68,6 @@ REMOVE = (
 
 @dataclass(frozen=True)
 class Traces:
-    """The traces of ddpctl on one host."""
-
     host: str
     folder: str  # ~/.ddpctl as an absolute path
     parts: tuple[tuple[str, int], ...]  # (name, bytes) of everything in the folder
@@ -99,11 +97,11 @@ class Traces:
 
 
 def clean(
-    hosts: str, console: Console, *, kill: bool, as_json: bool, sure: Callable[[], bool | None]
+    hosts: str, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool | None]
 ) -> int:
     """Remove all traces. Return 0 if every host is clean or nothing had to be done, else 6.
 
-    sure: called after the listing; None means "only list".
+    confirm: called after the listing; None means "only list".
     """
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
@@ -112,14 +110,14 @@ def clean(
             leaders = [group[0] for group in find_shared_homes(machines)]
             found, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
         kept = {} if kill else alive(found.values())
-        to_go = [t for t in found.values() if not t.none and not t.runs & kept.keys()]
+        to_remove = [t for t in found.values() if not t.none and not t.runs & kept.keys()]
         if not as_json:
-            listed(found.values(), to_go, kept, console)
-        removed = bool(to_go and sure())
+            listed(found.values(), to_remove, kept, console)
+        removed = bool(to_remove and confirm())
         left = found
         if removed:
-            with console.step(f"removing them from {len(to_go)} hosts"):
-                end(machines, leaders, cluster, to_go, console)
+            with console.step(f"removing them from {len(to_remove)} hosts"):
+                end(machines, leaders, cluster, to_remove, console)
                 left, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
     report_unseen(failures, console)
     unclean = not all(traces.none for traces in left.values())
@@ -178,13 +176,13 @@ def end(
     machines: Sequence[Node],
     leaders: Sequence[Node],
     cluster: Cluster,
-    to_go: Sequence[Traces],
+    to_remove: Sequence[Traces],
     console: Console,
 ) -> None:
     """Stop the live runs on all hosts, then remove containers and folders."""
-    for run_id in sorted(set().union(*(traces.living for traces in to_go))):
+    for run_id in sorted(set().union(*(traces.living for traces in to_remove))):
         kill_run(machines, cluster, run_id, console)
-    by_host = {traces.host: traces for traces in to_go}
+    by_host = {traces.host: traces for traces in to_remove}
 
     def act(node: Node) -> None:
         for engine in every_engine(node):
@@ -210,9 +208,9 @@ def _remove(node: Node, script: str) -> None:
 
 
 def listed(
-    found: Iterable[Traces], to_go: Sequence[Traces], kept: Mapping[str, str], console: Console
+    found: Iterable[Traces], to_remove: Sequence[Traces], kept: Mapping[str, str], console: Console
 ) -> None:
-    for traces in to_go:
+    for traces in to_remove:
         for line in traces.lines():
             console.print(line)
     for traces in found:

@@ -24,8 +24,6 @@ STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a rec
 
 @dataclass(frozen=True)
 class Killed:
-    """One run after a stop on every host."""
-
     run_id: str
     stopped: Mapping[str, Stopped]  # by host
     failures: Mapping[str, DdpctlError]  # by host; the stop is unconfirmed there

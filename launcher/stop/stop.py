@@ -83,10 +83,7 @@ def stop_run(
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Complete the stops on these hosts that run.json lists as unconfirmed.
-
-    A host that is still silent stays on the list.
-    """
+    """Complete stops that run.json lists as unconfirmed here; silent hosts stay on the list."""
     by_name = {node.name: node for node in nodes}
     for folder in run_folders():
         try:

@@ -80,8 +80,7 @@ class Coordinator:
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:
-        """Return the reason if a node is lost. A stopped node may disconnect, a running one may
-        not."""
+        """Return the reason if a node is lost. A stopped node may disconnect, a running one may not."""
         gone = {rank for rank, status in self.statuses.items() if status.phase != "stopped"}
         for rank, since in self.disconnected.items():
             if rank in gone and now - since > RECONNECT:
@@ -98,12 +97,12 @@ class Coordinator:
         """Return the reason if ranks exited with 0 while others wait for them in a collective."""
         timeout = self.spec.early_exit_timeout
         exits = [status.early for status in self.statuses.values() if status.early]
-        at_work = [status for status in self.statuses.values() if status.alive]
-        if not exits or not at_work:
+        running = [status for status in self.statuses.values() if status.alive]
+        if not exits or not running:
             self._early_since = None
             return None
         self._early_since = self._early_since or now
-        if now - self._early_since < timeout or min(s.stuck for s in at_work) < timeout:
+        if now - self._early_since < timeout or min(s.stuck for s in running) < timeout:
             return None
         return min(exits, key=lambda reason: reason.time)
 

@@ -95,7 +95,6 @@ class Supervisor:
             self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
 
     def turn(self) -> None:
-        """Check everything once."""
         starting = self.phase == "running" and not self.ranks.complete
         growing = self.logs.poll() > 0
         if growing:
@@ -109,7 +108,7 @@ class Supervisor:
         self.peers.turn(self.status())
         self.take_stacks()
         self.sample()
-        self.obey()
+        self.follow_decision()
         self.escalate()
 
     # --- observations ---
@@ -166,7 +165,7 @@ class Supervisor:
 
     def stop_if_a_rank_failed(self) -> None:
         if self.reason is None and (first := self.ranks.first_failed()):
-            self.stop(self.why("rank-failed", how_it_ended(first.exit_code), first))
+            self.stop(self.why("rank-failed", describe_exit(first.exit_code), first))
 
     def check_torchrun(self) -> None:
         """Once torchrun has ended, end everything that it started."""
@@ -181,7 +180,7 @@ class Supervisor:
         if code and self.reason is None:
             self.stop(
                 replace(
-                    self.why("torchrun", "torchrun %s" % how_it_ended(code)),
+                    self.why("torchrun", "torchrun %s" % describe_exit(code)),
                     exit_code=code,
                     signal=signal_name(code),
                     last_lines=tuple(self.torchrun.last_lines()[-60:]),
@@ -283,15 +282,14 @@ class Supervisor:
         if self.torchrun.pid and not self.ranks.failed():
             send(self.torchrun.pid, number)
 
-    def obey(self) -> None:
+    def follow_decision(self) -> None:
         if self.peers.verdict is not None:
             self.stop(self.peers.verdict)
             if self.phase == "done":
                 self.phase = "stopped"
 
     def escalate(self) -> None:
-        """Send SIGKILL after the timeout: first to the ranks, so that torchrun can still report
-        them."""
+        """Send SIGKILL after the timeout: first to the ranks, so that torchrun can still report them."""
         if self.kill_at is None or self.phase != "running":
             return
         now = time.monotonic()
@@ -299,8 +297,8 @@ class Supervisor:
             return
         self.alone_since = self.alone_since or now
         failed, reaped = self.ranks.failed(), self.ranks.reaped()
-        patience = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
-        late = now - self.alone_since > patience
+        timeout = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
+        late = now - self.alone_since > timeout
         self.killed_torchrun = self.killed_torchrun or late
         for pid in descendants(os.getpid()):
             if late or (pid != self.torchrun.pid and now > self.kill_at):
@@ -374,7 +372,7 @@ def time_to_save(spec: Spec, kind: str) -> float:
     return min(grace, spec.failure_grace)
 
 
-def how_it_ended(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     if code is None:
         return "exited, and torchrun terminates the others"
     name = signal_name(code)

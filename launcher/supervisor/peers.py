@@ -60,8 +60,7 @@ class Peers:
     def close(self) -> None: ...
 
     def refuse(self, message: str) -> None:
-        """Record refused connections. At most one event a minute, so that they cannot fill the
-        journal."""
+        """Record refused connections. At most one event a minute, so that they cannot fill the journal."""
         self._refused += 1
         if self.turned >= self._report_refused_at:
             self.journal.event(RefusedEvent(message, self._refused))
@@ -154,8 +153,7 @@ class NodePeer(Peers):
         self.channel = None
 
     def _set_clock(self, decision: Decision) -> None:
-        """Estimate the offset as in NTP: node 0 read its clock midway through the shortest round
-        trip."""
+        """Estimate the offset as in NTP: node 0 read its clock midway through the shortest round trip."""
         now = time.time()
         round_trip = now - decision.echo
         if 0 <= round_trip < self._shortest_round_trip:

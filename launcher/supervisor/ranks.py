@@ -90,8 +90,7 @@ class Ranks:
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """Return the first failed rank. If several exited since the last check, prefer one that got
-        no SIGTERM.
+        """Return the first failed rank; of several, preferably one that got no SIGTERM.
 
         torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
         """

@@ -14,7 +14,7 @@ from .journal import Journal
 from .peers import RETRY, Peers
 from .spec import Spec
 
-MAX_STRANGERS = 64  # maximum number of unauthenticated connections
+MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
 MAX_PER_ADDRESS = 8
 HELLO_TIMEOUT = 3.0  # seconds for a connection to authenticate
 
@@ -95,7 +95,8 @@ class Server(Peers):
         except OSError:
             return
         neighbours = [other for other in self._strangers if other.address == address]
-        for crowd, most in ((neighbours, MAX_PER_ADDRESS), (self._strangers, MAX_STRANGERS)):
+        room = MAX_STRANGERS + self.spec.nnodes - len(self._channels)
+        for crowd, most in ((neighbours, MAX_PER_ADDRESS), (self._strangers, room)):
             if len(crowd) >= most:
                 self._disconnect(crowd[0])
         self._strangers.append(channel)

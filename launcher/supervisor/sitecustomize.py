@@ -18,8 +18,7 @@ HIGH = 200  # the script may expect its descriptors to have the usual low number
 
 
 def listen(folder: str) -> None:
-    """Install the handlers. The file is named after the pid: a rank may be started by a shell
-    script."""
+    """Install the handlers. The file is named after the pid: a rank may be started by a shell script."""
     import faulthandler
     import fcntl
 

@@ -84,8 +84,7 @@ class Torchrun:
         ]
 
     def failures(self) -> list[Failure]:
-        """Return the failed ranks in torchrun's summary, which omits exit code 0 and lists the
-        first last."""
+        """Return the failed ranks in torchrun's summary, which lists the first last and omits code 0."""
         found = FAILURE.findall("\n".join(self.last_lines()))
         return [Failure(*map(int, numbers)) for numbers in reversed(found)]
 

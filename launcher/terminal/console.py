@@ -113,8 +113,7 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its
-        duration."""
+        """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its duration."""
         if self.verbose:
             self.detail(f"{text} ...")
         began = time.monotonic()
@@ -211,10 +210,7 @@ def table(
     head: Sequence[str],
     colours: Mapping[str, str] = _NO_COLOURS,
 ) -> str:
-    """Format plain columns, two spaces apart, like docker and kubectl.
-
-    colours: SGR colour by cell text.
-    """
+    """Format plain columns, two spaces apart, like docker. colours: SGR colour by cell text."""
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 

@@ -35,8 +35,7 @@ class Live:
     """Draws the lines that `render` returns on stderr. Thread-safe."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: (columns, rows) -> lines without newlines. share: maximum part of the terminal's
-        height."""
+        """render: (columns, rows) -> lines without newlines. share: of the terminal's height."""
         self._share = share
         self._render = render
         self._lock = threading.RLock()
@@ -82,8 +81,7 @@ class Live:
 
 
 def _rows(line: str, columns: int) -> int:
-    """Return the rows that a drawn line occupies: terminals rewrap long lines when they get
-    narrower."""
+    """Return the rows that a drawn line occupies: terminals rewrap long lines when they get narrower."""
     return max(1, -(-cell_len(Text.from_ansi(line).plain) // columns))
 
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +97,23 @@ for word; do
     before=$word
 done
 exec /usr/sbin/runc "$@"
+"""
+
+# Empties a host, once its sshd and its engine, whose command "$@" is, answer. $1 keeps dockerd away.
+SWEEP = """
+rm -f "$1" /usr/local/bin/nvidia-* /usr/local/bin/runc
+shift
+tries=0
+until nc -z 127.0.0.1 22 && containers=$("$@" ps -aq 2>/dev/null); do
+    tries=$((tries + 1))
+    if [ "$tries" = 300 ]; then tail -n 20 /var/log/dockerd.log >&2; exit 1; fi
+    sleep 0.2
+done
+set -e
+[ -z "$containers" ] || "$@" rm -f $containers
+"$@" volume ls -q --filter label=io.ddpctl.run-id | xargs -r "$@" volume rm
+umount /home/ddp/.ddpctl 2>/dev/null || true
+rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs
 """
 
 # Layers are never written after a load, so the hosts' engines share them by hard links; the rest,
@@ -229,14 +246,11 @@ class Cluster:
     # -- life
 
     def up(self) -> None:
-        self._make_keys()
+        make_keys(self.keys)
         with locked("engine"):
             remove_leftovers()
             self._make_network()
-            kinds = set(self.kinds.values())
-            with ThreadPoolExecutor(len(kinds)) as pool:
-                made = pool.map(lambda kind: loaded_engine(self.keys, kind, self.engine_has), kinds)
-                templates = dict(zip(kinds, made, strict=True))
+            templates = loaded_engines(self.keys, set(self.kinds.values()), self.engine_has)
         self._make_hosts(templates)
         docker("start", *map(self.container, self.nodes), timeout=600)
         self.wait_healthy(self.nodes)
@@ -247,31 +261,22 @@ class Cluster:
 
     def reset(self) -> None:
         """Whole and empty again, whatever a test did."""
-        running = docker(
-            "ps", "--filter", f"label={LABEL}.project={self.project}", "--format={{.Names}}"
-        )
-        for node in self.nodes:
-            if self.container(node) not in running.split():
-                docker("start", self.container(node))
-            if not self._connected(node):
-                self.mend(node)
-            if not self._has_eth0(node):  # as after a mend: the engine never gives a name twice
-                docker("restart", "--time=0", self.container(node))
-            if node in self._slowed:
-                self._quicken(node)
-            if self.kinds[node].has_dockerd:
-                self.exec(node, "rm", "-f", "/run/dockerd.off")
-            self.take_gpus(node)
-        self.wait_healthy(self.nodes)
-        sweep = "umount /home/ddp/.ddpctl 2>/dev/null; "
-        sweep += "rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs"
-        for node in self.nodes:
-            if found := self.engine(node, "ps", "-aq").split():
-                self.engine(node, "rm", "-f", *found)
-            volumes = ["volume", "ls", "-q", "--filter", "label=io.ddpctl.run-id"]
-            if found := self.engine(node, *volumes).split():
-                self.engine(node, "volume", "rm", *found)
-            self.exec(node, "sh", "-c", sweep)
+        states = json.loads(docker("inspect", *map(self.container, self.nodes)))
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(self._reset, self.nodes, states))
+
+    def _reset(self, node: str, state: Mapping[str, Any]) -> None:
+        if not state["State"]["Running"]:
+            docker("start", self.container(node))
+        if self.project not in state["NetworkSettings"]["Networks"]:
+            self.mend(node)
+            # the engine never gives eth0 twice
+            docker("restart", "--time=0", self.container(node))
+        if node in self._slowed:
+            self._quicken(node)
+        kind = self.kinds[node]
+        off = "/run/dockerd.off" if kind.has_dockerd else ""
+        self.exec(node, "sh", "-c", SWEEP, "sh", off, *_engine(kind), timeout=120)
 
     def wait_healthy(self, nodes: Sequence[str], timeout: float = 60) -> None:
         """sshd and dockerd of all of `nodes` answer."""
@@ -360,7 +365,7 @@ class Cluster:
 
     def idle(self) -> bool:
         """Nothing of any run runs on any host."""
-        return not any(self.containers(n, all=False) or self.ranks(n) for n in self.nodes)
+        return not any(self.engine(n, "ps", "-q") or self.ranks(n) for n in self.nodes)
 
     # -- harm and healing
 
@@ -434,17 +439,7 @@ class Cluster:
         self.stop_dockerd(node)  # an engine looks for the hook when it starts
         self.start_dockerd(node)
 
-    def take_gpus(self, node: str) -> None:
-        self.exec(node, "sh", "-c", "rm -f /usr/local/bin/nvidia-* /usr/local/bin/runc")
-
     # -- inside
-
-    def _make_keys(self) -> None:
-        self.keys.mkdir(parents=True)
-        for name in ("id_ed25519", "ssh_host_ed25519_key"):
-            keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", name]
-            subprocess.run(keygen, cwd=self.keys, check=True)
-        shutil.copy(self.keys / "id_ed25519.pub", self.keys / "authorized_keys")
 
     def _make_network(self) -> None:
         """Addresses can be fixed only in a subnet that was asked for: asks for the one just offered."""
@@ -477,11 +472,8 @@ class Cluster:
             docker("create", *names, *labels, *place, *how, kind.image)
             docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
         for kind, template in templates.items():
-            root = docker("volume", "inspect", "--format={{.Mountpoint}}", template)
-            how = ["--network=none", *POWERS, f"--volume={Path(root).parents[1]}:/v", NODE_IMAGE]
             copies = [volume for node, volume in volumes.items() if self.kinds[node] == kind]
-            copy = ["sh", "-c", COPY_ROOTS, "sh", kind.layers, template, *copies]
-            docker("run", "--rm", *how, *copy)
+            copy_engine(template, kind, copies)
 
     def _make_home(self) -> None:
         ssh = self.home / ".ssh"
@@ -497,20 +489,16 @@ class Cluster:
             config.write("Host *\n  IdentityFile ~/.ssh/id_ed25519\n")
 
     def _healthy(self, node: str) -> bool:
-        argv = ["docker", "exec", self.container(node), "nc", "-z", "127.0.0.1", "22"]
-        listens = subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
-        return listens and self._engine(node)
+        look = 'nc -z 127.0.0.1 22 && "$@" info'
+        argv = ["docker", "exec", self.container(node), "sh", "-c", look, "sh"]
+        answers = subprocess.run(
+            [*argv, *_engine(self.kinds[node])], capture_output=True, timeout=60
+        )
+        return answers.returncode == 0
 
     def _engine(self, node: str) -> bool:
         argv = ["docker", "exec", self.container(node), *_engine(self.kinds[node], "info")]
         return subprocess.run(argv, capture_output=True, timeout=60).returncode == 0
-
-    def _has_eth0(self, node: str) -> bool:
-        return "eth0" in self.exec(node, "ls", "/sys/class/net").split()
-
-    def _connected(self, node: str) -> bool:
-        [state] = json.loads(docker("inspect", self.container(node)))
-        return self.project in state["NetworkSettings"]["Networks"]
 
     def _logs(self, node: str) -> str:
         argv = ["docker", "exec", self.container(node), "tail", "-n", "20", "/var/log/dockerd.log"]
@@ -538,6 +526,22 @@ def _engine(kind: Kind, *argv: str) -> list[str]:
     """A command of the engine of such a host, for root to run there."""
     as_user = ["runuser", "-u", USER, "--", "env", "-C", f"/home/{USER}", f"HOME=/home/{USER}"]
     return [*(as_user if kind.rootless else []), kind.engine, *argv]
+
+
+def make_keys(folder: Path) -> None:
+    """The key that may log in to the hosts, and their own."""
+    folder.mkdir(parents=True)
+    for name in ("id_ed25519", "ssh_host_ed25519_key"):
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", name]
+        subprocess.run(keygen, cwd=folder, check=True)
+    shutil.copy(folder / "id_ed25519.pub", folder / "authorized_keys")
+
+
+def loaded_engines(keys: Path, kinds: Collection[Kind], image: str) -> dict[Kind, str]:
+    """`loaded_engine` of each, at the same time."""
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        made = pool.map(lambda kind: loaded_engine(keys, kind, image), kinds)
+        return dict(zip(kinds, made, strict=True))
 
 
 def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
@@ -574,6 +578,13 @@ def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
     finally:
         docker("rm", "-f", "-v", seed)
     return name
+
+
+def copy_engine(template: str, kind: Kind, volumes: Sequence[str]) -> None:
+    """Fills empty volumes with the data of the engine of such a host."""
+    root = docker("volume", "inspect", "--format={{.Mountpoint}}", template)
+    how = ["--network=none", *POWERS, f"--volume={Path(root).parents[1]}:/v", NODE_IMAGE]
+    docker("run", "--rm", *how, "sh", "-c", COPY_ROOTS, "sh", kind.layers, template, *volumes)
 
 
 def remove_project(project: str) -> None:
@@ -617,3 +628,14 @@ def _projects() -> Iterator[str]:
     yield from docker("ps", "-a", *mine, template).split()
     yield from docker("network", "ls", *mine, template).split()
     yield from docker("volume", "ls", *mine, template).split()
+
+
+def prepare() -> None:
+    """Makes what all clusters start with, so that no test waits for it."""
+    with tempfile.TemporaryDirectory() as folder, locked("engine"):
+        make_keys(Path(folder, "keys"))
+        loaded_engines(Path(folder, "keys"), (DOCKER, PODMAN, ROOTLESS_PODMAN), TRAINER_IMAGE)
+
+
+if __name__ == "__main__":
+    prepare()

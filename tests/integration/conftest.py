@@ -16,11 +16,30 @@ from cluster import (
     turn,
 )
 
+# What is long, or shares what is long to set up, goes to one process, early.
+GROUPS = {
+    "test_compose.py": "box",
+    "test_cluster_podman.py": "podman",
+    "test_cluster_restarts.py": "restarts",
+}
 
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that measure come first: nothing long is under way then that they would wait for."""
-    measuring = {item.path for item in items if item.get_closest_marker("alone")}
-    items.sort(key=lambda item: item.path not in measuring)
+    """Tests that measure come first: nothing long is under way then that they would wait for.
+
+    Then the groups; all other tests go to whichever process is free.
+    """
+    for item in items:
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: (not item.get_closest_marker("alone"), _group(item) is None))
+
+
+def _group(item: pytest.Item) -> str | None:
+    if "hosts_with_python3" in item.name:
+        return "relays"
+    return GROUPS.get(item.path.name)
 
 
 @pytest.fixture(autouse=True)

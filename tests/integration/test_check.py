@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -310,19 +310,20 @@ def test_a_launch_passes_where_plain_torchrun_fails(
     assert done.stdout.count("sum 2") == 2
 
     plain = (
-        "cat > /tmp/talk.py; timeout 30 docker run --rm -i --network host -v /tmp:/t "
+        "cat > /tmp/talk.py; timeout 30 docker run --rm -i --name plain --network host -v /tmp:/t "
         "--entrypoint torchrun {image} --nnodes 2 --node-rank {rank} --nproc-per-node 1 "
         "--master-addr {address} --master-port 29511 /t/talk.py; echo rc $?"
     )
-    words = {"image": TRAINER_IMAGE, "address": cluster.addresses["node0"]}
-    both = [("node0", 0), ("node1", 1)]
+
+    def by_hand(rank: int) -> str:
+        words = {"image": TRAINER_IMAGE, "address": cluster.addresses["node0"]}
+        command = plain.format(rank=rank, **words)
+        return cluster.exec(f"node{rank}", "sh", "-c", command, stdin=TALK.encode())
+
     with ThreadPoolExecutor(2) as pool:
-        said = list(
-            pool.map(
-                lambda at: cluster.exec(
-                    at[0], "sh", "-c", plain.format(rank=at[1], **words), stdin=TALK.encode()
-                ),
-                both,
-            )
-        )
+        both = [pool.submit(by_hand, rank) for rank in range(2)]
+        wait(both, return_when=FIRST_COMPLETED)
+        for node in ("node0", "node1"):  # it has failed: nobody need wait for the other half
+            cluster.exec(node, "sh", "-c", "docker rm -f plain || true")
+    said = [half.result() for half in both]
     assert not any("rc 0" in text for text in said), said

@@ -1,4 +1,8 @@
-"""compose.yaml, the cluster in a box, as the README says to run it."""
+"""compose.yaml, the cluster in a box, as the README says to run it.
+
+Two of its hosts begin with the trainer's image, as they do when the box is started again: sending it to
+the third shows the push.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,62 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from cluster import REPOSITORY, TREE, engine_problem
+import yaml
+from cluster import (
+    DOCKER,
+    LABEL,
+    REPOSITORY,
+    TRAINER_IMAGE,
+    TREE,
+    Cluster,
+    copy_engine,
+    docker,
+    loaded_engine,
+    locked,
+    remove_project,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
+PROJECT = f"ddpctl-box-{TREE}-{os.getpid()}"
+WITH_IMAGE = ("node0", "node1")
+
 
 @pytest.fixture
-def box() -> Iterator[list[str]]:
+def box(hosts: Cluster, tmp_path: Path) -> Iterator[list[str]]:
     """`docker compose` on a project of this test alone, with nothing left of it afterwards."""
-    problem = engine_problem()
-    if problem is None and subprocess.run([REPOSITORY / "scripts" / "compose-plugin"]).returncode:
-        problem = "no docker compose"
-    if problem:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"no cluster in a box: {problem}")
-        pytest.skip(f"NO CLUSTER IN A BOX, its test did not run: {problem}")
-    compose = ["docker", "compose", "--project-name", f"ddpctl-box-{TREE}-{os.getpid()}"]
-    yield compose
-    down = [*compose, "down", "--volumes", "--timeout", "0"]
-    subprocess.run(down, cwd=REPOSITORY, check=True, capture_output=True)
+    if subprocess.run([REPOSITORY / "scripts" / "compose-plugin"]).returncode:
+        problem = "NO CLUSTER IN A BOX, its test did not run: no docker compose"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(problem)
+    compose = ["docker", "compose", "--project-name", PROJECT, "--file", "compose.yaml"]
+    compose += ["--file", str(changed(tmp_path))]
+    try:
+        make_volumes(hosts)
+        yield compose
+    finally:
+        down = [*compose, "down", "--volumes", "--timeout", "0"]
+        subprocess.run(down, cwd=REPOSITORY, check=True, capture_output=True)
+        remove_project(PROJECT)
+
+
+def changed(folder: Path) -> Path:
+    """What this test's box has in place of compose.yaml's: volumes for engines with the image."""
+    services = {node: {"volumes": [f"{node}:/var/lib/docker"]} for node in WITH_IMAGE}
+    volumes = {node: {"external": True, "name": f"{PROJECT}-{node}"} for node in WITH_IMAGE}
+    file = folder / "compose.yaml"
+    file.write_text(yaml.safe_dump({"services": services, "volumes": volumes}))
+    return file
+
+
+def make_volumes(hosts: Cluster) -> None:
+    labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={PROJECT}"]
+    names = [f"{PROJECT}-{node}" for node in WITH_IMAGE]
+    volumes = [docker("volume", "create", *labels, name) for name in names]
+    with locked("engine"):
+        copy_engine(loaded_engine(hosts.keys, DOCKER, TRAINER_IMAGE), DOCKER, volumes)
 
 
 def test_the_box_trains_and_exits_with_the_verdict(box: list[str]) -> None:
@@ -37,6 +76,8 @@ def test_the_box_trains_and_exits_with_the_verdict(box: list[str]) -> None:
     up = [*box, "up", "--no-build", "--no-color", "--exit-code-from", "head"]
     done = subprocess.run(up, cwd=REPOSITORY, capture_output=True, text=True, timeout=850)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert re.search(r"run box-\S+ succeeded", done.stdout + done.stderr)
+    said = done.stdout + done.stderr
+    assert re.search(r"run box-\S+ succeeded", said)
+    assert set(re.findall(r"(node\d): image: .* in ", said)) == {"node2"}
     learned = re.search(r"(\d\d\.\d)% of 10000 test images", done.stdout)
     assert learned and float(learned[1]) > 70, done.stdout[-4000:]

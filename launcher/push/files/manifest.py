@@ -65,8 +65,7 @@ class Manifest:
         return sum(1 for entry in self.entries if entry.is_file)
 
     def after(self, earlier: Manifest) -> Delta:
-        """Return the changes from a copy of `earlier`. Entries that differ in anything are
-        replaced."""
+        """Return the changes from a copy of `earlier`. Entries that differ in anything are replaced."""
         old = {entry.path: entry for entry in earlier.entries}
         new = {entry.path for entry in self.entries}
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)

@@ -74,8 +74,6 @@ FOUND = re.compile(
 
 @dataclass(frozen=True)
 class Unused:
-    """A tree that no run uses."""
-
     folder: str  # relative to ~/.ddpctl
     size: int  # bytes; includes files shared with other trees
 

@@ -199,8 +199,7 @@ class TreePush:
         return Start(base, tuple(entry for entry in delta.write if entry not in there))
 
     def _best_base(self, node: Node, earlier: Sequence[str]) -> tuple[str, Delta]:
-        """Return the host's tree that has most in common with this one, and the changes to its
-        copy."""
+        """Return the host's tree that has most in common with this one, and the changes to its copy."""
         best = "none", Delta((), self.tree.manifest.entries)
         for digest in earlier[:CANDIDATES]:
             delta = self._delta(node, digest)
@@ -209,8 +208,7 @@ class TreePush:
         return best
 
     def _delta(self, node: Node, earlier: str) -> Delta | None:
-        """Return the changes from an earlier tree, computed once for all hosts; None if it is
-        unknown."""
+        """Return the changes from an earlier tree, computed once for all hosts; None if it is unknown."""
         with self.lock:
             if earlier not in self.deltas:
                 old = manifest.make(()) if earlier == "none" else load(earlier)
@@ -239,8 +237,7 @@ class TreePush:
         return failures
 
     def _manifest_file(self, start: Start) -> dict[str, bytes]:
-        """Return the manifest for other machines that push here later, unless it is large in
-        comparison."""
+        """Return the manifest, for later pushes from other machines, unless it is comparatively large."""
         packed = zlib.compress(self.tree.manifest.text, 1)
         small = len(packed) * 10 <= sum(entry.size for entry in start.write)
         return {MANIFEST: packed} if small or len(packed) < 65536 else {}

@@ -26,10 +26,7 @@ class NoLayers(PushFailed):
 
 
 class Layers:
-    """The layers from number `first` on, which the engine pushes to our own local registry.
-
-    by_diff_id: see `whole_archive`.
-    """
+    """The layers from number `first` on, as pushed to our registry. by_diff_id: see `whole_archive`."""
 
     def __init__(
         self, local: Node, name: str, image: ImageInfo, first: int, *, by_diff_id: bool = False
@@ -54,8 +51,7 @@ class Layers:
         return sum(blob.size for blob in self._registry.blobs.values())
 
     def archives(self) -> Iterator[Archive]:
-        """Yield an archive per layer as the engine provides it; the last is the image. Raises
-        NoLayers."""
+        """Yield an archive per layer as the engine provides it; the last is the image. Raises NoLayers."""
         layers, arriving = self._image.layers, self._registry.layers
         for number in range(self._first, len(layers) - 1):
             layer = arriving[layers[number]].result()

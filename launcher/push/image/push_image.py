@@ -188,6 +188,5 @@ def remember(there: ImageInfo, here: ImageInfo) -> None:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -36,8 +36,7 @@ MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registrie
 
 
 class Registry:
-    """Receives one image. wanted: layers (diff ids) to receive; the engine is told that the others
-    exist."""
+    """Receives one image's `wanted` layers (diff ids). The engine is told that the others exist."""
 
     def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
         self.image = image
@@ -86,7 +85,7 @@ class Registry:
         if diff_id not in self.image.layers and not is_zstd and self._config(blob) is None:
             return False
         self.blobs[digest] = blob
-        self._arrived(diff_id, blob)
+        self._deliver(diff_id, blob)
         return True
 
     def finish(self) -> tuple[bytes, bytes] | None:
@@ -96,7 +95,7 @@ class Registry:
             blob = self.blobs.get((manifest.get("config") or {}).get("digest", ""))
             config = self._config(blob) if blob else None
             if config is not None:
-                self._learn(manifest["layers"])
+                self._index_layers(manifest["layers"])
                 return text, config
         return None
 
@@ -110,14 +109,14 @@ class Registry:
                 return text
         return None
 
-    def _learn(self, rows: list[dict[str, Any]]) -> None:
+    def _index_layers(self, rows: list[dict[str, Any]]) -> None:
         for diff_id, row in zip(self.image.layers, rows, strict=True):
             self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
             if row["digest"] in self.blobs:
-                self._arrived(diff_id, self.blobs[row["digest"]])
+                self._deliver(diff_id, self.blobs[row["digest"]])
         write_cache(self._index_file, json.dumps(self._index))
 
-    def _arrived(self, diff_id: str | None, blob: Blob) -> None:
+    def _deliver(self, diff_id: str | None, blob: Blob) -> None:
         if diff_id in self.layers:
             with contextlib.suppress(InvalidStateError):  # it arrived before
                 self.layers[diff_id].set_result(blob)

@@ -33,8 +33,6 @@ TICK = 0.5  # seconds
 
 @dataclass
 class HostTransfer:
-    """The progress of one payload on one host."""
-
     have: int = 0  # bytes
     rate: float = 0.0  # bytes/s in the last whole window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
@@ -50,7 +48,7 @@ class HostTransfer:
         if not 0 <= now - began < WINDOW:
             self.window = now, have
 
-    def measure_anew(self) -> None:
+    def restart_measurement(self) -> None:
         self.rate, self.window = 0.0, (math.inf, 0)
 
 
@@ -303,7 +301,7 @@ class Chain:
         self._tracker.say(f"{slow.node.name}: slow; the other hosts no longer wait for it")
         for relay, host in transfer.hosts.items():
             with self._changed:
-                host.measure_anew()  # earlier rates belong to the old order
+                host.restart_measurement()  # earlier rates belong to the old order
             if relay is not slow and not host.fed and not host.done:
                 self._rewire(transfer, relay, self._sources(transfer, relay))
 

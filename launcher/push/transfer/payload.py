@@ -33,8 +33,7 @@ class Payload:
 def script_output(
     node: Node, part: str, script: str, *arguments: str, stdin: bytes = b"", timeout: float
 ) -> str:
-    """Return the output of a script on a host. Raises PushFailed with the line that explains the
-    error."""
+    """Return the output of a script on a host. Raises PushFailed with the line that explains the error."""
     done = node.script(script, *arguments, stdin=stdin, timeout=timeout)
     if done.code != 0:
         raise failed(node.name, part, done.stderr.decode(errors="replace") or f"exit {done.code}")

@@ -51,8 +51,7 @@ Upstreams = List[Tuple[str, int]]  # addresses and ports
 
 
 class Spool:
-    """A stream on disk that is read while it grows. Its files are unnamed, so none can be left
-    over."""
+    """A stream on disk that is read while it grows. Its files are unnamed, so none can be left over."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size = folder, 0

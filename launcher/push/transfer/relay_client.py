@@ -65,8 +65,7 @@ class Relay:
     """One host with an agent. `lost` is set when the host or its agent has gone."""
 
     def __init__(self, node: Node, address: str, certificate: str, key: str) -> None:
-        """Start the agent. Raises PushFailed if the host has no suitable python3 or does not
-        answer.
+        """Start the agent. Raises PushFailed if the host has no suitable python3 or does not answer.
 
         address: where other hosts reach it.
         """
@@ -101,8 +100,7 @@ class Relay:
         self._write(head + b"\n" + data)
 
     def events(self) -> Iterator[Event]:
-        """Yield events until the agent ends. Raises HostUnreachable, OSError or ValueError if it
-        crashes."""
+        """Yield events until the agent ends. A crash raises HostUnreachable, OSError or ValueError."""
         while (event := self._read(None)) is not None:
             yield event
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from local_attempt import local_attempt
 
+from launcher.engines.status import NodeStatus
+from launcher.follow import monitor as module
 from launcher.follow.monitor import Monitor, NodeOutcome
-from launcher.follow.node_watcher import EVENTS
+from launcher.follow.node_watcher import EVENTS, Batch, Contact, Exited
 from launcher.hosts import Host
+from launcher.logs.journal import Reader
 from launcher.logs.store import Mark
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
@@ -60,3 +66,21 @@ def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path)
         "local: skipping unreadable events in its journal"
     ]
     assert [event.kind for _, event in outcome.events] == ["stopping", "end"]
+
+
+def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launching machine is slow: it takes one report a second, and others come first."""
+    monitor = Monitor(local_attempt(tmp_path, JOURNAL, Busy()), {}, None)
+    monitor._watchers.clear()
+    monitor.outcomes[1] = NodeOutcome(1, "gpu2")
+    monitor._put(Exited(0, NodeStatus(1, 0, "local", "", "exited", 1), len(JOURNAL)))
+    for _ in range(40):
+        monitor._put(Contact(1, None))
+    monitor._put(Batch(0, Reader().feed(JOURNAL), 0, len(JOURNAL)))
+    clock = itertools.count(0.0, module.POLL / 1.5)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    outcome = next(event for event in monitor.events() if isinstance(event, NodeOutcome))
+    monitor.close()
+    assert outcome.node_rank == 0 and outcome.end is not None

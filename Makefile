@@ -12,6 +12,8 @@
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
+# each process begins with neighbours, which share what a file starts, and takes from the others at the end
+FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-trainer
 export VENV
@@ -28,7 +30,7 @@ test:
 	@# the images are built beside the first half; both halves are run and told, whatever the first says;
 	@# each process of the second half has a cluster
 	@scripts/test-setup images & images=$$!; \
-	$(PYTEST) -n 3 -m "not cluster" $(ARGS); fast=$$?; wait $$images && $(CLUSTER) $(ARGS) && exit $$fast
+	$(FAST) $(ARGS); fast=$$?; wait $$images && $(CLUSTER) $(ARGS) && exit $$fast
 
 unit:
 	@scripts/venv test
@@ -36,7 +38,7 @@ unit:
 
 fast:
 	@scripts/venv test
-	$(PYTEST) -n 3 -m "not cluster" $(ARGS)
+	$(FAST) $(ARGS)
 
 gpu:
 	@scripts/venv test

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from quick_torchrun import python_with_quick_torchrun
+
 SCRIPT = """
 import os, sys, time
 rank = int(os.environ["RANK"])
@@ -26,10 +28,11 @@ if os.environ.get("BAD"):
 
 
 class Machine:
-    """One user on this machine: a home, a hosts file, the real CLI."""
+    """One user on this machine: a home, a hosts file, the real CLI, and a torchrun without torch."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, real_torchrun: bool = False) -> None:
         self.folder = folder
+        self.python = sys.executable if real_torchrun else python_with_quick_torchrun(folder)
         (folder / "code").mkdir()
         (folder / "code" / "train.py").write_text(SCRIPT)
         hosts = [{"host": "local", "gpus": 0}, {"host": "local", "gpus": 0}]
@@ -51,7 +54,7 @@ class Machine:
 
     def start(self, *argv: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "launcher", *argv],
+            [self.python, "-m", "launcher", *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -11,24 +11,38 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import parse_args
+from trainer_ranks import python, torchrun
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "trainer.md").read_text(), re.DOTALL)
-PROGRAMS = {
-    "python": [sys.executable],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-}
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess[list[str]]:
+    """A line as a shell would run it, in processes that have imported torch already."""
+    program, *words = shlex.split(line)
+    if program == "python":
+        return python(words, folder, PYTHONPATH=str(ROOT))
+    assert program == "torchrun"
+    args = parse_args(words)
+    assert args.standalone and args.module
+    command = ["-m", args.training_script, *args.training_script_args]
+    return torchrun(int(args.nproc_per_node), command, folder, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[str(number) for number in range(len(BLOCKS))])
 def test_the_commands_of_a_block_work_one_after_the_other(block: str, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for line in block.splitlines():
-        program, *rest = shlex.split(line)
-        done = subprocess.run(
-            [*PROGRAMS[program], *rest], cwd=tmp_path, env=env, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        done = run(line, tmp_path)
+        assert done.returncode == 0, "\n".join([line, *done.stdout, *done.stderr])
+
+
+def test_a_command_works_by_real_torchrun(tmp_path: Path) -> None:
+    line = next(line for block in BLOCKS for line in block.splitlines() if "torchrun" in line)
+    argv = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:]]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
 def test_there_are_commands() -> None:

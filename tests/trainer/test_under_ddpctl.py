@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 
 def test_the_launcher_names_the_rank_and_the_file_that_failed(tmp_path: Path) -> None:
     tree, bad = tree_with_a_corrupt_file(tmp_path, rank=1, world_size=3)
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, real_torchrun=True)
     path = tmp_path / "hosts.yaml"
     hosts = json.loads(path.read_text())
     for entry, ranks in zip(hosts["hosts"], (2, 1), strict=True):

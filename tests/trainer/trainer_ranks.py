@@ -1,7 +1,8 @@
 """Real ranks for tests: forked processes that have torch imported already, over real Gloo.
 
-`Job` runs the whole trainer as N ranks; `on_ranks` runs one function on N ranks. A fork server
-imports torch once, so four ranks start in a tenth of a second instead of ten.
+`Job` runs the whole trainer as N ranks; `on_ranks` runs one function on N ranks; `python` and
+`torchrun` run a command line as those programs would. A fork server imports torch once, so four
+ranks start in a tenth of a second instead of ten.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import runpy
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -107,6 +110,88 @@ def on_ranks(folder: Path, count: int, do: Callable[..., Any], *args: Any) -> li
         log = (folder / f"log-{rank}").read_text()
         assert process.exitcode == 0, f"rank {rank}: {process.exitcode}\n{log}"
     return [torch.load(folder / f"result-{rank}") for rank in range(count)]
+
+
+def python(
+    words: Sequence[object], folder: Path, **env: str
+) -> subprocess.CompletedProcess[list[str]]:
+    """`python WORDS`: a script or `-m MODULE`, and its arguments. `env` adds to this environment."""
+    return _programs(words, folder, [env])
+
+
+def torchrun(
+    count: int, words: Sequence[object], folder: Path, **env: str
+) -> subprocess.CompletedProcess[list[str]]:
+    """`torchrun --standalone --nproc-per-node COUNT WORDS`: the variables and store of its agent."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **env,
+    }
+    ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    return _programs(words, folder, ranks)
+
+
+def _programs(
+    words: Sequence[object], folder: Path, environments: list[dict[str, str]]
+) -> subprocess.CompletedProcess[list[str]]:
+    """One process for each environment; the first exit code that is not 0, and the lines of all."""
+    logs = _fresh(folder / "output-of-processes")
+    argv = [str(word) for word in words]
+    processes = []
+    for number, env in enumerate(environments):
+        entry = (argv, str(folder), {**os.environ, **env}, str(logs / str(number)))
+        process = CONTEXT.Process(target=_program, args=entry)
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join(120)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    codes = [int(process.exitcode or 0) for process in processes]
+    out, err = (
+        [
+            line
+            for n in range(len(codes))
+            for line in Path(f"{logs}/{n}.{kind}").read_text().splitlines()
+        ]
+        for kind in ("out", "err")
+    )
+    return subprocess.CompletedProcess(argv, next(filter(None, codes), 0), out, err)
+
+
+def _program(argv: list[str], folder: str, env: dict[str, str], log: str) -> None:
+    """Become `python ARGV` in `folder`."""
+    import torch
+
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    for number, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{log}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", "1")))
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    is_module = argv[0] == "-m"
+    sys.path[:0] = [folder if is_module else str(Path(argv[0]).parent), *paths]
+    sys.argv = argv[1:] if is_module else argv
+    if is_module:
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 class Job:

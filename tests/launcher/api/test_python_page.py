@@ -43,7 +43,7 @@ sys.exit(len(errors))
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path)
+    made = Machine(tmp_path, real_torchrun=True)
     (tmp_path / "code" / "train.py").write_text(TRAIN)
     return made
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_torchrun import python_with_quick_torchrun
 
 pytestmark = pytest.mark.real
 
@@ -78,6 +79,7 @@ def violations(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
 def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One document for each schema, from real commands after a real run that failed."""
     folder = tmp_path_factory.mktemp("documents")
+    quick = python_with_quick_torchrun(folder)
     (folder / "home").mkdir()
     (folder / "code").mkdir()
     (folder / "code" / "train.py").write_text("raise ValueError('boom')\n")
@@ -91,7 +93,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     env |= {"HOME": str(folder / "home"), "XDG_STATE_HOME": str(state), "PYTHONPATH": str(ROOT)}
 
     def run(line: str, code: int) -> str:
-        argv = [sys.executable, "-m", "launcher", *line.split()]
+        python = sys.executable if line.startswith("sanity") else quick  # its ranks need torchrun
+        argv = [python, "-m", "launcher", *line.split()]
         done = subprocess.run(
             argv, env=env, cwd=folder, capture_output=True, text=True, timeout=240, check=False
         )

@@ -176,7 +176,7 @@ class Terminal:
             k: v for k, v in machine.env.items() if k not in ("CI", "NO_COLOR", "COLUMNS", "LINES")
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *argv],
+            [machine.python, "-m", "launcher", *argv],
             stdin=follower,
             stdout=follower,
             stderr=follower,

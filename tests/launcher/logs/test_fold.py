@@ -81,7 +81,7 @@ def test_lines_wait_no_longer_than_they_should() -> None:
 
 
 def test_logs_and_launch_fold_lines_of_real_ranks(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path, real_torchrun=True)
     script = "import os\nfor i in range(3): print('step', i)\nprint('I am', os.environ['RANK'])\n"
     (tmp_path / "code" / "train.py").write_text(script)
 

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_torchrun import python_with_quick_torchrun
 
 pytestmark = pytest.mark.real
 
@@ -34,7 +34,7 @@ class Machine:
     """One user on this machine, with one detached run of two nodes with two ranks each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.python = folder, python_with_quick_torchrun(folder)
         (folder / "home").mkdir()
         (folder / "code").mkdir()
         (folder / "code" / "train.py").write_text(SCRIPT)
@@ -48,7 +48,7 @@ class Machine:
         self.run_id = self.ddpctl("launch", "hosts.yaml", "--detach", "--no-check").stdout.strip()
 
     def ddpctl(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "launcher", *argv]
+        line = [self.python, "-m", "launcher", *argv]
         done = subprocess.run(
             line, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def launch_detached(machine: Machine) -> subprocess.CompletedProcess[str]:
     """As the installed `ddpctl` does it: the current directory is not on its import path."""
-    argv = [sys.executable, "-P", "-m", "launcher", "launch", "hosts.yaml", "--detach"]
+    argv = [machine.python, "-P", "-m", "launcher", "launch", "hosts.yaml", "--detach"]
     return subprocess.run(
         argv, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=120
     )

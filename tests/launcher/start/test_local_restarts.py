@@ -28,8 +28,8 @@ if deed == "refuse":
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    machine = Machine(tmp_path)
+def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
+    machine = Machine(tmp_path, real_torchrun=getattr(request, "param", False))
     (tmp_path / "code" / "again.py").write_text(SCRIPT)
     job = json.loads((tmp_path / "hosts.yaml").read_text())["job"]
     job |= {"nproc_per_node": 1, "resume_args": ["--from", "kept"]}
@@ -45,7 +45,9 @@ def wait_for_success(machine: Machine) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("how", [[], ["--detach"]])
+@pytest.mark.parametrize(
+    ("machine", "how"), [(True, []), (False, ["--detach"])], indirect=["machine"]
+)
 def test_a_killed_rank_is_worth_a_restart_that_goes_on(machine: Machine, how: list[str]) -> None:
     """Detached, it is the recorder that starts it; the run keeps its --hang-timeout."""
     words = ["launch", "hosts.yaml", "--max-restarts", "2", "--hang-timeout", "77", *how]

@@ -13,7 +13,7 @@ from local_machine import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+    return Machine(tmp_path, real_torchrun=True)
 
 
 def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) -> None:

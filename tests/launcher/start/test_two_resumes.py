@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,13 @@ from launcher.hosts import Host
 from launcher.plan.plan import place_in
 from launcher.ssh.node import Node
 from launcher.start.run_folders import claim
+
+SCRIPT = """
+import os, time
+while os.environ["DDPCTL_ATTEMPT"] == "2" and not os.path.exists(os.path.expanduser("~/go")):
+    time.sleep(0.05)
+raise ValueError("boom on purpose")
+"""
 
 
 def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:
@@ -25,10 +33,16 @@ def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    machine.ddpctl("launch", "hosts.yaml", "--env", "BAD=3", code=1)
+    (tmp_path / "code" / "train.py").write_text(SCRIPT)
+    machine.ddpctl("launch", "hosts.yaml", code=1)
     other = {**machine.env, "XDG_STATE_HOME": str(tmp_path / "other")}
     shutil.copytree(tmp_path / "state", tmp_path / "other")  # as another machine knows the run
     processes = [machine.start("resume", env=env) for env in (machine.env, other)]
+    end = time.monotonic() + 120
+    while all(process.poll() is None for process in processes):
+        assert time.monotonic() < end, "neither is refused"
+        time.sleep(0.05)
+    (tmp_path / "home" / "go").touch()  # the attempt that did start may end
     told = [process.communicate(timeout=120) for process in processes]
     codes = [process.returncode for process in processes]
     assert sorted(codes) == [1, 2], told

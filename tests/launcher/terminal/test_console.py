@@ -122,7 +122,7 @@ def test_a_run_is_followed_and_recorded_without_a_usable_stdout(
     machine = Machine(tmp_path)
     launch = f'"$0" -m launcher launch hosts.yaml --env BAD=1 --env SLEEP=1 {redirection}'
     done = subprocess.run(
-        ["sh", "-c", launch, sys.executable],
+        ["sh", "-c", launch, machine.python],
         cwd=tmp_path,
         env=machine.env,
         capture_output=True,

@@ -1,0 +1,92 @@
+"""A torchrun that starts in milliseconds: torchrun itself imports torch, two seconds on every node.
+
+It starts the ranks of one node, redirects, stops and reports them as torchrun does, but waits for no other
+node. For tests of the launcher, whose ranks are plain scripts; other tests run the real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+def python_with_quick_torchrun(folder: Path) -> str:
+    """This Python in an environment of its own, whose `torchrun` is this file."""
+    programs = folder / "quick" / "bin"
+    programs.mkdir(parents=True)
+    python = programs / "python"
+    python.symlink_to(Path(sys.executable).resolve())
+    settings = Path(sys.prefix) / "pyvenv.cfg"
+    if settings.exists():
+        shutil.copy(settings, programs.parent)
+        (programs.parent / "lib").symlink_to(Path(sys.prefix) / "lib")
+    text = f'#!/bin/sh\nexec {python} -I -S {Path(__file__).resolve()} "$@"\n'
+    (programs / "torchrun").write_text(text)
+    (programs / "torchrun").chmod(0o755)
+    return str(python)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ("nnodes", "node-rank", "nproc-per-node", "master-port", "max-restarts"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--master-addr", required=True)
+    split = sys.argv.index("--")
+    args = parser.parse_args(sys.argv[1:split])
+    ranks: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+
+    def stop(*_: object) -> None:
+        for _, process in ranks.values():
+            if process.returncode is None:
+                process.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    for local_rank in range(args.nproc_per_node):
+        process = start(args, local_rank, sys.argv[split + 1 :])
+        ranks[process.pid] = (local_rank, process)
+    return wait_for(ranks, args.node_rank * args.nproc_per_node, stop)
+
+
+def start(args: argparse.Namespace, local_rank: int, command: list[str]) -> subprocess.Popen[bytes]:
+    logs = Path(os.environ["PET_LOG_DIR"], "quick", "attempt_0", str(local_rank))
+    logs.mkdir(parents=True)
+    env = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "RANK": str(args.node_rank * args.nproc_per_node + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(args.nnodes * args.nproc_per_node),
+        "LOCAL_WORLD_SIZE": str(args.nproc_per_node),
+        "GROUP_RANK": str(args.node_rank),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "MASTER_ADDR": args.master_addr,
+        "MASTER_PORT": str(args.master_port),
+    }
+    out, err = ((logs / f"{name}.log").open("wb") for name in ("stdout", "stderr"))
+    return subprocess.Popen([sys.executable, "-u", *command], env=env, stdout=out, stderr=err)
+
+
+def wait_for(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]], first_rank: int, stop) -> int:  # type: ignore[no-untyped-def]
+    """The first rank that fails ends the others. The failures are told as in torchrun's summary."""
+    failures: list[str] = []
+    for _ in range(len(ranks)):
+        pid, status = os.wait()
+        local_rank, process = ranks[pid]
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            place = f"  rank      : {first_rank + local_rank} (local_rank: {local_rank})"
+            failures.append(f"{place}\n  exitcode  : {process.returncode} (pid: {pid})")
+            stop()
+    for failure in reversed(failures):  # the first comes last
+        print(failure, file=sys.stderr)
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

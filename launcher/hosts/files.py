@@ -54,7 +54,7 @@ def text_of(path: Path) -> str:
 def missing(places: Iterable[Place]) -> Iterator[Problem]:
     """Yield a problem for each file or folder that does not exist or cannot be used."""
     for place in places:
-        if why := _flaw(place):
+        if why := _why_unusable(place):
             kind = "a folder" if place.kind == "folder" else "a file"
             what = f"found {place.shown}, which {why}"
             is_key = place.kind == "file"  # an empty key would be useless
@@ -64,7 +64,7 @@ def missing(places: Iterable[Place]) -> Iterator[Problem]:
             yield from _env_lines(place)[1]
 
 
-def _flaw(place: Place) -> str:
+def _why_unusable(place: Place) -> str:
     path = Path(place.path)
     try:
         mode = path.stat().st_mode

@@ -56,16 +56,16 @@ def list_of(read: Callable[[Tree], T], example: str) -> Callable[[Tree], tuple[T
 
 
 def mapping_of(
-    flaw: Callable[[str], str], read: Callable[[Tree], T], example: str
+    remedy_for: Callable[[str], str], read: Callable[[Tree], T], example: str
 ) -> Callable[[Tree], dict[str, T]]:
-    """Return a reader of mappings. flaw: returns the remedy for a forbidden name, else ""."""
+    """Return a reader of mappings. remedy_for: returns the remedy for a forbidden name, else ""."""
 
     def read_mapping(tree: Tree) -> dict[str, T]:
         if not isinstance(tree, Table):
             raise wrong(tree, tree.kind, f"write {example}")
 
         def read_entry(name: str) -> tuple[str, T]:
-            if remedy := flaw(name):
+            if remedy := remedy_for(name):
                 raise Wrong(Problem(tree.lines[name], "", f"found the name {shown(name)}", remedy))
             return name, read(tree.entries[name])
 

@@ -46,8 +46,8 @@ def check_own_name(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 def check_mtu(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     """Check that the chosen interfaces have one MTU. Otherwise large messages can hang."""
 
-    def mtu(of: Machine) -> int | None:
-        nic = of.details.interface(seen.route(of).interface or "")
+    def mtu(m: Machine) -> int | None:
+        nic = m.details.interface(seen.route(m).interface or "")
         return nic.mtu if nic and nic.name != "lo" else None
 
     if odd := odd_one_out(machine, seen.machines, mtu):
@@ -60,15 +60,15 @@ def check_mtu(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     """Check that InfiniBand and RoCE ports match other hosts' in number, rate and GID type."""
 
-    def up(of: Machine) -> int:
-        return sum(port.is_up for port in of.facts.rdma_ports)
+    def up(m: Machine) -> int:
+        return sum(port.is_up for port in m.facts.rdma_ports)
 
-    def rates(of: Machine) -> tuple[int, ...] | None:
-        return tuple(sorted({port.gbits for port in of.facts.rdma_ports if port.is_up})) or None
+    def rates(m: Machine) -> tuple[int, ...] | None:
+        return tuple(sorted({port.gbits for port in m.facts.rdma_ports if port.is_up})) or None
 
-    def gid_type(of: Machine) -> str | None:
-        address = seen.route(of).address or ""
-        found = (port.gid_of(address) for port in of.facts.rdma_ports if port.is_up)
+    def gid_type(m: Machine) -> str | None:
+        address = seen.route(m).address or ""
+        found = (port.gid_of(address) for port in m.facts.rdma_ports if port.is_up)
         return next((gid.type for gid in found if gid), None)
 
     def warn(what: str, remedy: str) -> Finding:
@@ -105,16 +105,16 @@ def check_reached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
     if address is None:
         yield from _unreached(machine, seen)
         return
-    met, master = seen.met(machine, address), seen.met(machine, address, master=True)
+    answers, master = seen.answers(machine, address), seen.answers(machine, address, master=True)
     refused = {source: a for source, a in master.items() if not a.ok and a.result != "silent"}
     if refused:
         what = f"port {port} on {address} {_how(refused)} {_sources(refused, master, seen)}"
         remedy = f"open TCP port {port} in its firewall, or set another job.master_port"
         yield failure(machine.name, "ports", what, remedy)
-    slow = {source: answer for source, answer in met.items() if answer.seconds >= SLOW}
+    slow = {source: answer for source, answer in answers.items() if answer.seconds >= SLOW}
     if slow:
         worst = max(answer.seconds for answer in slow.values())
-        what = f"a connection to {address} took {worst:.1f} s {_sources(slow, met, seen)}"
+        what = f"a connection to {address} took {worst:.1f} s {_sources(slow, answers, seen)}"
         yield warning(machine.name, "network", what, "check the load on the host and its network")
 
 
@@ -132,13 +132,15 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Finding]:
         what = f"{where} has no address that other hosts could reach"
         yield failure(machine.name, "network", what, "set internal_ip in the hosts file")
         return
-    best = max(tried, key=lambda ip: sum(a.ok for a in seen.met(machine, ip).values()))
-    met = seen.met(machine, best)
-    silent = {source: answer for source, answer in met.items() if answer.result == "silent"}
-    bad = {s: answer for s, answer in met.items() if not answer.ok and s not in silent} or silent
+    best = max(tried, key=lambda ip: sum(a.ok for a in seen.answers(machine, ip).values()))
+    answers = seen.answers(machine, best)
+    silent = {source: answer for source, answer in answers.items() if answer.result == "silent"}
+    bad = {
+        s: answer for s, answer in answers.items() if not answer.ok and s not in silent
+    } or silent
     if not bad:
         return  # the probe did not run there
-    what = f"a connection to {best} {_how(bad)} {_sources(bad, met, seen)}"
+    what = f"a connection to {best} {_how(bad)} {_sources(bad, answers, seen)}"
     if bad is silent:
         remedy = "the hosts are very busy: run the check again"
         yield warning(machine.name, "network", what, remedy)

@@ -181,8 +181,8 @@ def check_versions(
         ("torch", failure), ("nccl", failure), ("cuda", warning), ("python", warning)
     ):  # fmt: skip
 
-        def version(of: Machine, label: str = label) -> str | None:
-            report = reports[of.rank]
+        def version(m: Machine, label: str = label) -> str | None:
+            report = reports[m.rank]
             return (getattr(report, label) or "none") if report.torch else None
 
         if odd := odd_one_out(machine, tested, version):

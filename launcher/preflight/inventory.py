@@ -126,7 +126,7 @@ class Inventory:
     def route(self, machine: Machine) -> Route:
         return self.reach.routes.get(machine.rank, Route())
 
-    def met(self, machine: Machine, ip: str, *, master: bool = False) -> Mapping[int, Answer]:
+    def answers(self, machine: Machine, ip: str, *, master: bool = False) -> Mapping[int, Answer]:
         """Return the answers by source for an address of a machine, on the probe's or the master port."""
         return self.reach.answers.get((machine.rank, ip, master), {})
 

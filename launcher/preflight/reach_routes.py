@@ -171,9 +171,9 @@ def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answ
 
 def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route]:
     """Choose each machine's best address among those that all its dialling machines reached."""
-    met = grouped(answers)
+    by_address = grouped(answers)
     return {
-        rank: _route(machines[rank], rank, addresses, met)
+        rank: _route(machines[rank], rank, addresses, by_address)
         for rank, addresses in _candidates(machines).items()
     }
 
@@ -181,10 +181,10 @@ def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route
 def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: Grouped) -> Route:
     passed: list[str] = []
     for address in addresses:
-        met = answers.get((rank, address.ip, False), {})
-        if met and all(answer.ok for answer in met.values()):
+        tried = answers.get((rank, address.ip, False), {})
+        if tried and all(answer.ok for answer in tried.values()):
             given = any(host.internal_ip == address.ip for host in machine.hosts)
-            why = "set as internal_ip" if given else f"reached from {len(met)} of {len(met)}"
+            why = "set as internal_ip" if given else f"reached from {len(tried)} of {len(tried)}"
             why += f", not over {', '.join(passed)}" if passed else ""
             return Route(address.ip, address.interface or None, why)
         passed.append(address.interface)

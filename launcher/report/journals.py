@@ -71,10 +71,13 @@ class Journals:
                     drawn[title].setdefault(node.name, []).append(point)
         return tuple(
             Chart(
-                title, tuple(Curve(n, tuple(p)) for n, p in of.items()), "minute", top=TOPS[title]
+                title,
+                tuple(Curve(n, tuple(p)) for n, p in curves.items()),
+                "minute",
+                top=TOPS[title],
             )
-            for title, of in drawn.items()
-            if 0 < len(of) <= MOST_CURVES
+            for title, curves in drawn.items()
+            if 0 < len(curves) <= MOST_CURVES
         )
 
 

@@ -30,7 +30,7 @@ def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) 
     again = machine.ddpctl("fetch", "--to", "got", "--json")
     assert json.loads(again.stdout)["fetched"] == 0
     refused = machine.ddpctl("resume", code=2)
-    assert "has succeeded" in refused.stderr and "--force" in refused.stderr
+    assert "has already succeeded" in refused.stderr and "--force" in refused.stderr
     with (machine.folder / "code" / "train.py").open("a") as code:
         code.write("# changed\n")
     resumed = machine.ddpctl("resume", "--force")

@@ -70,7 +70,7 @@ def _index(folder: Path, classes: Sequence[str]) -> Path:
             if not _up_to_date(index):
                 _write(index, folder, classes)
     except OSError as error:
-        raise DataError(f"cannot list {folder}: {error}: its list needs a writable TMPDIR") from error
+        raise DataError(f"cannot list {folder}: {error}: it needs a writable TMPDIR") from error
     return index
 
 

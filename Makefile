@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
 # each process begins with neighbours, which share what a file starts, and takes from the others at the end
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
-CLUSTER = $(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m cluster
+CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-trainer
 export VENV
 

@@ -44,7 +44,7 @@ def _group(item: pytest.Item) -> str | None:
 
 @pytest.fixture(autouse=True)
 def taking_turns(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two processes run these tests side by side, but what measures has the machine to itself."""
+    """Processes run these tests side by side, but what measures has the machine to itself."""
     with turn(alone=request.node.get_closest_marker("alone") is not None):
         yield
 

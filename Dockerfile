@@ -1,4 +1,4 @@
-# Any base with Python and torch serves; the trainer is one small layer on top, and the build needs no
+# Any base with Python and torch works; the trainer is one small layer on top, and the build needs no
 # network when the base is here:
 #   docker build -t ddpctl-trainer .
 #   docker build -t ddpctl-trainer --build-arg BASE_IMAGE=ddpctl-cpu-base .

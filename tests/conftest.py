@@ -1,4 +1,4 @@
-"""For every test: the user's own SSH, run and Docker settings stay out; tests of real things are marked."""
+"""Keep the user's own SSH, run and Docker settings out of every test, and mark tests of real things."""
 
 from __future__ import annotations
 

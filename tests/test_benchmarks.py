@@ -1,4 +1,4 @@
-"""A benchmark that lacks something says so in one line, and `make` has a target for each."""
+"""A benchmark that lacks something says so in one line, and each has a `make` target."""
 
 from __future__ import annotations
 

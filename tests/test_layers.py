@@ -1,4 +1,4 @@
-"""What import-linter (see pyproject.toml) cannot hold: code that runs on hosts needs only Python."""
+"""What import-linter (see pyproject.toml) cannot check: code that runs on hosts needs only Python."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""DistributedDataParallel training of ResNets, to be started by torchrun or alone."""
+"""ResNet training with DistributedDataParallel, started by torchrun or on its own."""

@@ -16,5 +16,5 @@ if __name__ == "__main__":
     if distributed is not None and distributed.kept:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a normal exit would destroy what `distributed.kept` must keep alive
+        os._exit(code)  # a normal exit would destroy what `distributed.kept` keeps alive
     sys.exit(code)

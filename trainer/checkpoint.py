@@ -1,4 +1,4 @@
-"""Checkpoints on disk: at every instant there is a complete one, and damage is always noticed.
+"""Checkpoints on disk: a complete one exists at all times, and damage is always detected.
 
     <dir>/ckpt/step-00001234/state.pt    tensors and plain values, torch.load(weights_only=True)
                              meta.json   step, epoch, settings, versions, for people and tools
@@ -6,7 +6,7 @@
     <dir>/ckpt/latest                    name of the newest one, for people; nothing relies on it
 
 A save writes a hidden folder, syncs its files, renames it and syncs the parent, so a folder called
-step-* is complete unless the disk lied. The hashes are for that case: torch.load reads a weight with
+step-* is complete unless the disk lost data. The hashes catch that case: torch.load reads a weight with
 a flipped bit without any error.
 """
 
@@ -97,7 +97,7 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
 
 
 class Writer:
-    """Writes files in a thread, in order, while training goes on."""
+    """Write files in a thread, in order, while training continues."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "writer")
@@ -112,7 +112,7 @@ class Writer:
         return any(job.done() and job.exception() for job, _ in self._jobs)
 
     def collect(self, *, wait: bool) -> None:
-        """Take the results of finished jobs, or of all. Raises what the first failing one raised."""
+        """Collect the results of finished jobs, or of all. Raises the first error of a job."""
         while self._jobs and (wait or self._jobs[0][0].done()):
             job, then = self._jobs.popleft()
             then(job.result())
@@ -120,7 +120,7 @@ class Writer:
 
 def snapshot(value: Any) -> Any:
     """A copy in CPU memory of the tensors in nested dicts and lists. From a GPU they are copied to
-    pinned memory without waiting: synchronise before reading them."""
+    pinned memory asynchronously: synchronize before reading them."""
     if isinstance(value, torch.Tensor):
         target = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
         return target.copy_(value.detach(), non_blocking=True)
@@ -149,7 +149,7 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_exports(out: Path, names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a state_dict under these names; epoch_N.pth replaces those of earlier epochs."""
+    """Write a state_dict under these names; epoch_N.pth replaces the files of earlier epochs."""
     for name in names:
         write_weights(out / name, weights)
         if newest := EXPORT.fullmatch(name):
@@ -160,9 +160,9 @@ def write_exports(out: Path, names: Sequence[str], weights: Mapping[str, torch.T
 
 
 def verify(path: Path) -> Saved:
-    """The checkpoint in folder `path`, once all of it has been read and hashed.
+    """Read and hash all of the checkpoint in folder `path`.
 
-    Raises CheckpointError saying what is wrong.
+    Raises CheckpointError, which says what is wrong.
     """
     name = NAME.fullmatch(path.name)
     if not name:
@@ -181,7 +181,7 @@ def verify(path: Path) -> Saved:
 
 
 def folders(root: Path) -> list[Path]:
-    """All step-* folders under root/ckpt, highest step first, intact or not."""
+    """All step-* folders under root/ckpt, damaged or not, highest step first."""
     found = [
         (int(match[1]), path)
         for path in (root / "ckpt").glob("step-*")
@@ -224,7 +224,7 @@ def prune(root: Path, keep: int) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what an interrupted save or removal left. Call it before the first save only."""
+    """Remove what an interrupted save or removal left. Call it only before the first save."""
     for path in (root / "ckpt").glob(".*-step-*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """`python -m trainer [FLAGS]`, and its other commands: ckpt, data, bench, plot.
 
-torch is imported late, so that --help and a mistyped flag answer at once.
+torch is imported late, so that --help and usage errors are instant.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     except TrainerError as error:
         print_error(error)
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(1)  # torchrun ends all ranks with the first: let rank 0 print
+            time.sleep(1)  # torchrun ends all ranks when one exits: let rank 0 print first
         return error.exit_code
     except KeyboardInterrupt:
         return 130

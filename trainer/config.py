@@ -151,12 +151,12 @@ class Config:
     # fmt: on
 
     def problems(self) -> Iterator[str]:
-        """What is wrong, one line each, without a look at the machine or the data."""
+        """The problems, one line each, that show without looking at the machine or the data."""
         for limit, holds, names in LIMITS:
             for name in names.split():
                 if not holds(getattr(self, name)):
                     yield f"--{name.replace('_', '-')} {getattr(self, name)}: must {limit}"
-        graphs = self.compile and self.compile_mode != "default"  # of its own
+        graphs = self.compile and self.compile_mode != "default"  # torch.compile's own graphs
         changing = [
             *(self.opt != "sgd", self.amp == "fp16", self.grad_accum_steps > 1, graphs),
             *(self.mixup, self.cutmix, self.canonical_shards),
@@ -229,7 +229,7 @@ LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
 
 
 def is_function_name(text: str) -> bool:
-    """Whether a flag names a function of the user's, as package.module:function."""
+    """Whether a flag names a user function, as package.module:function."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) is not None
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: which one this process is, how they meet, agree and part.
+"""The ranks of a run: which one this process is, how they connect, agree and exit.
 
 In torchrun's words a node is a machine and a rank is a process; `local_rank` counts within a node.
 Without torchrun's variables there is one rank, and the same loop runs without a process group.
@@ -75,7 +75,7 @@ class Ranks:
         """If any rank raises a TrainerError inside, all ranks raise it. A collective.
 
         The ranks wait for one another through the store: for as long as those that are missing are
-        alive, even if the work takes longer than the process group's timeout.
+        alive, even if that takes longer than the process group's timeout.
         """
         failure: TrainerError | None = None
         try:
@@ -89,7 +89,7 @@ class Ranks:
 
 
 def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
-    """This process, according to the environment that torchrun sets."""
+    """This process's rank, from the environment that torchrun sets."""
     try:
         rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         local_world_size = int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -112,7 +112,7 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
 
 
 def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
-    """The device of this process. Raises UsageError if there is none of the wanted kind."""
+    """The device of this process. Raises UsageError if the requested kind is missing."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and count == 0):
         return torch.device("cpu")
@@ -133,10 +133,10 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 
 
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
-    """Meet all other ranks and create the process group. Returns `ranks` with their store.
+    """Wait for all other ranks and create the process group. Returns `ranks` with their store.
 
     `failure` is what went wrong on this rank so far (its images, its device). All ranks learn of it
-    here and raise it. Also raises TrainerError naming the ranks that did not come.
+    here and raise it. Also raises TrainerError naming the ranks that did not join.
     """
     if ranks.world_size == 1:
         if failure:
@@ -171,14 +171,14 @@ which may in turn wait for the interpreter lock that the destroying thread holds
 
 
 def leave(ranks: Ranks) -> None:
-    """All together: alone, a Gloo peer that is still reading aborts."""
+    """Close the group on all ranks together: otherwise a Gloo peer that is still reading aborts."""
     if dist.is_initialized():
         ranks.gather(None)
         dist.destroy_process_group()
 
 
 def as_fact(ranks: Ranks, failure: Exception | None) -> dict[str, str]:
-    """What one rank tells the others of itself and of its failure; `error` is "" for none."""
+    """What one rank tells the others about itself and its failure; `error` is "" for none."""
     if failure is not None and not isinstance(failure, TrainerError):
         failure = TrainerError(f"{type(failure).__name__}: {failure}")
     return {
@@ -199,7 +199,7 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
         )
     limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
     store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit))
-    # torchrun's agent keeps one store across restarts; never read what an earlier attempt left.
+    # torchrun's agent keeps one store across restarts; never read an earlier attempt's values.
     return PrefixStore(f"restart/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -224,7 +224,7 @@ def exchange(
     facts = [json.loads(store.get(f"{name}/{rank}")) for rank in range(ranks.world_size)]
     store.add(f"{name}/read", 1)
     deadline = time.monotonic() + timeout
-    while ranks.first and time.monotonic() < deadline:  # it may hold the store: until all have read
+    while ranks.first and time.monotonic() < deadline:  # it may hold the store: wait for all reads
         if store.add(f"{name}/read", 0) == ranks.world_size:
             break
         time.sleep(0.01)
@@ -243,7 +243,7 @@ def backend(ranks: Ranks) -> str:
 
 
 def describe(ranks: Ranks, seed: int) -> str:
-    """One line about this rank, for the start of its log."""
+    """One line that describes this rank, for the start of its log."""
     transport = f"backend {backend(ranks)}"
     if ranks.device.type == "cuda":
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())

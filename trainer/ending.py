@@ -25,7 +25,7 @@ FAILURE = "failure"  # the key in the store under which the first failing rank r
 WATCH_EVERY = 0.5  # seconds
 LOST_GRACE = 2.0  # seconds that a rank which lost a peer waits for that peer's report
 LEAVE_GRACE = 3.0  # seconds that the failing rank waits for the others to notice
-LINGER = 1.0  # seconds by which the others leave later: launchers end all ranks with the first
+LINGER = 1.0  # seconds that the others wait before exiting: launchers kill all ranks after the first exit
 LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
 
 
@@ -47,7 +47,7 @@ def finish(t: Training, state: str, reason: str) -> None:
     if t.config.plot:
         try:
             draw(records(out / "metrics.jsonl"), out / "curves.png")
-        except (TrainerError, OSError) as error:  # no reason for the run to fail
+        except (TrainerError, OSError) as error:  # must not fail the run
             say(f"note: no curves.png: {error}")
     with t.status:
         t.moved_at = math.inf
@@ -60,7 +60,7 @@ def finish(t: Training, state: str, reason: str) -> None:
 
 
 def preempted(t: Training, env: Mapping[str, str]) -> int:
-    """Stopped by a signal, with everything saved. Returns the exit code."""
+    """Record a stop by a signal, with everything saved. Returns the exit code."""
     names = enumerate(t.ranks.gather(t.stop.name))
     finish(t, "preempted", ", ".join(f"{name} on rank {rank}" for rank, name in names if name))
     # torchrun takes any code but 0 for a crash and kills the other ranks.
@@ -68,10 +68,10 @@ def preempted(t: Training, env: Mapping[str, str]) -> int:
 
 
 class Watch:
-    """Ends all ranks soon, and with the same error, when one of them fails.
+    """End all ranks soon, and with the same error, when one of them fails.
 
-    A rank that fails in mid-step cannot tell the others by a collective: they are waiting in
-    another one, and would for the whole timeout. It writes its error to the store instead, where a
+    A rank that fails mid-step cannot tell the others through a collective: they are waiting in
+    another one, and would wait for the whole timeout. It writes its error to the store instead, where a
     thread of every rank looks twice a second. That thread also counts up this rank's sign of life.
     """
 
@@ -89,11 +89,11 @@ class Watch:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def done(self) -> None:
-        """The run has ended well: nothing more to watch."""
+        """The run has succeeded: stop watching."""
         self.ending.acquire()
 
     def fail(self, error: Exception) -> Exception:
-        """Record this rank's error and tell the other ranks. Returns the error to end with: the one
+        """Record this rank's error and tell the other ranks. Returns the error to exit with: the one
         that the first failing rank reported, the same on all ranks."""
         if not self.ending.acquire(blocking=False):
             threading.Event().wait()  # the watching thread is ending this process
@@ -109,7 +109,7 @@ class Watch:
         return shared
 
     def _report(self, store: Store, mine: Exception) -> Exception:
-        if isinstance(mine, PeerLost):  # what ended that peer may be in the store already
+        if isinstance(mine, PeerLost):  # the store may already have that peer's error
             wait_until(lambda: store.check([FAILURE]), LOST_GRACE)
         if store.add("failures", 1) == 1 and not store.check([FAILURE]):
             get_error_handler().record_exception(mine)  # torchrun names the first rank that did
@@ -142,7 +142,7 @@ class Watch:
                 store.add(f"alive/{self.ranks.rank}", 1)
                 failed = store.check([FAILURE])
             except (RuntimeError, ConnectionError):
-                return  # the store is gone, and so is the rank or agent that held it
+                return  # the store is gone, with the rank or agent that held it
             if failed and self.ending.acquire(blocking=False):
                 error = reported(store)
                 write_failure(self.t, self.config, self.ranks, error)
@@ -180,7 +180,7 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
 
 
 def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> None:
-    """Record why the run failed. A disk that cannot be written must not hide that error."""
+    """Record why the run failed. A disk that is not writable must not hide that error."""
     if not ranks.first:
         return
     state = error.state if isinstance(error, TrainerError) else "failed"
@@ -198,7 +198,7 @@ def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Excep
 
 
 def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError | None:
-    """One line for an error of torch that the user can act on. None: show the traceback."""
+    """One line for a torch error that the user can act on. None: show the traceback."""
     text = str(error).strip()
     step = f" at step {t.step}" if t else ""
     if isinstance(error, torch.cuda.OutOfMemoryError):

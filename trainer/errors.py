@@ -28,7 +28,7 @@ class TrainerError(Exception):
 
     exit_code = 1
     state = "failed"  # as written to status.json
-    located = False  # whether the message already says which rank, or holds for all of them
+    located = False  # whether the message already names the rank, or applies to all of them
 
 
 class PeerLost(TrainerError):
@@ -67,7 +67,7 @@ KINDS |= {kind.__name__: kind for kind in TrainerError.__subclasses__()}
 
 
 def print_error(error: TrainerError) -> None:
-    """Rank 0 prints for all ranks: they end with the same error."""
+    """Rank 0 prints for all ranks: they exit with the same error."""
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()

@@ -20,7 +20,7 @@ from .distributed import averaged_statistics
 from .logs import eval_line, say
 from .state import Stopped, Training
 
-STOP_EVERY = 50  # blocks on a GPU between questions whether to stop, each of which waits for it
+STOP_EVERY = 50  # blocks between checks for a stop, each of which waits for the GPU
 
 
 def record_evaluation(t: Training, split: str) -> None:
@@ -40,7 +40,7 @@ def record_evaluation(t: Training, split: str) -> None:
 
 
 def selecting_split(t: Training) -> str:
-    """The split that chooses the best epoch. With "test", the best is no estimate of new images."""
+    """The split that chooses the best epoch. With "test", the best result is no estimate for new images."""
     return "val" if t.config.val_split else "test"
 
 
@@ -64,7 +64,7 @@ def evaluate(t: Training, split: str) -> dict[str, Any]:
         "top5": correct5 / size,
         "loss": loss / size,
     }
-    if world_size > 1:  # a rank that had no block has null
+    if world_size > 1:  # null for a rank that had no block
         sums = [table[rank::world_size].sum(0).tolist() for rank in range(world_size)]
         top1 = [round(correct / n, 6) if n else None for _, correct, _, n in sums]
         losses = [round(total / n, 6) if n else None for total, _, _, n in sums]

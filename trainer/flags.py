@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows a flag's value once, and --[no-]x for a switch."""
+    """Show a flag's metavar once, and --[no-]x for a switch."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = action.option_strings
@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str, Any]]:
-    """The Config for these arguments, and the other things they ask for: `print_config`, and `env`:
+    """The Config for these arguments, and what else they ask for: `print_config`, and `env`:
     variables that older flags stand for (MASTER_ADDR, NNODES, ...).
     """
     given = vars(make_parser().parse_args([dashed(argument) for argument in argv]))
@@ -137,7 +137,7 @@ def number(text: str) -> float:
     return value
 
 
-READERS: dict[type, Callable[[str], Any]] = {float: number}  # others read themselves
+READERS: dict[type, Callable[[str], Any]] = {float: number}  # the other types are their own readers
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def add_older_spellings(parser: argparse.ArgumentParser) -> None:
 
 
 VARIABLES = {  # which each of these older flags stands for
-    "rank": "NODE_RANK",  # it counts nodes, as in the scripts that have it
+    "rank": "NODE_RANK",  # it counts nodes, as in the scripts that use it
     "world_size": "NNODES",
     "local_rank": "LOCAL_RANK",
     "ip": "MASTER_ADDR",
@@ -265,6 +265,6 @@ def strict_bool(text: str) -> bool:
 
 
 def dashed(argument: str) -> str:
-    """A flag may be written with underscores, too."""
+    """A flag may also be written with underscores."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument

@@ -46,7 +46,7 @@ class Metrics:
         else:
             truncate(self.path, resumed_step)
         if tensorboard:
-            with contextlib.suppress(ImportError):  # setup.introduce says so
+            with contextlib.suppress(ImportError):  # setup.introduce reports it
                 from torch.utils.tensorboard import SummaryWriter
 
                 purge = None if resumed_step is None else resumed_step + 1
@@ -79,7 +79,7 @@ def write_status(
 
 
 def truncate(path: Path, step: int) -> None:
-    """Drop lines after `step`, an earlier attempt's `end` line, and an incomplete last line."""
+    """Drop lines after `step`, any earlier `end` line, and an incomplete last line."""
 
     def belongs(line: str) -> bool:
         try:
@@ -105,7 +105,7 @@ def mentions_checkpoints(out: Path) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN; null stands for it."""
+    """JSON has no NaN; use null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

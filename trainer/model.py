@@ -1,4 +1,4 @@
-"""ResNets for small images, torchvision's for large ones, and networks of the user's own; and
+"""ResNets for small images, torchvision's for large ones, and the user's own networks; and
 the values in a network: batch-norm statistics, vectors of parameters.
 
 `stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
@@ -31,7 +31,7 @@ NAMES = (*SMALL, *LARGE)
 
 
 def choose_stem(name: str, stem: str, width: int | None, image_size: int) -> str:
-    """The stem that `auto` stands for: at 224 pixels, the CIFAR stem does 16 times the work."""
+    """The stem that `auto` stands for: at 224 pixels, the CIFAR stem takes 16 times the work."""
     if stem != "auto" or is_function_name(name):
         return stem
     return "imagenet" if name in LARGE and width is None and image_size >= 64 else "cifar"
@@ -69,7 +69,7 @@ def build_model(
 
 def load_weights(model: nn.Module, path: str) -> list[str]:
     """Copy the weights of a .pth file (a state_dict) into the network. Returns the names of those
-    that stay as they were, as their shape differs or the file lacks them: a new last layer.
+    that keep their values because their shape differs or the file lacks them, such as a new last layer.
 
     Raises CheckpointError if the file cannot be read or nothing in it fits.
     """

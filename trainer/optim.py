@@ -17,7 +17,7 @@ from .config import Config
 from .errors import UsageError
 from .model import replaced, statistics
 
-FEW_STEPS = 25  # per epoch; with fewer the batch is usually too large to train well
+FEW_STEPS = 25  # per epoch; with fewer, the batch is usually too large to train well
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Plan:
         return start, min(start + self.global_batch, self.samples)
 
     def parts_of_rank(self, rank: int, steps: Iterable[int]) -> Iterator[slice]:
-        """Where the micro-batches of a rank lie in the epoch's order, in the order of their use. An
-        empty one has one sample, which counts nothing."""
+        """The positions of a rank's micro-batches in the epoch's order, in the order of use. An
+        empty one has one sample, which does not count."""
         for step in steps:
             start, end = self.batch_of(step)
             for part in range(rank * self.parts_per_rank, (rank + 1) * self.parts_per_rank):
@@ -54,7 +54,7 @@ class Plan:
                 yield slice(start + first, start + max(last, first + 1))
 
     def samples_by(self, step: int) -> int:
-        """Images that `step` steps have trained on."""
+        """The number of images that `step` steps train on."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         each = min(self.samples, self.steps_per_epoch * self.global_batch)
         return epochs * each + rest * self.global_batch
@@ -140,7 +140,7 @@ class Ema:
             torch._foreach_lerp_(self.values, self.live, 1 - decay)
 
     def in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the network has the averages."""
+        """Inside, the network has the averaged values."""
         return replaced(self.live, self.values)
 
 
@@ -158,7 +158,7 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     if config.opt != "sgd":
         adaptive = torch.optim.Adam if config.opt == "adam" else torch.optim.AdamW
         return adaptive(groups, lr=config.lr, fused=True)
-    # A CUDA graph would repeat a number for ever.
+    # A CUDA graph would bake in a plain number.
     lr = torch.tensor(config.lr, device=weights[0].device) if config.cuda_graph else config.lr
     nesterov = config.nesterov and config.momentum > 0
     sgd = torch.optim.SGD(groups, lr, config.momentum, nesterov=nesterov, fused=True)

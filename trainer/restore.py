@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks resume from, and how a rank that lacks it gets it.
+"""Choose the checkpoint that all ranks resume from, and send it to ranks that lack it.
 
 Nodes may share a disk or have their own. Every rank reports the newest intact checkpoint that it
 sees. The highest step wins (of the lowest rank, where two differ); unless all ranks hold the same
@@ -27,14 +27,14 @@ from .distributed import Ranks
 from .errors import CheckpointError
 from .logs import mentions_checkpoints
 
-NOTED = (  # settings that may change on resume, with a warning: the results do change
+NOTED = (  # settings that may change on resume, with a warning: they change the results
     *("lr", "lr_scaling", "lr_base_size", "schedule", "warmup_epochs", "milestones", "gamma"),
     *("min_lr", "epochs", "max_steps", "momentum", "nesterov", "weight_decay", "loss"),
     *("norm_weight_decay", "label_smoothing", "clip_grad_norm", "ema", "bn", "amp"),
     *("compile", "compile_mode", "deterministic", "grad_compression"),
     *("randaugment", "cutout", "mixup", "cutmix"),
 )
-CHUNK = 64 << 20  # bytes sent at a time
+CHUNK = 64 << 20  # bytes per message
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Restored:
 
 @dataclass(frozen=True)
 class Disks:
-    root: Path  # of this rank's checkpoints
+    root: Path  # has this rank's checkpoints
     own: bool  # whether this rank manages its disk; one rank per disk does
     copy_on: int | None  # the rank that writes the second copy
 
 
 def find_disks(config: Config, ranks: Ranks) -> Disks:
-    """Rank 0 writes a file and the others look for it. A collective; raises CheckpointError."""
+    """Rank 0 writes a file and the others look for it. A collective. Raises CheckpointError."""
     root = Path(config.checkpoint_dir)
     if ranks.world_size == 1:
         return Disks(root, own=True, copy_on=None)
@@ -137,9 +137,9 @@ def check_fits(
     meta: Mapping[str, Any], identity: Mapping[str, Any], config: Config, parts: int
 ) -> list[str]:
     """Compare the settings of a checkpoint with those of this run. Returns the differences that
-    the user may want, or have overridden.
+    the user may intend or has overridden.
 
-    Raises CheckpointError for another network, and for other data, batch or seed unless overridden.
+    Raises CheckpointError if the network differs, or data, batch or seed unless overridden.
     """
     before = meta["identity"]
     changed = [key for key in identity if before.get(key) != identity[key]]

@@ -1,4 +1,4 @@
-"""Before the first step: images, the other ranks, the network, and the checkpoint to resume from."""
+"""Before the first step: load images, join the other ranks, build the network, restore a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .state import StopRequest, Training, from_checkpoint, identity, versions
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
-    """Load the images on every rank, then check that all ranks could."""
+    """Load the images on every rank, then check that every rank succeeded."""
     failure: Exception | None = None
     data: Images | None = None
     device = torch.device("cpu")
@@ -55,7 +55,7 @@ def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
 def begin(
     config: Config, ranks: Ranks, data: Images, stop: StopRequest, env: Mapping[str, str]
 ) -> Training:
-    """A Training, fresh or from a checkpoint, after the first lines of log and metrics."""
+    """Return a Training, new or from a checkpoint, and write the first lines of log and metrics."""
     say(describe(ranks, config.seed))
     fingerprints = ranks.gather(data.fingerprint)
     if len(set(fingerprints)) > 1:
@@ -80,7 +80,7 @@ def begin(
             fresh = load_weights(t.model, config.weights)
             if t.ema:
                 copy(t.ema.live, t.ema.values)
-        check_replicas(ranks, t.parameters, t.step)  # the same file everywhere?
+        check_replicas(ranks, t.parameters, t.step)  # fails unless every rank read the same file
         notes = [f"not in {config.weights}: {', '.join(fresh)}"] if fresh else []
     t.metrics = start_metrics(t, restored, env)
     t.progress.restart(t.step)
@@ -180,14 +180,14 @@ def ddp(model: nn.Module, ranks: Ranks, compression: str = "off") -> Distributed
         **sync,  # torch 2.13 renamed it
     )
     if compression == "bf16":
-        # Given by its own name, DDP refuses the hook without NCCL, although Gloo can do it.
+        # DDP refuses the original hook without NCCL, although Gloo supports it.
         net.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
     return net
 
 
 def make_profiler(config: Config, ranks: Ranks) -> profile | None:
-    """For --profile FIRST:LAST: to be entered around the training loop, and told of each step. Steps
-    count from the start or the resume, so that a resumed run can be profiled, too."""
+    """For --profile FIRST:LAST: enter it around the training loop, and call `step` each step. Steps
+    count from the start or the resume, so that a resumed run can also be profiled."""
     if config.parsed_profile is None:
         return None
     first, last = config.parsed_profile
@@ -196,7 +196,7 @@ def make_profiler(config: Config, ranks: Ranks) -> profile | None:
 
     def write(recorded: profile) -> None:
         path = Path(config.out) / f"trace-rank-{ranks.rank}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)  # on other nodes nothing else is there
+        path.parent.mkdir(parents=True, exist_ok=True)  # other nodes do not have it yet
         recorded.export_chrome_trace(str(path))
 
     return profile(
@@ -244,7 +244,7 @@ def start_metrics(t: Training, restored: Restored | None, env: Mapping[str, str]
 def introduce(
     t: Training, restored: Restored | None, notes: list[str], later_attempt: bool
 ) -> None:
-    """Print what this run is, and where it starts."""
+    """Print the run's settings and where it starts."""
     c, plan = t.config, t.plan
     if c.tensorboard and t.metrics.writer is None:
         say("note: --tensorboard: the tensorboard package is not installed")

@@ -30,7 +30,7 @@ from .model import copy, flatten, statistics, unflatten
 from .optim import Ema, Plan
 from .restore import Disks
 
-PLACES = ("out", "checkpoint_dir", "data", "resume")  # not part of what was trained
+PLACES = ("out", "checkpoint_dir", "data", "resume")  # does not affect training
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO = 2.0  # seconds
 
@@ -60,7 +60,7 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def ignore(self) -> None:
-        """The run is over: further signals must not disturb its end."""
+        """The run is over: ignore further signals."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -84,27 +84,27 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None  # fp16 only
     ema: Ema | None
-    totals: torch.Tensor  # of this rank since the last poll: loss sum, images; then two flags
+    totals: torch.Tensor  # since the last poll, on this rank: loss sum, images; then two flags
     stop: StopRequest
     progress: Progress
     disks: Disks
-    losses: tuple[Loss, Loss]  # of training and of evaluation
+    losses: tuple[Loss, Loss]  # losses for training and for evaluation
     graphed: Callable[[Training, torch.Tensor], None] | None = None  # with --cuda-graph
     profiler: torch.profiler.profile | None = None
     writer: Writer = field(default_factory=Writer)
     copy_problems: list[str] = field(default_factory=list)
     metrics: Metrics = field(default_factory=lambda: Metrics(None))
     step: int = 0  # optimizer steps done
-    eval_pending: bool = False  # the epoch just finished is not evaluated yet
+    eval_pending: bool = False  # the epoch that just ended is not evaluated yet
     best: dict[str, Any] = field(default_factory=dict)  # step, epoch, top1 of the best evaluation
     last: dict[str, Any] = field(default_factory=dict)  # the newest evaluation
     began: float = field(default_factory=time.monotonic)
     saved: str | None = None  # on rank 0: the newest checkpoint on disk, e.g. ckpt/step-00001234
     saved_step: int = -1  # of the newest snapshot
     saved_at: float = field(default_factory=time.monotonic)
-    save_due: bool = False  # as agreed at the last poll
+    save_due: bool = False  # the ranks' decision at the last poll
     polls: deque[tuple[int, Callable[[], list[float]]]] = field(default_factory=deque)  # unread
-    poll_lag: int = 0  # polls that may stay unread
+    poll_lag: int = 0  # polls that may remain unread
     moved_at: float = field(default_factory=time.monotonic)  # of the last poll; infinite at the end
     status: threading.Lock = field(default_factory=threading.Lock)  # held while status.json changes
 
@@ -115,7 +115,7 @@ class Training:
 
     @property
     def own_statistics(self) -> bool:
-        """Whether the ranks' batch-norm statistics differ."""
+        """Whether batch-norm statistics differ between ranks."""
         c = self.config
         several = self.ranks.world_size > 1 and not c.canonical_shards
         return several and c.bn == "local" and bool(statistics(self.model))
@@ -133,7 +133,7 @@ class Training:
 
 def save(t: Training) -> None:
     """Take a snapshot, once all ranks are known to hold the same weights, and write it while
-    training goes on. A collective."""
+    training continues. A collective."""
     began = time.perf_counter()
     finish_writing(t)
     check_replicas(t.ranks, t.parameters, t.step)
@@ -174,7 +174,7 @@ def second_copy(write: Callable[[], Written]) -> str:
 
 
 def finish_writing(t: Training) -> None:
-    """Wait until everything submitted is on disk. A collective; raises CheckpointError."""
+    """Wait until everything submitted is on disk. A collective. Raises CheckpointError."""
     with t.ranks.agreeing():
         t.writer.collect(wait=True)
     if t.disks.copy_on is not None:

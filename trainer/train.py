@@ -34,7 +34,7 @@ from .tools.cuda_graph import GraphedStep
 
 
 def main(config: Config, env: Mapping[str, str]) -> int:
-    """Train as `config` says, where `env` says. Returns the exit code.
+    """Train as `config` says, with the ranks that `env` describes. Returns the exit code.
 
     Raises TrainerError, the same on all ranks, once status.json is written.
     """
@@ -88,7 +88,7 @@ def train(t: Training) -> None:
 
 
 def train_epoch(t: Training) -> None:
-    """From the current step to the end of its epoch, or to the last step of the run."""
+    """Train from the current step to the end of its epoch, or to the last step of the run."""
     c = t.config
     epoch = t.step // t.plan.steps_per_epoch
     end = min((epoch + 1) * t.plan.steps_per_epoch, t.plan.total_steps)
@@ -165,7 +165,7 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
     t.progress.data_seconds += time.perf_counter() - began
     if not t.graphed:  # seeding is not allowed while capturing
         seed_network(t, part)
-    single = last - first < 2 and c.bn == "local"  # it has no batch statistics
+    single = last - first < 2 and c.bn == "local"  # an empty part has no batch statistics
     with fixed_statistics(t.model, when=single or c.bn == "frozen"), t.autocast():
         logits = t.net(x)
     loss = t.losses[0](logits, y)
@@ -180,7 +180,7 @@ def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tenso
 
 
 def seed_network(t: Training, part: int) -> None:
-    """What the network draws, for dropout, depends on the micro-batch alone: nothing to save."""
+    """Seed random numbers (dropout) from the micro-batch alone, so that nothing needs saving."""
     torch.manual_seed(mixed_seed(f"network/{t.config.seed}/{t.step}/{part}"))
 
 
@@ -200,12 +200,12 @@ def update(t: Training) -> None:
 def poll(t: Training, last: bool) -> None:
     """Exchange what the ranks must agree on, in one small all-reduce.
 
-    On a GPU the values are read one poll later, when they have long arrived, so that no step waits
+    On a GPU the values are read one poll later, when they have arrived, so that no step waits
     for the device; at the end of an epoch, all are read.
     Raises Diverged if the loss is not finite, Stopped if any rank was asked to stop.
     """
     t.moved_at = time.monotonic()
-    if not t.writer.failed:  # if it has, all ranks end in the next save
+    if not t.writer.failed:  # if so, all ranks end in the next save
         t.writer.collect(wait=False)
     t.totals[2] = float(bool(t.stop))
     t.totals[3] = float(t.writer.failed or (t.ranks.first and save_is_due(t)))
@@ -226,12 +226,12 @@ def poll(t: Training, last: bool) -> None:
             say(train_line(fields, t.plan))
     if stop:
         raise Stopped
-    if t.save_due and not last:  # at the end of an epoch, saving comes after evaluating
+    if t.save_due and not last:  # at the end of an epoch, save after evaluating
         save(t)
 
 
 def to_host(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Start copying to the CPU. The result waits for the copy and gives the numbers."""
+    """Start copying to the CPU. Calling the result waits for the copy and returns the numbers."""
     if not values.is_cuda:
         return values.tolist
     target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -247,7 +247,7 @@ def to_host(values: torch.Tensor) -> Callable[[], list[float]]:
 
 
 def read_poll(t: Training, step: int, values: list[float]) -> bool:
-    """Returns whether to stop. Raises Diverged."""
+    """Return whether to stop. Raises Diverged."""
     (loss_sum, images, stop, due), own = values[:4], values[4:]
     t.progress.add(loss_sum, images, own)
     if not math.isfinite(loss_sum):
@@ -282,7 +282,7 @@ def save_last(t: Training) -> None:
 
 
 def set_determinism(config: Config) -> None:
-    """Call before CUDA starts: cuBLAS reads its variable then."""
+    """Call this before CUDA starts: cuBLAS reads its variable then."""
     if config.threads:
         torch.set_num_threads(config.threads)
     elif config.canonical_shards:

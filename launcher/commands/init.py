@@ -52,8 +52,8 @@ def init(
 ) -> int:
     """Write a commented hosts file.
 
-    Without --host, --hostfile and --ssh-config it asks you on a terminal. It then also asks the
-    hosts for their GPUs; a host that does not answer stays in the file, with a comment.
+    On a terminal, without --host, --hostfile or --ssh-config, it asks you for the hosts and then
+    asks the hosts for their GPUs. A host that does not answer stays in the file, with a comment.
 
     \b
     ddpctl init

@@ -24,9 +24,9 @@ def report(
 ) -> int:
     """Write one HTML page about a run, or one that compares two.
 
-    It has the first failure, curves, attempts, the ranks' stacks after a hang, what changed between
-    attempts, nodes, plan and the commands to run it again. Curves show their values where you point,
-    and the legend hides them.
+    The page shows the first failure, curves, attempts, the ranks' stacks after a hang, what changed
+    between attempts, nodes, plan and the commands to run it again. Point at a curve to see its
+    values; click its name in the legend to hide it.
 
     The page runs no script, loads nothing from the network and contains no value of the run's
     environment. Loss, accuracy and throughput come from metrics.jsonl in the run's output folder,

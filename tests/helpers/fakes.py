@@ -1,6 +1,6 @@
 """Fakes for orchestration: hosts that are folders of this machine, with engines kept in a dict.
 
-`FakeCluster` stands where SSH and the Docker API would be. Scripts for a host run here in a real `sh`,
+`FakeCluster` replaces SSH and the Docker API. Scripts for a host run here in a real `sh`,
 in the home folder of that host. Its engine runs nothing: the test says how each node ends, and the
 journal says so as a supervisor would. Hosts and engines record what they were asked.
 

@@ -1,6 +1,6 @@
 """The ranks of the tests: `ranks.py DEED [RANK] [...]`. No torch, so that they start at once.
 
-The named rank does the deed once its supervisor has found it; the others wait, as for a collective.
+The named rank acts once its supervisor has found it; the others wait, as for a collective.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A real sshd on loopback with its own keys and folders; it runs as the user who runs the tests."""
+"""A real sshd on loopback with its own keys and folders; it runs as the user that runs the tests."""
 
 from __future__ import annotations
 

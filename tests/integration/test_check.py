@@ -1,4 +1,4 @@
-"""`ddpctl check` on the simulated cluster: each fault is seeded for real and told in one line."""
+"""`ddpctl check` on the simulated cluster: each fault is seeded for real and reported in one line."""
 
 from __future__ import annotations
 

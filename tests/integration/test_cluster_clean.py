@@ -1,4 +1,4 @@
-"""`ddpctl clean` on real hosts: its own containers and folders, and nobody else's."""
+"""`ddpctl clean` on real hosts: it removes its own containers and folders only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever dies, every node stops within seconds, and the first cause is named. For real."""
+"""Real faults: whatever dies, every node stops within seconds, and the first cause is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of ranks that talk a lot, over connections that break, beside an engine that forgets."""
+"""Logs of ranks that print a lot, over connections that break, with an engine that drops its log."""
 
 from __future__ import annotations
 

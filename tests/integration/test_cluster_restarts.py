@@ -1,4 +1,4 @@
-"""A host is lost in training, a spare takes its place, and nobody could tell from the weights."""
+"""A host is lost during training, a spare replaces it, and the final weights are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed at random moments, with and without a launcher: nothing is left, and nobody else's is touched."""
+"""Killed at random moments, with and without a launcher: nothing is left, nothing else is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddpctl sanity` on the simulated cluster: right results, honest numbers, and who is to blame."""
+"""`ddpctl sanity` on the simulated cluster: right results, honest numbers, and the faulty host or link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddpctl stacks` on three hosts: it names the rank that the others wait for, and the run goes on."""
+"""`ddpctl stacks` on three hosts: it names the rank that the others wait for, and the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs belong to no launching machine: started on A, whose state is then lost, all else is done on B.
+"""A run does not need its launching machine: A starts it and loses its state; B does everything else.
 
 Two of the three hosts share their ~/.ddpctl.
 """

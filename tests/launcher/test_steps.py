@@ -1,4 +1,4 @@
-"""Whatever a command asks of a host happens in a step, which says what it does after two seconds."""
+"""Whenever a command asks a host for something, a step says so after two seconds."""
 
 from __future__ import annotations
 

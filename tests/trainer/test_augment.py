@@ -1,4 +1,4 @@
-"""Crop and flip: right pixels, a function of (seed, epoch, sample) and of nothing else."""
+"""Crop and flip: the right pixels, as a function of (seed, epoch, sample) alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/trainer.md: every command in it works as it stands there."""
+"""docs/trainer.md: every command in it works as written."""
 
 from __future__ import annotations
 

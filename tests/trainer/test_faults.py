@@ -1,4 +1,4 @@
-"""What goes wrong ends the job on all ranks alike, soon, with one clear line and its exit code."""
+"""A failure ends the job on all ranks soon, with one clear line and the right exit code."""
 
 from __future__ import annotations
 

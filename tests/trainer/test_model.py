@@ -1,4 +1,4 @@
-"""The networks: sizes as published, shapes, and torchvision's where it is the same network."""
+"""The networks: sizes as published, shapes, and torchvision's where the network is the same."""
 
 from __future__ import annotations
 

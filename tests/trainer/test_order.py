@@ -1,4 +1,4 @@
-"""Every sample once an epoch, whatever the number of samples and ranks."""
+"""Every sample once per epoch, whatever the number of samples and ranks."""
 
 from __future__ import annotations
 

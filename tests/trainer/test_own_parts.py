@@ -1,4 +1,4 @@
-"""Networks, data sets and losses of the user's own, without a change to the trainer."""
+"""The user's own networks, data sets and losses, without a change to the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopped and resumed equals never stopped; a checkpoint is found wherever it lies."""
+"""Stopped and resumed equals never stopped; a checkpoint is found wherever it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The images of a run, from wherever --data says, behind one protocol: `Images`."""
+"""A run's images, from the source that --data names, behind one protocol: `Images`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_dataset(config: Config, device: torch.device) -> Images:
 
 
 def downloaded() -> Path:
-    """The cache folder with CIFAR-10, fetched by whichever process of this machine comes first."""
+    """The cache folder with CIFAR-10, fetched by the first process on this machine."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "ddpctl-trainer"
     fetch.fetch("cifar10", folder)

@@ -1,4 +1,4 @@
-"""Augmentation, batched where the images are. Crop, flip and cutout are pure functions of (seed,
+"""Augmentation, batched on the images' device. Crop, flip and cutout are pure functions of (seed,
 epoch, sample); mixup and CutMix of (seed, step, micro-batch).
 
 The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
@@ -73,7 +73,7 @@ def cutout(
 
 def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[torch.Tensor, float]:
     """Mix each image of (B, C, H, W) with the one before it in the micro-batch, by mixup or CutMix
-    with these alphas (0: not). Returns the images and the share of its own label that each keeps;
+    with these alphas (0: off). Returns the images and the share of its own label that each keeps;
     the rest belongs to the label before it."""
     random = np.random.default_rng(seed)
     cuts = bool(cutmix) and (not mixup or random.random() < 0.5)

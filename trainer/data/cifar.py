@@ -3,8 +3,8 @@
     PATH/cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}
     PATH/cifar-100-python/{train,test,meta}
 
-The batches are pickles, and a pickle is a program. `Reader` lets it build numpy arrays of numbers
-and nothing else.
+The batches are pickles, and a pickle is a program. `Reader` lets it build only numpy arrays of
+numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def find(path: Path) -> Path | None:
 
 
 def load(folder: Path) -> Arrays:
-    """Raises DataError if a file is missing, damaged or has other contents than it should."""
+    """Raises DataError if a file is missing, damaged or has unexpected contents."""
     if folder.name == HUNDRED:
         name, classes = "CIFAR-100", 100
         train = [_batch(folder / "train", 5 * BATCH, b"fine_labels", classes)]
@@ -101,7 +101,7 @@ def read(path: Path) -> dict[bytes, Any]:
 
 
 class Reader(pickle.Unpickler):
-    """Refuses all globals but the four that arrays of numbers need."""
+    """Refuse all globals but the four that arrays of numbers need."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy._core", "numpy.core")
@@ -122,7 +122,7 @@ def _reconstruct(subtype: type, shape: tuple[int, ...], kind: Any) -> Any:
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 puts bytes into old pickles. Other codecs could unpack a bomb."""
+    """How Python 3 puts bytes into old pickles. Other codecs could expand to huge sizes."""
     if encoding not in ("latin1", b"latin1"):
         raise DataError(f"asks for the codec {encoding!r}")
     return text.encode("latin1")

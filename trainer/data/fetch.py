@@ -1,4 +1,4 @@
-"""Downloads CIFAR once per machine and checks it. Nothing else in the trainer uses the network."""
+"""Download CIFAR once per machine and verify it. Nothing else in the trainer uses the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .cifar import HUNDRED, TEN
 @dataclass(frozen=True)
 class Source:
     url: str
-    md5: str  # as the set's authors publish it
+    md5: str  # the checksum that the set's authors publish
     folder: str
 
 
@@ -34,7 +34,7 @@ SOURCES = {
         HUNDRED,
     ),
 }
-TIMEOUT = 30  # seconds without a byte
+TIMEOUT = 30  # seconds without receiving a byte
 
 
 def fetch(name: str, to: Path) -> Path:

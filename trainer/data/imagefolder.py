@@ -30,7 +30,7 @@ from .tree import Tree, class_names
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, in 0..1
 TEST_FOLDERS = ("val", "test")
-AHEAD = 3  # batches that are being decoded while one is trained on
+AHEAD = 3  # batches to decode ahead of the current one
 
 
 def tree_sources(path: Path) -> tuple[list[str], Tree, Tree]:

@@ -15,8 +15,8 @@ class Images(Protocol):
 
     name: str
     num_classes: int
-    image_size: int  # pixels on a side
-    fingerprint: str  # to notice other images on resume or on another node
+    image_size: int  # side length in pixels
+    fingerprint: str  # detects different images on resume or on another node
 
     def size(self, split: str) -> int:
         """Images in "train", "val" or "test"."""
@@ -29,7 +29,7 @@ class Images(Protocol):
         return order
 
     def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
-        """Augmented if so configured."""
+        """Augmented if the config says so."""
 
     def eval_batch(self, split: str, start: int, end: int) -> Pair:
         """Images start..end-1 of a split, in order, not augmented."""

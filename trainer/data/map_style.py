@@ -1,6 +1,6 @@
-"""`--data package.module:function`: data sets of the user's own.
+"""`--data package.module:function`: the user's own data sets.
 
-The function takes no arguments and returns (train, test): map-style data sets as torch's, where
+The function takes no arguments and returns (train, test): map-style data sets like torch's, where
 `len(d)` is the number of samples and `d[i]` is an (image, label) pair. An image is a float tensor of
 shape (C, H, W), normalised. It may also return an object with the methods of `trainer.data.Images`.
 

@@ -1,4 +1,4 @@
-"""The order of samples: pure functions of (seed, epoch, n), the same on every rank.
+"""The sample order: pure functions of (seed, epoch, n), the same on every rank.
 
 An epoch is a permutation of all samples, without padding or dropping; a rank takes the part of each
 batch that `optim.part_bounds` assigns to it.

@@ -1,11 +1,11 @@
 """`trainer data pack`: an ImageFolder tree in a few large files, which are mapped into memory.
 
     DIR/pack.json              classes, and the sha256 of each split's bytes
-    DIR/train/index.npy        where each picture lies: an array of ENTRY
+    DIR/train/index.npy        the position of each picture: an array of ENTRY
     DIR/train/00000.bin ...    the pictures: files as they were, or decoded and resized pixels
     DIR/val/...
 
-No file is opened and no folder listed per picture, and decoded pictures are only cropped.
+Reading a picture opens no file and lists no folder; decoded pictures are only cropped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ENTRY = np.dtype(
     [("shard", "<u4"), ("offset", "<u8"), ("size", "<u4"), ("width", "<u4"), ("height", "<u4")]
     + [("label", "<u4")]
 )  # width and height are 0 for a picture that is not decoded
-SHARD = 1 << 30  # bytes after which a new file is started
-AT_ONCE = 256  # pictures read before they are written
+SHARD = 1 << 30  # bytes after which a new file starts
+AT_ONCE = 256  # pictures to read before writing them
 
 Item = tuple[bytes, int, int]  # a picture's bytes, width and height
 

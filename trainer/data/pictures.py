@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
 
 from ..errors import DataError
 
-CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this times the crop
+CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this multiple of the crop
 
 
 def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
@@ -56,8 +56,8 @@ def shrunk(image: Any, short: int) -> Any:
 
 
 def randaugment(image: Any, magnitude: int, seed: int) -> Any:
-    """RandAugment (Cubuk et al. 2020): two random operations, with torchvision's ranges. Torchvision's
-    own draws from torch's global random numbers, which decoding threads would share.
+    """RandAugment (Cubuk et al. 2020): two random operations, with torchvision's ranges. Torchvision
+    draws from torch's global random state, which decoding threads would share.
 
     image: RGB; magnitude: 1 to 30.
     """

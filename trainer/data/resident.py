@@ -1,4 +1,4 @@
-"""Images that stay on the device as uint8; batches are made there, without workers."""
+"""Images that stay on the device as uint8; batches are built there, without workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEAN_STD = {  # of the training images, in 0..1
 
 
 class Resident(Images):
-    """Training images have the border that crops need."""
+    """Training images are padded for the crops."""
 
     def __init__(self, arrays: Arrays, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = arrays.name, arrays.num_classes
@@ -60,7 +60,7 @@ class Resident(Images):
 
 
 def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) each, in pixel values 0..255: as published for CIFAR, else of the first 5000 images."""
+    """(C,) each, in pixel values 0..255: published for CIFAR, else from the first 5000 images."""
     if arrays.name in MEAN_STD:
         mean, std = MEAN_STD[arrays.name]
         return torch.tensor(mean) * 255, torch.tensor(std) * 255

@@ -1,4 +1,4 @@
-"""Learnable images made from a seed: the same on every rank, nothing to download.
+"""Learnable images generated from a seed: the same on every rank, nothing to download.
 
 Each class has a smooth prototype; a sample is its class's prototype plus noise. A network that
 learns exceeds 95 %; one without gradients stays at chance.
@@ -43,7 +43,7 @@ def _draw(
     y = torch.arange(count) % len(prototypes)
     y = y[torch.randperm(count, generator=generator)]
     x = torch.empty(count, *prototypes.shape[2:], 3, dtype=torch.uint8)
-    for start in range(0, count, 1000):  # bounds the memory for floats
+    for start in range(0, count, 1000):  # limits the memory for floats
         labels = y[start : start + 1000]
         noise = torch.randn(len(labels), *prototypes.shape[1:], generator=generator)
         pixels = (prototypes[labels] + noise) * 40 + 128

@@ -1,8 +1,8 @@
 """The files of an ImageFolder tree, listed once per node.
 
-Listing 1.28 million files takes a while and memory. The first rank of a node that needs the list
-writes it to the machine's folder for temporary files, and all ranks map it into memory. It is used
-again, by later runs too, until a folder in the tree changes.
+Listing 1.28 million files takes time and memory. The first rank of a node that needs the list
+writes it to the temporary folder, and all ranks map it into memory. It is reused,
+by later runs too, until a folder in the tree changes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _index(folder: Path, classes: Sequence[str]) -> Path:
             if not _up_to_date(index):
                 _write(index, folder, classes)
     except OSError as error:
-        raise DataError(f"cannot list {folder}: {error}: the list is written to TMPDIR") from error
+        raise DataError(f"cannot list {folder}: {error}: it needs a writable TMPDIR") from error
     return index
 
 
@@ -123,7 +123,7 @@ def _listed(root: bytes) -> Iterator[tuple[bytes, int, list[tuple[bytes, int]]]]
     waiting = [root]
     while waiting:
         folder, files = waiting.pop(), []
-        # Before listing, so that a change meanwhile is noticed the next time.
+        # Before listing, so that the next check notices a change made in between.
         time = Path(os.fsdecode(folder)).stat().st_mtime_ns
         with os.scandir(folder) as entries:
             for entry in entries:

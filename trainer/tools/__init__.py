@@ -1,1 +1,1 @@
-"""What stands beside the training loop: other commands, other ways to start, canonical shards."""
+"""Everything beside the training loop: other commands, other ways to start, canonical shards."""

@@ -4,8 +4,8 @@
     python -m trainer bench --techniques --data ./data --model resnet18 --epochs 2
     python -m trainer bench --scaling 1,2,4,8 --data ./data --model resnet18 --epochs 2
 
-The default rows are DP, DDP, DP+AMP and DDP+AMP. DP is one process on one device, as
-nn.DataParallel on one device is; examples/four_modes runs nn.DataParallel on all of them. With
+The default rows are DP, DDP, DP+AMP and DDP+AMP. DP is one process on one device, like
+nn.DataParallel on one device; examples/four_modes runs nn.DataParallel on all devices. With
 --techniques each row adds one technique to the row before it; with --scaling each has another
 number of ranks. All rows have the same global batch.
 """
@@ -32,7 +32,7 @@ from .spawn import TRAINER
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train: its name, its number of ranks and the flags that make it."""
+    """One way to train: its name, its number of ranks and its flags."""
 
     name: str
     ranks: int
@@ -49,7 +49,7 @@ class Result:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the table, or JSON. Flags that are not bench's own are passed to every training."""
+    """Print the table, or JSON. Flags that are not bench's own are passed to every training."""
     parser = Parser(
         prog="trainer bench",
         description="Train in several ways and compare them; all other flags are the trainer's.",
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_global_batch(config: Config, ranks: int) -> Config:
-    """The same settings, with the global batch that they mean for `ranks` ranks."""
+    """The same settings, with the global batch that they give on `ranks` ranks."""
     batch = config.global_batch or (config.batch_size or 128) * ranks
     return replace(config, batch_size=None, global_batch=batch)
 
@@ -121,7 +121,7 @@ def run(row: Row, config: Config) -> Result:
 
 
 def measured(row: Row, found: Sequence[dict[str, Any]]) -> Result:
-    """From a run's metrics. The speed is the median interval's, so that a slow start does not count."""
+    """Read a run's metrics. The speed is the median interval's, so that a slow start does not count."""
     speeds = [record["img_s"] for record in found if record["kind"] == "train"]
     evaluations = [record["top1"] for record in found if record["kind"] == "eval"]
     start = next(record for record in found if record["kind"] == "start")

@@ -44,7 +44,7 @@ def backward(
     copy([total / t.plan.parts for total in sums[len(t.parameters) :]], running)
     for module in norms(t.model) if running else ():
         if module.num_batches_tracked is not None:
-            module.num_batches_tracked.fill_(t.step + 1)  # not the number of shards of this rank
+            module.num_batches_tracked.fill_(t.step + 1)  # not this rank's number of shards
 
 
 def in_shard_order(rows: torch.Tensor, world_size: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 A graph repeats the same kernels on the same memory. What changes with each step is therefore kept in
 fixed tensors: the batch's indices, the learning rate, and torch's random numbers, whose seed a replay
 reads anew. What changes with the epoch, the key of crops, is part of the graph: each epoch captures
-its own, after a first step without. Smaller last batches run without, too.
+its own, after a first step without. Smaller last batches also run without a graph.
 
 Never run on a GPU yet; off by default.
 """
@@ -51,7 +51,7 @@ def capture(
     t: Training, batch: torch.Tensor, body: Callable[[Training, torch.Tensor], None]
 ) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
-    # Another thread may use CUDA meanwhile: the one that writes checkpoints frees pinned memory.
+    # Another thread may use CUDA during the capture: the checkpoint writer frees pinned memory.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         body(t, batch)
     return graph.replay

@@ -1,4 +1,4 @@
-"""`trainer data fetch|make|pack|verify`: gets images, separately from training.
+"""`trainer data fetch|make|pack|verify`: prepare images, separately from training.
 
 python -m trainer data fetch --to DIR [--name cifar100]
 python -m trainer data make --from fashion-mnist --to DIR
@@ -35,7 +35,7 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fas
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the folder that --data can be given. Raises TrainerError."""
+    """Print the folder to pass as --data. Raises TrainerError."""
     given = make_parser().parse_args(list(argv))
     if given.act == "fetch":
         print(fetch(given.name, given.to))

@@ -1,4 +1,4 @@
-"""`trainer plot OUTPUT`: draws loss, accuracy and throughput from a run's metrics.jsonl."""
+"""`trainer plot OUTPUT`: draw loss, accuracy and throughput from a run's metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..flags import Parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the picture's path. Raises TrainerError."""
+    """Draw the picture and print its path. Raises TrainerError."""
     parser = Parser(prog="trainer plot", description="Draw a run's curves.", allow_abbrev=False)
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="the run's output folder")
     parser.add_argument("--to", type=Path, metavar="PNG", help="default: OUTPUT/curves.png")

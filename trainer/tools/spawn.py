@@ -3,7 +3,7 @@
 The ranks are ordinary processes with torchrun's variables, so everything behaves as under torchrun,
 except that exit codes are passed on. When one fails the others are stopped.
 
---rank and --world-size count nodes, as in the older scripts: started so on each node, each starts
+--rank and --world-size count nodes, as in the older scripts: run on each node, the command starts
 one process per GPU.
 """
 
@@ -21,7 +21,7 @@ from ..config import Config
 from ..errors import UsageError
 
 TRAINER = __package__.rpartition(".")[0]  # "trainer", or its name in an installed ddpctl
-OWN_END = 5.0  # seconds that the other ranks have to end by themselves, once one has failed
+OWN_END = 5.0  # seconds that the other ranks get to exit on their own after one has failed
 KILL_AFTER = 30.0  # seconds
 
 
@@ -47,7 +47,7 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
             "GROUP_WORLD_SIZE": str(nnodes),
             "TRAINER_SPAWNED": "1",
         }
-        if nnodes == 1:  # a file as store: no port is needed
+        if nnodes == 1:  # use a file as the store: it needs no port
             shared |= {"TRAINER_STORE": f"{folder}/store"}
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
@@ -81,4 +81,4 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
 
 def _signal(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
     for process in ranks:
-        process.send_signal(number)  # nothing, once it has ended
+        process.send_signal(number)  # no effect if it has already ended

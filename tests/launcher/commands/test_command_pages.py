@@ -1,4 +1,4 @@
-"""docs/commands/ says what the command line says."""
+"""The pages in docs/commands/ match the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Tab offers in bash, zsh and fish: through the protocol that their scripts speak."""
+"""What Tab offers in bash, zsh and fish, through the protocol that their scripts use."""
 
 from __future__ import annotations
 

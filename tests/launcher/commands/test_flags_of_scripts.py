@@ -1,4 +1,4 @@
-"""Words that are read differently from what a user may expect."""
+"""Arguments that are read differently from what a user may expect."""
 
 from __future__ import annotations
 

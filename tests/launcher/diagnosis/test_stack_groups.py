@@ -1,4 +1,4 @@
-"""Groups of ranks and their stragglers, by stacks as torch's programs really have them."""
+"""Groups of ranks and their stragglers, from stacks of real torch programs."""
 
 from __future__ import annotations
 

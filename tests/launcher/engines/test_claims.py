@@ -1,4 +1,4 @@
-"""Who gets a GPU: never two runs on one, and of those that want it one starts, in any interleaving."""
+"""Who gets a GPU: in any interleaving, exactly one of the runs that want it starts."""
 
 from __future__ import annotations
 

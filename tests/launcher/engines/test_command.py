@@ -1,4 +1,4 @@
-"""Which engine of a host is spoken to, and how Podman's API is reached; with stand-ins for both."""
+"""Which engine on a host is used, and how Podman's API is reached; with stand-ins for both."""
 
 from __future__ import annotations
 

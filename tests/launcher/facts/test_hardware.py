@@ -1,4 +1,4 @@
-"""What only `check` asks a host for: the script in any shell, and how its output is read."""
+"""The facts that only `check` asks for: the script in any shell, and how its output is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that cannot be read or written stop nothing: the run, and what shows and stops it, go on."""
+"""Records that cannot be read or written stop nothing: the run and its commands keep working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a node whose journal is known already: its earlier events are read first."""
+"""Following a node whose journal is already known: its earlier events are read first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who dials whom, which address is chosen and why, and what is reported when none serves."""
+"""Who dials whom, which address is chosen and why, and what is reported when none works."""
 
 from __future__ import annotations
 

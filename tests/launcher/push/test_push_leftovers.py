@@ -1,4 +1,4 @@
-"""Tags that a push creates in the local engine, and those that a killed push has left."""
+"""Tags that a push creates in the local engine, and those that a killed push leaves."""
 
 from __future__ import annotations
 

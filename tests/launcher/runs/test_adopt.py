@@ -1,4 +1,4 @@
-"""A run of another machine: its hosts contribute plain values, and nothing that is acted on."""
+"""A run of another machine: its hosts contribute only plain values, never anything to act on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddpctl fetch`: what was cut off goes on where it was, and nothing is kept that is not verified."""
+"""`ddpctl fetch`: a transfer that was cut off continues, and only verified files are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sanity check's records amount to: the table, the names of what is slow or missing."""
+"""What follows from a sanity check's records: the table, and the names of slow or missing nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the user's variables reach the ranks, and nothing else."""
+"""Values of the user's variables reach the ranks and nowhere else."""
 
 from __future__ import annotations
 

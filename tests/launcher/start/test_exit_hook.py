@@ -1,4 +1,4 @@
-"""--on-exit: once, with the outcome, whoever is there when the run ends."""
+"""--on-exit: it runs once, with the outcome, whichever process sees the run end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervisors that talk to each other over real sockets, in one process and by a clock of the test's."""
+"""Supervisors that talk to each other over real sockets, in one process, with the test's own clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node reports of itself while it runs: versions, the use of CPUs and GPUs, and for Prometheus."""
+"""What a node reports about itself while it runs: versions, CPU and GPU use, and Prometheus metrics."""
 
 from __future__ import annotations
 

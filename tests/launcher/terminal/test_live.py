@@ -1,4 +1,4 @@
-"""The lines at the bottom of the terminal leave nothing behind, also after the window was resized."""
+"""The lines at the bottom of the terminal leave nothing behind, even after the window was resized."""
 
 from __future__ import annotations
 

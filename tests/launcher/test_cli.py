@@ -80,7 +80,7 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
         (["logs"], "no record of a run"),
         (["attach", "zz"], "this machine has no run"),
-        (["exec"], "no command: write it after --"),
+        (["exec"], "no command: put it after --"),
         (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
         (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all: use only one"),
         (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),

@@ -314,7 +314,7 @@ class TestImageTree:
             data_command(["pack", str(tree), "--to", str(tree / "p"), "--decoded", str(decoded)])
             == 0
         )
-        with pytest.raises(DataError, match="exists already"):
+        with pytest.raises(DataError, match="already exists"):
             data_command(["pack", str(tree), "--to", str(tree / "p")])
         loose = load_dataset(Config(data=str(tree), image_size=32), CPU)
         packed = load_dataset(Config(data=str(tree / "p"), image_size=32), CPU)

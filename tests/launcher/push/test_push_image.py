@@ -209,7 +209,7 @@ def test_an_image_that_only_the_hosts_have_must_be_the_same_there(
 
 def test_a_host_whose_engine_does_not_run_says_so(machines: Machines) -> None:
     (host,) = machines(1, DOCKER_HOST="unix:///nowhere/docker.sock")
-    with pytest.raises(push.HostsNotReady, match="the Docker daemon does not run") as caught:
+    with pytest.raises(push.HostsNotReady, match="the Docker daemon is not running") as caught:
         push_image([host], "anything")
     assert isinstance(caught.value.failures[host.node.name], DockerUnavailable)
 

@@ -148,7 +148,7 @@ def test_without_a_terminal_prune_refuses_unless_told_yes(
     done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.PIPE)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "needs -y" in done.stderr
+    assert "pass -y" in done.stderr
     assert len(machine.trees("datasets")) == 2
     done = subprocess.run([*argv, "-y"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
     with pytest.raises(push.HostsNotReady) as caught:
         push.prune([good.node, blind.node], cluster, lambda text: True, Console())
     assert list(caught.value.failures) == [blind.node.name]
-    assert "the Docker daemon does not run" in str(caught.value)
+    assert "the Docker daemon is not running" in str(caught.value)
     assert len(good.trees("datasets")) == 1
     assert len(blind.trees("datasets")) == 2
 

@@ -34,7 +34,7 @@ def test_a_living_run_keeps_its_host_until_it_may_be_killed(machine: Machine) ->
     run_id = machine.ddpctl("launch", "hosts.yaml", *flags).stdout.strip()
     folder = machine.folder / "home" / ".ddpctl"
     kept = machine.ddpctl("clean", "hosts.yaml", "-y")
-    assert f"not cleaned: {run_id} is alive" in kept.stderr
+    assert f"not cleaned: {run_id} is still running" in kept.stderr
     assert (folder / "runs" / run_id).is_dir()
     assert len(json.loads(machine.ddpctl("ps", "hosts.yaml", "--json").stdout)["runs"]) == 1
     done = machine.ddpctl("clean", "hosts.yaml", "--kill", "-y")

@@ -56,6 +56,7 @@ class Session:
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
+        self._unsaved = False  # nodes have ended since the record was saved
         self._lines = RunLines(self.console)
 
     def follow(self) -> int:
@@ -103,7 +104,9 @@ class Session:
                 self._node_ended(event)
             elif isinstance(event, list):
                 self._contact_changed(event)
-            elif event is not None:
+            elif event is None:
+                self._save_record()
+            else:
                 self.console.say(event)
             number = self.interrupts.take()
             if number is not None and self._handle_signal(number):
@@ -114,6 +117,12 @@ class Session:
                 break
         self._settle()
         return self._conclude()
+
+    def _save_record(self) -> None:
+        """Save it once for all nodes that ended together: it lists every node of the run."""
+        if self._unsaved:
+            self._unsaved = False
+            self.folder.try_save(self.record, self.console)
 
     def _settle(self) -> None:
         """Stop reading from the nodes, and print all lines that were held back."""
@@ -137,7 +146,7 @@ class Session:
         known = node.state in ("SUCCEEDED", "FAILED")  # an earlier command has reported it
         node.exit_code = outcome.exit_code
         node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
-        self.folder.try_save(self.record, self.console)
+        self._unsaved = True
         if not known:
             self.on_event(
                 "node-ended",
@@ -196,6 +205,7 @@ class Session:
 
     def _detach(self) -> int:
         self._settle()
+        self._save_record()
         if self._monitor.store:
             with contextlib.suppress(OSError):  # the disk is full, which was reported already
                 self._monitor.store.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 from fakes import FakeCluster, FakeNode, signal_once_started
+from supervisors import until
 
 from launcher.follow import node_watcher
 from launcher.terminal.console import Console
@@ -40,6 +43,26 @@ def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(
     assert "gpu1" in err
     assert cluster.record["state"] == "UNKNOWN"
     assert cluster.record["pending_stop"] == ["gpu1"]
+
+
+def test_the_record_has_the_end_of_a_node_while_others_run(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    seen: list[str] = []
+
+    def outlive(node: FakeNode) -> None:
+        def saved() -> bool:
+            seen[:] = [each["state"] for each in cluster.record["attempts"][-1]["nodes"]]
+            return seen[0] == "SUCCEEDED"
+
+        with contextlib.suppress(AssertionError):
+            until(saved, 5)
+        node.end(0)
+
+    first, second = cluster.hosts.values()
+    first.on_start = lambda node: node.end(0)
+    second.on_start = lambda node: threading.Thread(target=outlive, args=[node]).start()
+    assert cluster.launch()[0] == 0
+    assert seen[0] == "SUCCEEDED" != seen[1]
 
 
 def test_attach_returns_the_exit_code_of_a_run_that_has_ended(fake_cluster: Make) -> None:

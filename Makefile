@@ -12,7 +12,7 @@
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
-# each process begins with neighbours, which share what a file starts, and takes from the others at the end
+# each process starts with neighbouring tests, which share fixtures, and takes tests from the others at the end
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-trainer
@@ -27,7 +27,7 @@ demo:
 test:
 	@scripts/venv test
 	@scripts/test-setup programs
-	@# the images are built beside the first half; both halves are run and told, whatever the first says;
+	@# the images are built beside the first half; the second half runs even if the first fails;
 	@# each process of the second half has a cluster
 	@scripts/test-setup images & images=$$!; \
 	$(FAST) $(ARGS); fast=$$?; wait $$images && $(CLUSTER) $(ARGS) && exit $$fast

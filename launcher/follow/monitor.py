@@ -150,7 +150,7 @@ class Monitor:
     # --- messages from the watchers ------------------------------------------------------------
 
     def _take_reports(self) -> Iterator[Seen]:
-        """All that is in the queue, for at most POLL seconds."""
+        """Handle the reports in the queue for at most POLL seconds, and yield what they say."""
         until, wait = time.monotonic() + POLL, POLL
         self._caught_up = False
         while time.monotonic() < until:

@@ -119,7 +119,7 @@ class Session:
         return self._conclude()
 
     def _save_record(self) -> None:
-        """Save it once for all nodes that ended together: it lists every node of the run."""
+        """Save the record once for all nodes that ended together, because it lists every node."""
         if self._unsaved:
             self._unsaved = False
             self.folder.try_save(self.record, self.console)

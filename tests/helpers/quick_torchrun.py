@@ -73,7 +73,7 @@ def start(args: argparse.Namespace, local_rank: int, command: list[str]) -> subp
 
 
 def wait_for(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]], first_rank: int, stop) -> int:  # type: ignore[no-untyped-def]
-    """The first rank that fails ends the others. The failures are told as in torchrun's summary."""
+    """Stop all ranks when one fails. Report failures in the format of torchrun's summary."""
     failures: list[str] = []
     for _ in range(len(ranks)):
         pid, status = os.wait()

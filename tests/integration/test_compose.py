@@ -1,7 +1,7 @@
 """compose.yaml, the cluster in a box, as the README says to run it.
 
-Two of its hosts begin with the trainer's image, as they do when the box is started again: sending it to
-the third shows the push.
+Two of its hosts start with the trainer's image, as they do when the box is restarted. The third receives
+it by push.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.engines.docker import Docker
+from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 
@@ -23,6 +24,17 @@ def podman_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch, **job: object) -
     cluster.hosts["gpu1"].lies["info"] = ROOTLESS
     cluster.nodes_end(0)
     return cluster
+
+
+def launched_on_podman(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[FakeCluster, Docker, NodeStatus]:
+    """A finished run, the engine of its Podman host, and the node there."""
+    cluster = podman_hosts(folder, monkeypatch)
+    assert cluster.launch()[0] == 0
+    engine = Docker(Node(Host("gpu1")))
+    [status] = engine.list()
+    return cluster, engine, status
 
 
 def test_docker_and_rootless_podman_serve_one_run(
@@ -64,10 +76,7 @@ def test_a_folder_of_job_mounts_that_podman_would_make_is_an_error(
 def test_a_running_container_that_podman_does_not_remove_keeps_its_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = podman_hosts(tmp_path, monkeypatch)
-    assert cluster.launch()[0] == 0
-    engine = Docker(Node(Host("gpu1")))
-    [status] = engine.list()
+    cluster, engine, status = launched_on_podman(tmp_path, monkeypatch)
     words = "cannot remove container as it is running: container state improper"
     cluster.hosts["gpu1"].refuses["remove"] = words
     assert engine.withdraw(status) is False
@@ -76,9 +85,6 @@ def test_a_running_container_that_podman_does_not_remove_keeps_its_gpus(
 def test_a_container_that_has_gone_meanwhile_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = podman_hosts(tmp_path, monkeypatch)
-    assert cluster.launch()[0] == 0
-    engine = Docker(Node(Host("gpu1")))
-    [status] = engine.list()
+    _, engine, status = launched_on_podman(tmp_path, monkeypatch)
     engine.remove(status)
     engine.stop(status, timeout=1.0)

@@ -18,8 +18,8 @@ from ..engines.attempt import RunningAttempt
 from ..errors import DdpctlError
 from ..hosts import fold
 from ..logs.store import Mark
+from ..runs.attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..runs.sync_logs import log_store
 from ..stop.stop import not_confirmed, stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted

@@ -18,9 +18,8 @@ from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
-from .attempt import newest_attempt
+from .attempt import log_store, newest_attempt, sync_logs
 from .record import RunFolder
-from .sync_logs import log_store, sync_logs
 from .unseen import unseen
 
 # Prints, separated by NUL: sha256, two spaces, path in the run's folder, for each complete file.
@@ -70,8 +69,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
     done = Fetched(to)
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
-            if store:
-                sync_logs(attempt, store, console)
+            sync_logs(attempt, store, console)
         with console.step("listing the files of the run"):
             files, done.failures = list_files(attempt, console)
         try:

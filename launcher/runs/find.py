@@ -13,8 +13,8 @@ from ..run_id import is_run_id, is_sanity_run
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .adopt import adopt
 from .record import RunFolder, run_folder, run_folders
+from .reported import adopt
 
 # Prints the runs that have folders on this host, with or without containers.
 KEPT = r"""

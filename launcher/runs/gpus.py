@@ -64,11 +64,11 @@ def summary(rows: Sequence[GpuRow]) -> str:
     )
 
 
-HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
+GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 
 def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
-    """Yield a row per group of GPUs in equal use: the cells of HEAD without SINCE, and since when.
+    """Yield a row per group of GPUs in equal use: the cells of GPU_HEAD without SINCE, and since when.
 
     Since: unix seconds. Groups that need attention come first: used by others, then idle in a busy
     run. Free GPUs come last.

@@ -113,18 +113,16 @@ class Route:
     why: str = "not tried"
 
 
-Grouped = Mapping[tuple[int, str, bool], dict[int, Answer]]  # by target, address and is_master_port
-
-
 @dataclass(frozen=True)
 class Reach:
     """The probe's results. Machines are identified by their first node rank.
 
+    answers: by what was dialled (target, address, is_master_port), then by source.
     cut_off: machines that reached no other machine. Their answers say nothing about the others and
     are left out. unprobed: machines on which no agent could run.
     """
 
-    answers: Grouped = field(default_factory=dict)
+    answers: Mapping[tuple[int, str, bool], Mapping[int, Answer]] = field(default_factory=dict)
     routes: Mapping[int, Route] = field(default_factory=dict)
     cut_off: frozenset[int] = frozenset()
     unprobed: frozenset[int] = frozenset()

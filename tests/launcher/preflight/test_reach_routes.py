@@ -23,7 +23,6 @@ from launcher.preflight.reach_routes import (
     Dial,
     addressed,
     candidates,
-    choose,
     cut_off,
     dials_for,
     is_settled,
@@ -53,6 +52,10 @@ def answers(machines: dict[int, Machine], bad: dict[str, str] | None = None) -> 
     """All dials of all pairs succeed, except to the addresses in `bad`."""
     every = dials_for(machines, pairs(machines, everyone=True), master_port=True)
     return {d: Answer((bad or {}).get(d.address, "ok")) for d in every}
+
+
+def choose(machines: dict[int, Machine], met: Answers) -> dict[int, Route]:
+    return dict(reach_of(machines, machines, met).routes)
 
 
 def judge(machines: dict[int, Machine], met: Answers) -> list[Finding]:

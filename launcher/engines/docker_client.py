@@ -42,7 +42,9 @@ def docker_of(node: Node) -> Client:
 def _connect(node: Node) -> Client:
     name = node.name
     try:
-        if node.is_local and (os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0):
+        if node.host.is_local and (
+            os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0
+        ):
             return Client(name, _Api(name, **local_endpoint()))
         adapter = _Adapter(lambda: StreamSocket(name, node.open_script(DIAL)))
         return Client(name, _Api(name, base_url="http://docker:80", adapter=adapter))

@@ -16,7 +16,6 @@ from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
 from .attempt import newest_attempt
 from .record import RunFolder
@@ -155,7 +154,7 @@ def _receive(file: RemoteFile, part: Path, done: Fetched) -> None:
     have = part.stat().st_size if part.exists() else 0
     argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
     with file.node.open(argv, stdin=False) as stream, part.open("ab") as out:
-        while data := stream.read(READ_SIZE):
+        while data := stream.read():
             out.write(data)
             done.bytes += len(data)
 

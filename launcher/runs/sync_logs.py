@@ -12,7 +12,6 @@ from ..logs.store import LogStore, NodeLog, offset_in
 from ..plan.plan import Place
 from ..ssh.many import ask_each
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
 from .record import RunFolder
 
@@ -53,7 +52,7 @@ def _copy(log: NodeLog, node: Node, place: Place) -> None:
     consumed = offset_in({place.node_rank: log.mark}, place)
     argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
     with node.open(argv, stdin=False) as stream:
-        while data := stream.read(READ_SIZE):
+        while data := stream.read():
             consumed += len(data)
             if records := reader.feed(data):
                 offset = consumed - reader.pending

@@ -26,7 +26,7 @@ from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
 from ..runs.kept_cluster import keep_cluster
 from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..stop.stop import finish_pending

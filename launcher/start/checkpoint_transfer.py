@@ -16,7 +16,7 @@ from ..facts.shared_homes import find_shared_homes
 from ..runs.record import RunRecord
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE, Completed
+from ..ssh.stream import Completed
 from ..terminal.console import Console
 from .checkpoint_choice import File, HostCheckpoints, Transfer, choose
 
@@ -184,7 +184,7 @@ def _stream(
         try:
             sending.write(paths)
             sending.close_stdin()
-            while data := sending.read(READ_SIZE):
+            while data := sending.read():
                 receiving.write(data)
             receiving.close_stdin()
         except BrokenPipeError:

@@ -18,7 +18,7 @@ from ..facts import gpu_use
 from ..hosts import Cluster, load
 from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ from ..supervisor.proc import proc_environ, proc_stat
 from . import claim_files
 from .base import Exec
 from .process_exec import LocalExec
-from .status import NodeStatus, Seen, read_status
+from .status import NodeStatus, read_status
 
 POLL = 0.1  # seconds between checks of a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to disappear after SIGKILL
@@ -75,9 +76,15 @@ class LocalProcesses:
 
     def wait(self, place: Place) -> NodeStatus:
         control = Path(place.control_dir)
-        while (seen := _seen(control))["state"] == "running":
+        while (seen := _seen(control)).state == "running":
             time.sleep(POLL)
-        return NodeStatus(place.attempt, place.node_rank, self.host, str(control), **seen)
+        return replace(
+            seen,
+            attempt=place.attempt,
+            node_rank=place.node_rank,
+            host=self.host,
+            handle=str(control),
+        )
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         found = [
@@ -145,6 +152,7 @@ class LocalProcesses:
         self._retract(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
+        """Yield control folders of this host: hosts may share the home folder."""
         for node in sorted(self.runs.glob("*/nodes/*")):
             folder = node.parent.parent.name
             if not is_run_id(folder) or run_id not in (None, folder):
@@ -154,46 +162,43 @@ class LocalProcesses:
                 for path in node.glob("attempt-*")
                 if re.fullmatch(r"attempt-[0-9]{1,7}", path.name)
                 and (path / "labels.json").exists()
-                and _is_own(path)
+                and _text(path / "host").strip() == platform.node()
             }
             if attempts:
                 yield attempts[max(attempts)]
 
 
-def _is_own(control: Path) -> bool:
-    """Return whether a control folder belongs to this host: hosts may share the home folder."""
+def _text(path: Path) -> str:
+    """Return the file's text; "" if it cannot be read."""
     try:
-        return (control / "host").read_text().strip() == platform.node()
+        return path.read_text()
     except (OSError, ValueError):
-        return False
+        return ""
 
 
-def _seen(control: Path) -> Seen:
+def _seen(control: Path) -> NodeStatus:
     pid, started = _recorded(control)
-    exited = pid is not None and not _running(pid, started)
-    end = _end(control / "journal") if exited else None
-    return {
-        "state": "created" if pid is None else "exited" if exited else "running",
-        "exit_code": end.exit_code if end else None,
-        "started": _modified(control / "pid"),
-        "ended": _modified(control / "journal") if exited else None,
-    }
+    if pid is None:
+        return NodeStatus(state="created")
+    began = _modified(control / "pid")
+    if _running(pid, started):
+        return NodeStatus(state="running", started=began)
+    journal = control / "journal"
+    return NodeStatus(
+        state="exited", exit_code=_exit_code(journal), started=began, ended=_modified(journal)
+    )
 
 
-def _labels(control: Path) -> dict[str, object]:
+def _labels(control: Path) -> object:
     try:
-        labels = json.loads((control / "labels.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return labels if isinstance(labels, dict) else {}
+        return json.loads(_text(control / "labels.json"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _recorded(control: Path) -> tuple[int | None, str]:
     """Return process id and start time from the `pid` file; None for a malformed file."""
-    try:
-        match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", (control / "pid").read_text())
-    except (OSError, ValueError):
-        return None, ""
+    match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", _text(control / "pid"))
     return (int(match[1]), match[2]) if match else (None, "")
 
 
@@ -215,7 +220,8 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _end(journal: Path) -> End | None:
+def _exit_code(journal: Path) -> int | None:
+    """Return the exit code in the `end` event; None without one."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
@@ -224,7 +230,7 @@ def _end(journal: Path) -> End | None:
         return None
     whole = tail.partition(b"\n")[2] if len(tail) == TAIL_BYTES else tail
     ends = [record.event for record in Reader().feed(whole) if isinstance(record.event, End)]
-    return ends[-1] if ends else None
+    return ends[-1].exit_code if ends else None
 
 
 def _modified(path: Path) -> float | None:

@@ -154,8 +154,8 @@ def check_taken(machine: Machine, seen: Inventory) -> Iterator[Finding]:
 
 def check_busy(machine: Machine, _: Inventory) -> Iterator[Finding]:
     """Check that no other process uses the GPUs. Names its user and run."""
-    runs = machine.engine.containers if machine.engine else {}
     nodes = machine.engine.nodes if machine.engine else ()
+    runs = {node.container: node.run_id for node in nodes if node.container}
     uuids = {gpu.index: gpu.uuid for gpu in machine.facts.gpus}
     claimed = {(node.run_id, uuid) for node in nodes if node.alive for uuid in node.gpus}
     used = [gpu for gpu in machine.details.nvidia.gpus if gpu.index in machine.gpus]

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ..engines.choose import container_engine
+from ..engines import images
+from ..engines.choose import container_engine, engine_traits
 from ..engines.engine_info import EngineInfo, ImageInfo
 from ..errors import (
+    CommandFailed,
     CommandTimeout,
     DdpctlError,
     DockerUnavailable,
@@ -185,15 +187,14 @@ def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
     engine = container_engine(node, job.engine)
     try:
         return (engine.engine_info(job.image) if engine else None), None
-    except (DockerUnavailable, CommandTimeout) as error:
+    except (DockerUnavailable, CommandFailed, CommandTimeout) as error:
         return None, str(error)
 
 
 def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-        engine = container_engine(node, job.engine)
-        return engine.image_info(job.image) if engine else None
+        return images.inspect(node, job.image) if engine_traits(job.engine).in_container else None
     return None
 
 

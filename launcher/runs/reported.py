@@ -95,11 +95,11 @@ class ReportedNode:
                 "node-rank": str(self.node_rank),
                 "nnodes": str(len(self.run.hosts) or self.node_rank + 1),
             },
-            {
-                "state": "cancelled" if cancelled else "exited",
-                "exit_code": self.end.exit_code if self.end else None,
-                "ended": self.written,
-            },
+            NodeStatus(
+                state="cancelled" if cancelled else "exited",
+                exit_code=self.end.exit_code if self.end else None,
+                ended=self.written,
+            ),
         )
 
 

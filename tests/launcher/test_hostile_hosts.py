@@ -229,7 +229,7 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
 @some("engines")
 def test_answers_of_an_engine(about: dict[str, Any], image: dict[str, Any]) -> None:
     parse_image(image)
-    parse_engine(about, None, (), {})
+    parse_engine(about, None, ())
 
 
 PATHS = st.lists(

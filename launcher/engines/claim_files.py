@@ -23,8 +23,11 @@ STATES = ("waiting", "created", "running")  # a claim's file is named NAME.STATE
 LARGEST = 65536  # bytes of one file
 
 
-def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
-    """Create a claim; return the file descriptor that keeps it alive."""
+held: dict[str, int] = {}  # file descriptors that keep this process's claims alive, by name
+
+
+def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> None:
+    """Create a claim and hold it until `started` or `remove`."""
     scratch = FOLDER / f".{name}.{os.getpid()}"
     try:
         if not FOLDER.exists():
@@ -43,17 +46,21 @@ def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
             f"{host}: {FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}; "
             "ask root to remove it"
         ) from None
-    return file
+    held[name] = file
 
 
 def started(name: str) -> None:
+    """Leave the claim to the supervisor, which has inherited its lock."""
     (FOLDER / f"{name}.created").rename(FOLDER / f"{name}.running")
+    os.close(held.pop(name))
 
 
 def remove(name: str) -> None:
     for state in STATES:
         with contextlib.suppress(OSError):
             (FOLDER / f"{name}.{state}").unlink()
+    if name in held:
+        os.close(held.pop(name))
 
 
 def claims(host: str) -> Iterator[NodeStatus]:

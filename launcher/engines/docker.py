@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import docker.errors
@@ -55,26 +54,21 @@ class Docker:
             self._api.start(node.container.name)
 
     def wait(self, place: Place) -> NodeStatus:
-        name = place.container
         with self._api.explained("wait for the container"):
             try:
-                self._api.wait(name, timeout=None)
-                seen = inspected(self._api.inspect_container(name))
+                self._api.wait(place.container, timeout=None)
+                return inspected(self._api.inspect_container(place.container))
             except docker.errors.NotFound:
-                seen = NodeStatus(state="dead", error="the container was removed")
-        return replace(
-            seen, attempt=place.attempt, node_rank=place.node_rank, host=self.host, handle=name
-        )
+                return NodeStatus(state="dead", error="the container was removed")
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
-        nodes = self._statuses(row["Id"] for row in self._labelled(label))
-        return [*nodes, *self._tickets(label)]
+        return [*self._inspected(self._labelled(label)), *self._tickets(label)]
 
     def claims(self) -> Sequence[NodeStatus]:
         rows = self._labelled(RUN_LABEL)
-        read = (self._read(_name(row), row.get("Labels"), seen_in_list(row)) for row in rows)
-        return [*(status for status in read if status), *self._tickets(RUN_LABEL)]
+        listed = (self._read(_name(row), row, seen_in_list(row)) for row in rows)
+        return [*(status for status in listed if status), *self._tickets(RUN_LABEL)]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         with self._api.explained("wait in line"):
@@ -84,9 +78,8 @@ class Docker:
         """Yield tickets: volumes, which need no image, with labels and a creation time."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
-            created = unix(row.get("CreatedAt"))
-            seen = NodeStatus(state="waiting", created=created)
-            if status := self._read(str(row.get("Name")), row.get("Labels"), seen):
+            seen = NodeStatus(state="waiting", created=unix(row.get("CreatedAt")))
+            if status := self._read(str(row.get("Name")), row, seen):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
@@ -106,8 +99,8 @@ class Docker:
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
         below = (r for r in rows if any(p.startswith(f"{folder}/") for p in _mounted(r)))
-        nodes = self._statuses(row["Id"] for row in below)
-        return (*nodes, *(ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired))
+        expired = (ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired)
+        return [*self._inspected(below), *expired]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
         return DockerExec(self._api, status.handle, command, stdin=stdin, tty=tty)
@@ -139,17 +132,15 @@ class Docker:
         rows = array(self._api.containers(all=True, filters={"label": [label]}))
         return [row for row in rows if isinstance(mapping(row).get("Id"), str)]
 
-    def _statuses(self, ids: Iterable[str]) -> Iterator[NodeStatus]:
-        for container in ids:
+    def _inspected(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[NodeStatus]:
+        for row in rows:
             with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
-                answer = mapping(self._api.inspect_container(container))
-                handle = str(answer.get("Name") or container).lstrip("/")
-                labels = mapping(answer.get("Config")).get("Labels")
-                if status := self._read(handle, labels, inspected(answer)):
+                seen = inspected(mapping(self._api.inspect_container(row["Id"])))
+                if status := self._read(_name(row), row, seen):
                     yield status
 
-    def _read(self, handle: str, labels: object, seen: NodeStatus) -> NodeStatus | None:
-        return read_status(self.host, handle, labels, seen, self._api.clock)
+    def _read(self, name: str, row: Mapping[str, Any], seen: NodeStatus) -> NodeStatus | None:
+        return read_status(self.host, name, row.get("Labels"), seen, self._api.clock)
 
     # For `check`
 

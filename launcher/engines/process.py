@@ -17,13 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from ..errors import CommandFailed
 from ..logs.journal import Reader
-from ..plan.plan import LABEL, EngineTraits, NodePlan, Place, container_name
+from ..plan.plan import EngineTraits, NodePlan, Place, container_name
 from ..plan.supervisor_spec import BUNDLE, ISOLATED
 from ..run_id import is_run_id
 from ..ssh.node import Node
@@ -48,13 +47,12 @@ class LocalProcesses:
     def __init__(self, node: Node) -> None:
         self.host = node.name
         self.runs = home_folder() / ".ddpctl" / "runs"
-        self._locks: dict[str, int] = {}  # file descriptors that keep claims alive, by name
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        labels = {k.removeprefix(f"{LABEL}."): v for k, v in node.container.labels.items()}
+        labels = dict(node.container.labels)
         (Path(node.place.control_dir) / "labels.json").write_text(json.dumps(labels))
         self._environment = {**os.environ, **node.container.env, **secrets}
-        self._publish(node.container.name, "created", node.container.labels)
+        claim_files.publish(self.host, node.container.name, "created", labels)
 
     def start(self, node: NodePlan) -> None:
         control, name = Path(node.place.control_dir), node.container.name
@@ -67,24 +65,17 @@ class LocalProcesses:
                 stderr=out,
                 env=self._environment,
                 start_new_session=True,  # the terminal's Ctrl-C must reach only the launcher
-                pass_fds=[self._locks[name]],
+                pass_fds=[claim_files.held[name]],
             )
         began = proc_stat(process.pid)[19:20] or ["gone"]
         (control / "pid").write_text(f"{process.pid} {began[0]}")
         claim_files.started(name)
-        os.close(self._locks.pop(name))
 
     def wait(self, place: Place) -> NodeStatus:
         control = Path(place.control_dir)
         while (seen := _seen(control)).state == "running":
             time.sleep(POLL)
-        return replace(
-            seen,
-            attempt=place.attempt,
-            node_rank=place.node_rank,
-            host=self.host,
-            handle=str(control),
-        )
+        return seen
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         found = [
@@ -98,19 +89,11 @@ class LocalProcesses:
         return list(claim_files.claims(self.host))
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        self._publish(name, "waiting", labels)
+        claim_files.publish(self.host, name, "waiting", labels)
 
     def withdraw(self, status: NodeStatus) -> bool:
-        self._retract(status.handle)
+        claim_files.remove(status.handle)
         return True
-
-    def _publish(self, name: str, state: str, labels: Mapping[str, str]) -> None:
-        self._locks[name] = claim_files.publish(self.host, name, state, labels)
-
-    def _retract(self, name: str) -> None:
-        claim_files.remove(name)
-        if name in self._locks:
-            os.close(self._locks.pop(name))
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
@@ -119,11 +102,10 @@ class LocalProcesses:
         control = Path(status.handle)
         pid, _ = _recorded(control)
         try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            cwd = json.loads((control / "spec.json").read_bytes())["cwd"]
-            cwd = cwd or str(Path(f"/proc/{pid}/cwd").readlink())
-            env = dict(os.fsdecode(entry).split("=", 1) for entry in environ if b"=" in entry)
-            return LocalExec(command, env=env, cwd=cwd, stdin=stdin, tty=tty)
+            if not (environment := proc_environ(pid or 0)):
+                raise ProcessLookupError("its supervisor has ended")
+            cwd = json.loads(_text(control / "spec.json"))["cwd"] or f"/proc/{pid}/cwd"
+            return LocalExec(command, environment, cwd, stdin=stdin, tty=tty)
         except (OSError, ValueError, KeyError) as error:
             raise CommandFailed(
                 f"{self.host}: cannot run {command[0]} beside node {status.node_rank}: {error}; "
@@ -134,22 +116,21 @@ class LocalProcesses:
         pid, started = _recorded(Path(status.handle))
         if pid is None:  # waiting in line, or never started
             return
-        deadline = time.monotonic() + timeout
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, KILL_TIMEOUT)):
             if not _running(pid, started):
                 return
             os.kill(pid, number)
+            deadline = time.monotonic() + seconds
             while _running(pid, started) and time.monotonic() < deadline:
                 time.sleep(POLL)
-            deadline = time.monotonic() + KILL_TIMEOUT
         _kill_orphans(status.run_id, status.node_rank)
 
     def remove(self, status: NodeStatus) -> None:
         if status.state == "waiting":
-            self._retract(status.handle)
+            claim_files.remove(status.handle)
             return
         (Path(status.handle) / "labels.json").unlink(missing_ok=True)
-        self._retract(container_name(status.run_id, status.node_rank))
+        claim_files.remove(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
         """Yield control folders of this host: hosts may share the home folder."""

@@ -1,7 +1,3 @@
-"""ddpctl clean"""
-
-from __future__ import annotations
-
 import typer
 
 from . import options

@@ -33,7 +33,7 @@ from ..stop.stop import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from . import hooks
 from .all_or_none import attempt_of, start
-from .checkpoint_transfer import distribute_checkpoint
+from .checkpoints import distribute_checkpoint
 from .detach import start_recorder
 from .hooks import EventHook
 from .line import Line

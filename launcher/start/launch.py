@@ -51,11 +51,14 @@ def dry_run(first: NextAttempt) -> Plan:
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:
     """Run an attempt, then the restarts that the job allows. Return the last exit code."""
-    with hooks.at_the_end(first.folder, console) as ending:
-        ending.code = run_attempt(first, console)
-        if not first.options.detach:  # the recorder restarts a detached run
-            ending.code = restart_until_done(first.folder, first.options, ending.code, console)
-    return ending.code
+
+    def run() -> int:
+        code = run_attempt(first, console)
+        if first.options.detach:  # the recorder restarts it
+            return code
+        return restart_until_done(first.folder, first.options, code, console)
+
+    return hooks.with_on_exit(first.folder, console, run)
 
 
 def check_command(job: Job) -> str | None:

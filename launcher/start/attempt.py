@@ -24,7 +24,6 @@ from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
-from ..runs.kept_cluster import keep_cluster
 from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp
 from ..ssh.account import account_name
 from ..ssh.many import each_node
@@ -188,7 +187,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """Record a PENDING attempt in the run's folder on this machine."""
     folder, record = wanted.folder, new_record(plan, wanted.earlier)
-    keep_cluster(folder, wanted.cluster)
+    folder.keep_cluster(wanted.cluster)
     folder.save(record)
     hooks.keep(folder, wanted.options)
     return folder, record

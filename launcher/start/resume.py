@@ -10,7 +10,6 @@ from ..errors import UsageError
 from ..hosts import Cluster, Job, load, user_environment
 from ..plan.options import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
-from ..runs.kept_cluster import kept_cluster
 from ..runs.record import RunFolder
 from ..ssh.node import connected
 from ..terminal.console import Console
@@ -36,7 +35,7 @@ def resume(
             f"{run_id} has already succeeded: `ddpctl resume {run_id} --force` starts another "
             "attempt anyway"
         )
-    before = kept_cluster(folder, job_files=hosts is None)
+    before = folder.kept_cluster(job_files=hosts is None)
     if record.adopted:  # hosts do not report a run's command
         file = target if names_hosts(target) else hosts
         if file is None:

@@ -17,7 +17,6 @@ from ..hosts.fold import names
 from ..plan.build import Found
 from ..plan.options import LaunchOptions
 from ..plan.topology import gpu_ids, same_subnet_first
-from ..runs.kept_cluster import kept_cluster
 from ..runs.record import RunFolder, timestamp
 from ..ssh.many import by_name, nodes_failed, try_each
 from ..ssh.node import Node, connected
@@ -101,7 +100,7 @@ def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
         NextAttempt(
-            kept_cluster(folder),
+            folder.kept_cluster(),
             options,
             folder.run_id,
             earlier if earlier.attempts else None,

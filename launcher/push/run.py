@@ -11,7 +11,7 @@ from typing import Literal
 from ..engines import images
 from ..engines.choose import engine_traits
 from ..engines.engine_info import ImageInfo
-from ..errors import DdpctlError, DockerUnavailable, PushFailed
+from ..errors import DdpctlError, PushFailed
 from ..hosts import Cluster, Host
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
@@ -128,7 +128,7 @@ class _Push:
     def _image_here(self) -> ImageInfo | None:
         try:
             return images.inspect(self.local, self.image) if self.image else None
-        except DockerUnavailable:
+        except DdpctlError:
             return None  # no engine here; the hosts may have the image or pull it
 
     def _digest(self, part: str) -> str:
@@ -156,7 +156,7 @@ class _Push:
         what = "its shell did not run a plain script"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
         has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
-        can_relay = "python3" in has and not node.is_local
+        can_relay = "python3" in has and not node.host.is_local
         return HostState(has, (node.host.internal_ip or _address(text)) if can_relay else "")
 
     def _image(self, nodes: Sequence[Node], fanout: Fanout) -> Outcome:

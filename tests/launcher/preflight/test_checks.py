@@ -175,7 +175,7 @@ FAULTS = {
     "busy GPU": (
         lambda m: with_engine(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            containers={"c" * 64: "night-1"},
+            nodes=(replace(status("night-1", 1, "running"), container="c" * 64),),
         ),
         ("failure", "gpus", "GPU 2 is in use: python (pid 4711, user eve, run night-1) holds "
          "30000 MiB", "`ddpctl kill night-1`"),
@@ -310,8 +310,9 @@ FAULTS = {
     "GPU of another run": (
         lambda m: with_engine(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            nodes=(with_gpu(m, status("night-1", 1, "running")),),
-            containers={"c" * 64: "night-1"},
+            nodes=(
+                replace(with_gpu(m, status("night-1", 1, "running")), container="c" * 64),
+            ),
         ),
         ("failure", "gpus", "run night-1 of eve@head has GPU 2", "--wait"),
     ),

@@ -144,10 +144,9 @@ def prepare_plan(
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
-    progress = push.progress_for(console)
     step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
-        pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+        pushed = push.push(nodes, cluster, parts=parts, console=console, inspected=inspected)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
         taken = used_ports(nodes[0], cluster)
     found = Found(

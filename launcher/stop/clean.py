@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.filesize import decimal
+
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
 from ..hosts import Cluster, fold, load
-from ..push.report import format_bytes
 from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
@@ -92,7 +93,7 @@ class Traces:
     def lines(self) -> list[str]:
         return [
             *(f"{self.host}  container  {s.handle}  {s.state}" for s in self.containers),
-            *(f"{self.host}  {self.folder}/{p}  {format_bytes(n)}" for p, n in self.parts),
+            *(f"{self.host}  {self.folder}/{p}  {decimal(n)}" for p, n in self.parts),
         ]
 
 

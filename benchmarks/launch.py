@@ -5,8 +5,9 @@ command to the first line of every rank, compared with the same containers start
 HOST docker run` on all hosts at once. Each round measures both and yields one ratio, because the
 machine's speed changes between rounds. The script imports torch and prints a line, as training
 does; one row uses a script that imports nothing. By hand nothing is checked, so one row skips the
-check. The last rows show the cost of the end, the memory and `--help`. Use an optimised Python as
-users have it: pyenv's default build needs a fifth more CPU.
+check. Three hosts have python3, as most have, and one row is of three without: there the probe runs
+in a container of the job's image. The last rows show the cost of the end, the memory and `--help`.
+Use an optimised Python as users have it: pyenv's default build needs a fifth more CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from benchmarks.results import write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import DOCKER, USER, Cluster, Home, docker
+from cluster import DOCKER, DOCKER_AND_PYTHON, USER, Cluster, Home, Kind, docker
 
 # One write, because by hand both ranks of a node share a pipe and would tear each other's lines. Then the
 # script keeps running, as training does, so that one rank's end does not disturb another's start.
@@ -45,9 +46,10 @@ time.sleep(3)
 """
 SCRIPTS = {"with_torch.py": "import torch\n" + SAY, "bare.py": SAY}
 CASES = {
-    "with check and push": ("with_torch.py", ()),
-    "with --no-check --no-push": ("with_torch.py", ("--no-check", "--no-push")),
-    "checked, a script without torch": ("bare.py", ()),
+    "with check and push": ("with_torch.py", (), DOCKER_AND_PYTHON),
+    "with --no-check --no-push": ("with_torch.py", ("--no-check", "--no-push"), DOCKER_AND_PYTHON),
+    "checked, a script without torch": ("bare.py", (), DOCKER_AND_PYTHON),
+    "with check and push, hosts without python3": ("with_torch.py", (), DOCKER),
 }
 FIRST = re.compile(rb"first line of (\d+)")
 NPROC = 2
@@ -63,14 +65,15 @@ def main() -> None:
     need_cluster("launch")
     ours: dict[str, list[Launched]] = {case: [] for case in CASES}
     theirs: dict[str, list[float]] = {case: [] for case in CASES}
-    with running(args.hosts) as (cluster, home, hosts):
-        for case, (script, options) in CASES.items():
-            for number in range(args.rounds):
-                if number % 2:  # alternate the order
-                    theirs[case].append(by_hand(cluster, script))
-                ours[case].append(by_ddpctl(cluster, home, hosts, [*options, "--", script]))
-                if not number % 2:
-                    theirs[case].append(by_hand(cluster, script))
+    for kind in (DOCKER_AND_PYTHON, DOCKER):
+        with running(args.hosts, kind) as (cluster, home, hosts):
+            for case, (script, options, hosts_kind) in CASES.items():
+                for number in range(args.rounds if hosts_kind is kind else 0):
+                    if number % 2:  # alternate the order
+                        theirs[case].append(by_hand(cluster, script))
+                    ours[case].append(by_ddpctl(cluster, home, hosts, [*options, "--", script]))
+                    if not number % 2:
+                        theirs[case].append(by_hand(cluster, script))
     text = report(args.hosts, ours, theirs, [help_time() for _ in range(5)])
     print(text)
     if args.write:
@@ -87,11 +90,11 @@ class Launched:
 
 
 @contextmanager
-def running(count: int) -> Iterator[tuple[Cluster, Home, Path]]:
+def running(count: int, kind: Kind) -> Iterator[tuple[Cluster, Home, Path]]:
     """Start hosts that already have everything. Compiles ddpctl, as pip does."""
     compileall.compile_dir(Path(__file__).parents[1] / "launcher", quiet=1)
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder) / "cluster", [DOCKER] * count)
+        cluster = Cluster(Path(folder) / "cluster", [kind] * count)
         try:
             cluster.up()
             code = Path(folder, "code")

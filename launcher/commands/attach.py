@@ -1,7 +1,3 @@
-"""ddpctl attach"""
-
-from __future__ import annotations
-
 from . import options
 
 

@@ -1,5 +1,3 @@
-"""ddpctl check"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -12,7 +10,7 @@ from . import options
 from .options import flag
 
 if TYPE_CHECKING:
-    from ..preflight.inventory import Machine
+    from ..preflight.inventory import Machine, Unseen
     from ..preflight.run import Survey
 
 COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
@@ -37,13 +35,14 @@ def check(
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
     from ..hosts import cluster_of
+    from ..hosts.fold import counted
     from ..preflight.run import survey_hosts
     from ..ssh.node import connected
 
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
     console = options.console(quiet, verbose)
     began = time.monotonic()
-    with connected(cluster.hosts) as nodes, console.step(f"checking {_hosts(len(nodes))}"):
+    with connected(cluster.hosts) as nodes, console.step(f"checking {counted(len(nodes), 'host')}"):
         survey = survey_hosts(nodes, cluster, all_pairs=all_pairs, with_containers=True)
     if as_json:
         console.json(document(survey, time.monotonic() - began))
@@ -59,19 +58,19 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
         "ok": survey.exit_code == 0,
         "seconds": round(seconds, 2),
         "findings": [dataclasses.asdict(finding) for finding in survey.findings],
-        "hosts": [_host(survey, machine.ranks) for machine in survey.machines],
+        "hosts": [_host(survey, machine) for machine in survey.machines],
     }
 
 
-def _host(survey: Survey, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """Return the facts of the machine that runs these node ranks; null for each unknown value."""
-    machine = next((m for m in survey.seen.machines if m.ranks == ranks), None)
-    route = survey.seen.reach.routes.get(ranks[0])
-    report = survey.reports.get(ranks[0])
+def _host(survey: Survey, asked: Machine | Unseen) -> dict[str, Any]:
+    """Return the facts of a machine; null for each unknown value."""
+    machine = next((m for m in survey.seen.machines if m is asked), None)
+    route = survey.seen.reach.routes.get(asked.ranks[0])
+    report = survey.reports.get(asked.ranks[0])
     engine = machine.engine if machine else None
     return {
-        "host": next(m.name for m in survey.machines if m.ranks == ranks),
-        "node_ranks": list(ranks),
+        "host": asked.name,
+        "node_ranks": list(asked.ranks),
         "internal_ip": route.address if route else None,
         "interface": route.interface if route else None,
         "nccl_env": dict(roce(survey, machine)) if machine else None,
@@ -96,6 +95,7 @@ def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
 
 def show(survey: Survey, console: Console) -> None:
     """Print the table, the address chosen for each host, and one line per finding."""
+    from ..hosts.fold import counted
     from ..preflight import findings
 
     names = [machine.name for machine in survey.machines]
@@ -110,8 +110,4 @@ def show(survey: Survey, console: Console) -> None:
     for line in findings.lines(survey.findings):
         console.print(line)
     if not survey.findings:
-        console.print(f"{_hosts(len(names))} checked, no problems found")
-
-
-def _hosts(count: int) -> str:
-    return "1 host" if count == 1 else f"{count} hosts"
+        console.print(f"{counted(len(names), 'host')} checked, no problems found")

@@ -1,7 +1,5 @@
 """Tab completion of run ids, hosts files and host names, from this machine's own files only."""
 
-from __future__ import annotations
-
 import glob
 import json
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""ddpctl exec"""
-
-from __future__ import annotations
-
 import sys
 
 import typer

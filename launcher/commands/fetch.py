@@ -1,7 +1,3 @@
-"""ddpctl fetch"""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from . import options

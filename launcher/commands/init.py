@@ -1,5 +1,3 @@
-"""ddpctl init"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -67,22 +65,26 @@ def init(
         raise UsageError(f"{file}: already exists; pass --force or another name")
     console = options.console(quiet, verbose)
     asks = not (host or hostfile or ssh_config) and options.can_ask()
+    ask = _prompt if asks else lambda _, default: default
     hosts = _asked_hosts() if asks else _hosts(host or [], hostfile, ssh_config)
     answers = starter.Answers(hosts, user, key, gpus or "all")
-    ask = _prompt if asks else lambda _, default: default
     if asks:
         answers = _ask_about_hosts(answers, file, console, ask_gpus=gpus is None)
     if image is None:
         image = ask("Image", Job.image)
     if command is None:
         command = ask("Command for torchrun", " ".join(Job.command))
-    words = _split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--command {command!r}: {str(error).lower()}; fix the quotes") from None
+    if not words:
+        raise UsageError("--command: empty; pass a script, or -m and a module")
     if workdir is None:  # the hosts need a copy of the script
-        default = "." if words[0].endswith(".py") else "none"
-        answer = ask("Folder with your code", default)
-        workdir = None if answer == "none" else answer
+        workdir = ask("Folder with your code", "." if words[0].endswith(".py") else "none")
+        workdir = None if workdir == "none" else workdir
     answers = dataclasses.replace(
-        answers, image=image, workdir=workdir, dataset=dataset, command=words
+        answers, image=image, workdir=workdir, dataset=dataset, command=tuple(words)
     )
     text = starter.compose(answers, str(file))
     try:
@@ -111,10 +113,10 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
     for host, seen in zip(hosts, found, strict=True):
         if seen.gpus is not None:
             console.say(f"{host.name}: {seen.note}")
-    counts = [seen.gpus for seen in found if seen.gpus is not None]
     gpus = answers.gpus
     if ask_gpus:
-        gpus = _prompt("GPUs per host", "0" if counts and not any(counts) else "all")
+        none_has = {seen.gpus for seen in found} - {None} == {0}
+        gpus = _prompt("GPUs per host", "0" if none_has else "all")
     entries = tuple(
         entry._replace(gpus=0 if seen.gpus == 0 and gpus != "0" else None, note=seen.note)
         for entry, seen in zip(answers.hosts, found, strict=True)
@@ -147,16 +149,6 @@ def _asked_hosts() -> tuple[Entry, ...]:
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
     answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
     return tuple(Entry(name) for name in answer.replace(",", " ").split())
-
-
-def _split(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise UsageError(f"--command {command!r}: {str(error).lower()}; fix the quotes") from None
-    if not words:
-        raise UsageError("--command: empty; pass a script, or -m and a module")
-    return words
 
 
 def _prompt(question: str, default: str) -> str:

@@ -1,7 +1,3 @@
-"""ddpctl kill"""
-
-from __future__ import annotations
-
 import typer
 
 from . import options

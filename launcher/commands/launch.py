@@ -1,7 +1,3 @@
-"""ddpctl launch"""
-
-from __future__ import annotations
-
 import os
 
 import typer
@@ -133,15 +129,13 @@ def launch(
 
 
 def wait_seconds(text: str | None) -> int | None:
-    """Return `--wait` in seconds, as LaunchOptions.wait expects it."""
+    """Return `--wait` in seconds, as LaunchOptions.wait expects it. text: "" without a duration."""
     from ..hosts import seconds_in
 
-    if text is None or text == options.FOREVER:
-        return None if text is None else 0
-    seconds = seconds_in(text)
-    if not seconds:
+    seconds = seconds_in(text) if text else None
+    if text and not seconds:
         raise UsageError(f"--wait {text}: write 2h30m, for example, or only --wait to wait forever")
-    return seconds
+    return None if text is None else seconds or 0
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:

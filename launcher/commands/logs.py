@@ -1,7 +1,3 @@
-"""ddpctl logs"""
-
-from __future__ import annotations
-
 from . import complete, options
 from .options import flag, option
 

@@ -1,12 +1,10 @@
 """Arguments and flags that several commands share."""
 
-from __future__ import annotations
-
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
@@ -15,18 +13,38 @@ from ..errors import UsageError
 from ..terminal.console import Console
 from . import complete
 
-FOREVER = "forever"  # the value of a bare `--wait`
-FOLDERS = ("--dataset", "--workdir")
+
+class OptionalValues(TyperCommand):
+    """A command with options whose value may be missing, and is then empty.
+
+    optional: whether the word after such an option is its value. typer itself has no such options.
+    """
+
+    optional: ClassVar[Mapping[str, Callable[[str], bool]]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        pairs = zip(args, [*args[1:], ""], strict=False)
+        words = [
+            f"{word}=" if word in self.optional and not self.optional[word](after) else word
+            for word, after in pairs
+        ]
+        return super().parse_args(ctx, words)
 
 
-class WithCommandLine(TyperCommand):
+class WithFolders(OptionalValues):
+    optional: ClassVar = dict.fromkeys(("--dataset", "--workdir"), lambda word: Path(word).is_dir())
+
+
+class WithCommandLine(OptionalValues):
     """A command that takes another command line after `--` and leaves it in `context.args`."""
+
+    optional: ClassVar = {"--wait": lambda word: word[:1].isdigit()}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
         if at == len(args):
             self._refuse_flags_of_the_script(ctx, args)
-        rest = super().parse_args(ctx, with_values(args[:at]))
+        rest = super().parse_args(ctx, args[:at])
         ctx.args = args[at + 1 :]
         return rest
 
@@ -57,31 +75,6 @@ class WithCommandLine(TyperCommand):
                 word in ("-m", "--no-python") or word.endswith(".py") or words == 2
             ):
                 script = at
-
-
-def with_values(args: list[str]) -> list[str]:
-    """Insert a value after a bare `--wait`: typer has no option with an optional value."""
-    pairs = zip(args, [*args[1:], ""], strict=False)
-    return [
-        f"--wait={FOREVER}" if word == "--wait" and not following[:1].isdigit() else word
-        for word, following in pairs
-    ]
-
-
-class WithFolders(TyperCommand):
-    """A command whose --dataset and --workdir take an optional folder, as those of `push` do."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words: list[str] = []
-        for word in args:
-            flag, equals, folder = word.partition("=")
-            if flag in FOLDERS and equals:
-                words += [flag, f"{flag}-folder", folder]
-            elif words and words[-1] in FOLDERS and Path(word).is_dir():
-                words += [f"{words[-1]}-folder", word]
-            else:
-                words.append(word)
-        return super().parse_args(ctx, words)
 
 
 def flag(name: str, help: str, *more: str) -> Any:

@@ -1,7 +1,3 @@
-"""ddpctl ps"""
-
-from __future__ import annotations
-
 from ..errors import UsageError
 from . import options
 from .options import flag, option

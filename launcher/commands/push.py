@@ -1,15 +1,8 @@
-"""ddpctl push"""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import typer
 
 from ..errors import UsageError
-from ..terminal.console import Console
 from . import options
-from .options import flag
+from .options import flag, option
 
 
 def push(
@@ -18,10 +11,12 @@ def push(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     image: bool = flag("--image", "Push only the image (and other parts you name)."),
-    dataset: bool = flag("--dataset", "Push only the dataset; `--dataset DIR` overrides it."),
-    dataset_folder: str | None = typer.Option(None, "--dataset-folder", hidden=True),
-    workdir: bool = flag("--workdir", "Push only the code; `--workdir DIR` overrides it."),
-    workdir_folder: str | None = typer.Option(None, "--workdir-folder", hidden=True),
+    dataset: str | None = option(
+        "--dataset", "Push only the dataset; DIR overrides job.dataset.", metavar="[DIR]"
+    ),
+    workdir: str | None = option(
+        "--workdir", "Push only the code; DIR overrides job.workdir.", metavar="[DIR]"
+    ),
     prune: bool = flag("--prune", "Push nothing; delete unused data and code."),
     yes: bool = flag("--yes", "With --prune, do not ask; required without a terminal.", "-y"),
     as_json: bool = options.JSON,
@@ -41,13 +36,25 @@ def push(
     from ..ssh.node import connected
 
     console = options.console(quiet, verbose)
-    folders = {"dataset": dataset_folder, "workdir": workdir_folder}
+    if prune and not yes and (as_json or not options.can_ask()):
+        raise UsageError("push --prune deletes data on the hosts; without a terminal, pass -y")
+
+    def confirm(listed: str) -> bool:
+        if not as_json:
+            console.print(listed)
+        return yes or typer.confirm("delete these?", err=True)
+
+    folders = {"dataset": dataset or None, "workdir": workdir or None}
     cluster = cluster_of(options.hosts_of(hosts, host_list), folders, include, exclude)
-    named: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
+    named: dict[pushing.Part, bool] = {
+        "image": image,
+        "dataset": dataset is not None,
+        "workdir": workdir is not None,
+    }
     parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
     with connected(cluster.hosts) as nodes:
         if prune:
-            pruned = pushing.prune(nodes, cluster, _confirm(console, as_json, yes), console)
+            pruned = pushing.prune(nodes, cluster, confirm, console)
             if as_json:
                 console.json(pruned.document())
             console.say(pruned.summary())
@@ -64,16 +71,3 @@ def push(
         console.json(result.report.document())
     console.say(result.report.summary())
     return 0
-
-
-def _confirm(console: Console, as_json: bool, yes: bool) -> Callable[[str], bool]:
-    """Return a yes/no prompt. Raises UsageError if there is no terminal and no -y."""
-    if not yes and (as_json or not options.can_ask()):
-        raise UsageError("push --prune deletes data on the hosts; without a terminal, pass -y")
-
-    def confirm(listed: str) -> bool:
-        if not as_json:
-            console.print(listed)
-        return yes or typer.confirm("delete these?", err=True)
-
-    return confirm

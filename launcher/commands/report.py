@@ -1,7 +1,3 @@
-"""ddpctl report"""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..errors import UsageError

@@ -1,7 +1,3 @@
-"""ddpctl resume"""
-
-from __future__ import annotations
-
 from . import options
 from .options import flag, hosts_option
 

@@ -1,7 +1,3 @@
-"""ddpctl sanity"""
-
-from __future__ import annotations
-
 from . import complete, options
 from .options import flag, option
 

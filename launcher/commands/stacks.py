@@ -1,7 +1,3 @@
-"""ddpctl stacks"""
-
-from __future__ import annotations
-
 from . import options
 from .options import flag
 

@@ -12,9 +12,8 @@ from ..errors import UsageError
 from ..logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
 from ..logs.store import LogStore, Mark, known_marks
 from ..logs.torchrun_traceback import TorchrunTracebacks
-from ..runs.attempt import newest_attempt
+from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
-from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .monitor import Lines, Monitor
@@ -73,7 +72,7 @@ def chosen(
 def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
     """Print the logs. Return 0, or 4 if lines are missing because a host did not answer."""
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
-        failures = sync_logs(attempt, store, console) if store else {}
+        failures = sync_logs(attempt, store, console)
         known = known_marks(folder.logs)
         print_recorded(folder, wanted, known, console, fold=False)
         report_unseen(failures, console)

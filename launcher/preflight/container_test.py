@@ -25,6 +25,7 @@ from .inventory import Inventory, Machine, odd_one_out
 
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 MARK = "ddpctl-check "
+VERSIONS = {"torch": failure, "nccl": failure, "cuda": warning, "python": warning}
 SCRIPT = r"""
 import json, os, platform, sys
 found = {"python": platform.python_version()}
@@ -67,8 +68,7 @@ class ContainerReport:
 
 def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
     """Test each machine in `nodes` that has the image. Return reports by first node rank."""
-    token = secrets.token_hex(4)
-    job = seen.cluster.job
+    token, job = secrets.token_hex(4), seen.cluster.job
     machines = [m for m in seen.machines if m.rank in nodes and m.engine and m.engine.image]
     with_torch = needing_torch(machines)
 
@@ -78,12 +78,10 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
         engine = container_engine(node, job.engine)
-        if engine is None:
-            return ContainerReport(error="the job's engine has no containers")
         try:
             # writable for other users than the SSH user, as a run's folders are
             node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
-            return parse_report(engine.run_to_end(container, TIMEOUT))
+            return parse_report(engine.run_to_end(container, TIMEOUT) if engine else "")
         except DdpctlError as error:
             return ContainerReport(error=str(error))
         finally:
@@ -91,8 +89,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
                 node.run(["rm", "-rf", folder])
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        reports = pool.map(run, machines)
-        return {machine.rank: report for machine, report in zip(machines, reports, strict=True)}
+        return dict(zip((m.rank for m in machines), pool.map(run, machines), strict=True))
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
@@ -127,16 +124,15 @@ def needing_torch(machines: Sequence[Machine]) -> set[int]:
 
 def parse_report(output: str) -> ContainerReport:
     """Parse the script's output, ignoring anything that the image prints at its start."""
-    report: object = None
-    for line in output.splitlines():
-        if line.startswith(MARK):
-            with contextlib.suppress(ValueError):
-                report = json.loads(line.removeprefix(MARK))
+    lines = [line for line in output.splitlines() if line.startswith(MARK)]
+    try:
+        report = json.loads(lines[-1].removeprefix(MARK)) if lines else None
+    except ValueError:
+        report = None
     if not isinstance(report, dict):
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]
-        return ContainerReport(
-            error=f"python3 did not run in the image: {last}; use an image with python3"
-        )
+        why = f"python3 did not run in the image: {last}; use an image with python3"
+        return ContainerReport(error=why)
     names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
     gpus = report.get("gpus")
     texts = {name: str(report.get(name, "")) for name in names}
@@ -144,48 +140,40 @@ def parse_report(output: str) -> ContainerReport:
 
 
 def judge(seen: Inventory, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:
+    """Check that each container ran, imported torch, wrote its file and saw the GPUs.
+
+    torch, NCCL and CUDA must be the same on all nodes, so that ranks can communicate.
+    """
     tested = [machine for machine in seen.machines if machine.rank in reports]
     for machine in tested:
-        yield from check_report(machine, reports[machine.rank])
-        yield from check_versions(machine, tested, reports, seen.cluster.job.image)
+        name, report = machine.name, reports[machine.rank]
+        if report.error:
+            yield failure(*split(report.error, machine.hosts[0].name)).at(name, "image")
+        if report.torch_error:
+            what = f"torch cannot be imported in the image: {report.torch_error}"
+            yield failure(what, "use an image with torch in it").at(name, "image")
+        if report.write_error:
+            what = f"a container cannot write to ~/.ddpctl: {report.write_error}"
+            remedy = (
+                "look for denials in `journalctl -k` there (SELinux, AppArmor), or set job.user"
+            )
+            yield failure(what, remedy).at(name, "disk")
+        if machine.gpus and machine.has_driver and report.torch and report.gpus == 0:
+            built = f"built for CUDA {report.cuda}" if report.cuda else "built without CUDA"
+            what = f"torch {report.torch} in the image sees no GPU ({built})"
+            remedy = "use an image whose torch is built for CUDA, or fix the container toolkit"
+            if machine.facts.has_amd_gpus:
+                remedy = "use an image whose torch is built for ROCm"
+            yield failure(what, remedy).at(name, "gpus")
+        for label, severity in VERSIONS.items():
 
+            def version(m: Machine, label: str = label) -> str | None:
+                return (
+                    (getattr(reports[m.rank], label) or "none") if reports[m.rank].torch else None
+                )
 
-def check_report(machine: Machine, report: ContainerReport) -> Iterator[Finding]:
-    """Check that the container ran, imported torch, wrote its file and saw the GPUs."""
-    if report.error:
-        yield failure(machine.name, "image", *split(report.error, machine.hosts[0].name))
-    if report.torch_error:
-        what = f"torch cannot be imported in the image: {report.torch_error}"
-        yield failure(machine.name, "image", what, "use an image with torch in it")
-    if report.write_error:
-        what = f"a container cannot write to ~/.ddpctl: {report.write_error}"
-        remedy = "look for denials in `journalctl -k` there (SELinux, AppArmor), or set job.user"
-        yield failure(machine.name, "disk", what, remedy)
-    if machine.gpus and machine.has_driver and report.torch and report.gpus == 0:
-        built = f"built for CUDA {report.cuda}" if report.cuda else "built without CUDA"
-        what = f"torch {report.torch} in the image sees no GPU ({built})"
-        remedy = "use an image whose torch is built for CUDA, or fix the container toolkit"
-        if machine.facts.has_amd_gpus:
-            remedy = "use an image whose torch is built for ROCm"
-        yield failure(machine.name, "gpus", what, remedy)
-
-
-def check_versions(
-    machine: Machine,
-    tested: Sequence[Machine],
-    reports: Mapping[int, ContainerReport],
-    image: str,
-) -> Iterator[Finding]:
-    """Check that torch, NCCL and CUDA are the same on all nodes, so that ranks can communicate."""
-    for label, severity in (
-        ("torch", failure), ("nccl", failure), ("cuda", warning), ("python", warning)
-    ):  # fmt: skip
-
-        def version(m: Machine, label: str = label) -> str | None:
-            report = reports[m.rank]
-            return (getattr(report, label) or "none") if report.torch else None
-
-        if odd := odd_one_out(machine, tested, version):
-            what = f"{label} {odd[0]} in its image, while other hosts have {odd[1]}"
-            remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
-            yield severity(machine.name, "image", what, remedy)
+            if odd := odd_one_out(machine, tested, version):
+                what = f"{label} {odd[0]} in its image, while other hosts have {odd[1]}"
+                image = seen.cluster.job.image
+                remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
+                yield severity(what, remedy).at(name, "image")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..hosts.fold import names
 from ..terminal.sanitize import plain
@@ -27,12 +27,23 @@ class Finding:
     remedy: str
 
 
-def failure(host: str, check: str, what: str, remedy: str) -> Finding:
-    return Finding("failure", host, check, _one_line(what), _one_line(remedy))
+class Problem(NamedTuple):
+    """A finding whose host and check are known from the context."""
+
+    severity: Severity
+    what: str
+    remedy: str
+
+    def at(self, host: str, check: str) -> Finding:
+        return Finding(self.severity, host, check, self.what, self.remedy)
 
 
-def warning(host: str, check: str, what: str, remedy: str) -> Finding:
-    return Finding("warning", host, check, _one_line(what), _one_line(remedy))
+def failure(what: str, remedy: str) -> Problem:
+    return Problem("failure", _one_line(what), _one_line(remedy))
+
+
+def warning(what: str, remedy: str) -> Problem:
+    return Problem("warning", _one_line(what), _one_line(remedy))
 
 
 def _one_line(text: str) -> str:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import HostUnreachable
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Host
+from ..hosts.starter import Entry
 from ..ssh.many import ask_each
 from ..ssh.node import connected
 from ..ssh.route import route_to
 from ..terminal.console import Console
-
-
-@dataclass(frozen=True)
-class FirstLook:
-    """What `init` found on a host. gpus: None without an answer. note: for the user."""
-
-    gpus: int | None
-    note: str
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
@@ -33,24 +25,27 @@ def ssh_login(host: Host) -> tuple[str, str]:
     return route.user, next((key for key in route.identity_files if Path(key).is_file()), "")
 
 
-def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
-    """Query all hosts concurrently. Prints one line about those that do not answer."""
+def look(hosts: Sequence[Host], console: Console) -> list[Entry]:
+    """Query all hosts concurrently. Prints one line about those that do not answer.
+
+    The entries have the number of GPUs (None without an answer) and a note for the user.
+    """
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
         found, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])
         )
     for error in failures.values():
         console.say(f"no answer from {error}")
-    silent = FirstLook(None, "did not answer; `ddpctl check` shows why")
-    return [_described(found[host.name]) if host.name in found else silent for host in hosts]
+    return [described(host.name, found.get(host.name)) for host in hosts]
 
 
-def _described(facts: Facts) -> FirstLook:
-    models = {gpu.name for gpu in facts.gpus}
-    count = len(facts.gpus)
-    what = (
-        f"{count} x {models.pop()}" if len(models) == 1 else f"{count} GPUs" if count else "no GPU"
-    )
+def described(host: str, facts: Facts | None) -> Entry:
+    if facts is None:
+        return Entry(host, None, "did not answer; `ddpctl check` shows why")
+    models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
+    what = f"{count} GPUs" if count else "no GPU"
+    if len(models) == 1:
+        what = f"{count} x {models.pop()}"
     disk = facts.details.disk(facts.home) if facts.details else None
     free = f", {disk.kib_free / 2**20:.0f} GiB free in {facts.home}" if disk else ""
-    return FirstLook(count, what + free)
+    return Entry(host, count, what + free)

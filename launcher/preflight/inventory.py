@@ -7,21 +7,23 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..engines.engine_info import EngineInfo, ImageInfo
+from ..engines.status import NodeStatus
 from ..facts.hardware import Details
+from ..facts.nvidia import GpuState
 from ..facts.script import Facts
 from ..hosts import Cluster, Host
-from ..plan.topology import gpu_ids
+from ..plan.topology import gpu_ids, ids_by_uuid
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """A machine that gave no answer. error: one line, with the remedy."""
+    """A machine that gave no answer. host: its name in the error, a line with the remedy."""
 
     name: str
     ranks: tuple[int, ...]
-    hosts: tuple[Host, ...]
+    host: str
     error: str
 
 
@@ -60,6 +62,21 @@ class Machine:
         return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
 
     @property
+    def gpus_by_uuid(self) -> dict[str, int]:
+        """Ids of the GPUs that the nodes use, by UUID (see `ids_by_uuid`)."""
+        return {u: gpu for host in self.hosts for u, gpu in ids_by_uuid(host, self.facts).items()}
+
+    @property
+    def gpu_states(self) -> list[GpuState]:
+        """The states of the GPUs that the nodes use."""
+        return [gpu for gpu in self.details.nvidia.gpus if gpu.index in self.gpus]
+
+    @property
+    def run_nodes(self) -> tuple[NodeStatus, ...]:
+        """The nodes of runs on the machine, in any state."""
+        return self.engine.nodes if self.engine else ()
+
+    @property
     def has_driver(self) -> bool:
         return self.details.kernel_driver is not None or self.facts.has_amd_gpus
 
@@ -96,18 +113,16 @@ class Route:
     why: str = "not tried"
 
 
-Grouped = Mapping[tuple[int, str, bool], dict[int, Answer]]  # by target, address and is_master_port
-
-
 @dataclass(frozen=True)
 class Reach:
     """The probe's results. Machines are identified by their first node rank.
 
+    answers: by what was dialled (target, address, is_master_port), then by source.
     cut_off: machines that reached no other machine. Their answers say nothing about the others and
     are left out. unprobed: machines on which no agent could run.
     """
 
-    answers: Grouped = field(default_factory=dict)
+    answers: Mapping[tuple[int, str, bool], Mapping[int, Answer]] = field(default_factory=dict)
     routes: Mapping[int, Route] = field(default_factory=dict)
     cut_off: frozenset[int] = frozenset()
     unprobed: frozenset[int] = frozenset()

@@ -22,7 +22,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ..engines.choose import container_engine
 from ..errors import DdpctlError
@@ -30,15 +29,7 @@ from ..hosts import Cluster
 from ..ssh.node import Node
 from ..ssh.stream import Deadline, Stream
 from .inventory import Answer, Machine, Reach
-from .reach_routes import (
-    Dial,
-    dials_for,
-    is_settled,
-    pairs,
-    reach_of,
-    retried,
-    retries,
-)
+from .reach_routes import Dial, dials_for, is_settled, pairs, reach_of, retried, retries
 
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
 ROUND_TIMEOUT = 12.0  # seconds; agents give up a dial after three, so a slower one is overloaded
@@ -118,19 +109,15 @@ done
 """
 
 
-@dataclass
-class _Agent:
-    stream: Stream
-    ports: dict[int, int] = field(default_factory=dict)  # asked for -> listened on
-
-
 class Probe:
     """Starts agents while facts are gathered, then lets them dial. Close it at the end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._job = cluster.job
         self._token = secrets.token_hex(8)
-        self._agents: dict[int, _Agent] = {}
+        self._agents: dict[int, Stream] = {}
+        self._ports: dict[int, int] = {}  # that the agents listen on
+        self._master_port = 0  # that node 0's agent listens on, too; 0 if it does not
         self._orders: dict[int, Dial] = {}  # by key, for all rounds
         self._inbox: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
@@ -139,42 +126,36 @@ class Probe:
         engine = container_engine(node, self._job.engine)
         in_image = engine.python_in_image(self._job.image) if engine else ()
         with contextlib.suppress(DdpctlError):  # the facts of the machine show the reason
-            agent = _Agent(node.open_script(SHELL, PYTHON, str(rank), self._token, *in_image))
-            _take_ports(agent)
-            if agent.ports:
-                self._agents[rank] = agent
+            agent = node.open_script(SHELL, PYTHON, str(rank), self._token, *in_image)
+            if port := _listening(agent).get(0):
+                self._agents[rank], self._ports[rank] = agent, port
             else:
-                agent.stream.close()
+                agent.close()
 
     def run(self, seen: Sequence[Machine], *, all_pairs: bool) -> Reach:
         """Find out who reaches whom: a star and some neighbours; all pairs on failure or on request."""
         machines = {m.rank: m for m in seen if m.rank in self._agents}
-        port = self._listen_on_master_port()
+        port = self._job.master_port
+        if port != "auto" and 0 in self._agents:  # the checks find out if it is taken
+            with contextlib.suppress(DdpctlError, OSError):
+                self._agents[0].write(f"listen {port}\n".encode())
+                self._master_port = _listening(self._agents[0]).get(port, 0)
         for rank, agent in self._agents.items():
             threading.Thread(target=self._receive, args=(rank, agent), daemon=True).start()
-        dials = dials_for(machines, pairs(machines, everyone=all_pairs), master_port=bool(port))
-        answers = self._round(dials, port)
+        with_port = self._master_port != 0
+        dials = dials_for(machines, pairs(machines, everyone=all_pairs), master_port=with_port)
+        answers = self._round(dials)
         if not is_settled(dials, answers):
-            every = dials_for(machines, pairs(machines, everyone=True), master_port=bool(port))
-            answers |= self._round([dial for dial in every if dial not in answers], port)
-            answers = retried(answers, self._round(retries(answers), port))
+            every = dials_for(machines, pairs(machines, everyone=True), master_port=with_port)
+            answers |= self._round([dial for dial in every if dial not in answers])
+            answers = retried(answers, self._round(retries(answers)))
         return reach_of(machines, (m.rank for m in seen), answers)
 
     def close(self) -> None:
         for agent in self._agents.values():
-            agent.stream.close()
+            agent.close()
 
-    def _listen_on_master_port(self) -> int:
-        """Listen on node 0's master port, once the check has found it free; return 0 on failure."""
-        port, agent = self._job.master_port, self._agents.get(0)
-        if port == "auto" or agent is None:
-            return 0
-        with contextlib.suppress(DdpctlError, OSError):
-            agent.stream.write(f"listen {port}\n".encode())
-            _take_ports(agent)
-        return port if port in agent.ports else 0
-
-    def _round(self, dials: Sequence[Dial], master_port: int) -> dict[Dial, Answer]:
+    def _round(self, dials: Sequence[Dial]) -> dict[Dial, Answer]:
         """Run the dials and return their answers.
 
         Ends early once every target was reached. Then missing answers count as timeouts. Answers
@@ -182,14 +163,13 @@ class Probe:
         """
         keys = dict(enumerate(dials, start=len(self._orders)))
         self._orders |= keys
+        orders = dict.fromkeys(self._agents, "")
+        for key, dial in keys.items():
+            port = self._master_port if dial.is_master_port else self._ports[dial.target]
+            orders[dial.source] += f"dial {key} {dial.address} {port}\n"
         for rank, agent in self._agents.items():
-            orders = "".join(
-                f"dial {key} {dial.address} {self._port(dial, master_port)}\n"
-                for key, dial in keys.items()
-                if dial.source == rank
-            )
             with contextlib.suppress(DdpctlError, OSError):  # its dials count as silent
-                agent.stream.write(orders.encode(), timeout=ROUND_TIMEOUT)
+                agent.write(orders[rank].encode(), timeout=ROUND_TIMEOUT)
         answers: dict[Dial, Answer] = {}
         deadline, missing = time.monotonic() + ROUND_TIMEOUT, "silent"
         while len(answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
@@ -201,24 +181,23 @@ class Probe:
                 deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
         return {dial: answers.get(dial, Answer(missing)) for dial in dials}
 
-    def _port(self, dial: Dial, master_port: int) -> int:
-        return master_port if dial.is_master_port else self._agents[dial.target].ports[0]
-
-    def _receive(self, rank: int, agent: _Agent) -> None:
+    def _receive(self, rank: int, agent: Stream) -> None:
         with contextlib.suppress(DdpctlError, OSError):  # missing answers count as silent
-            for line in _lines(agent.stream):
+            for line in _lines(agent):
                 if answer := parse_dialed(line, self._orders, rank):
                     self._inbox.put(answer)
 
 
-def _take_ports(agent: _Agent) -> None:
-    """Record the agent's ports until it is ready."""
+def _listening(agent: Stream) -> dict[int, int]:
+    """Return the ports that the agent reports until it is ready: asked for -> listened on."""
+    ports: dict[int, int] = {}
     with contextlib.suppress(OSError):
-        for line in _lines(agent.stream, Deadline(AGENT_TIMEOUT)):
-            if found := parse_listening(line):
-                agent.ports[found[0]] = found[1]
+        for line in _lines(agent, Deadline(AGENT_TIMEOUT)):
             if line == "ready":
-                return
+                break
+            if found := parse_listening(line):
+                ports[found[0]] = found[1]
+    return ports
 
 
 def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:

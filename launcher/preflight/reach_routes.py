@@ -8,12 +8,12 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..facts.network import Address
 from ..hosts import Cluster
-from .inventory import Answer, Grouped, Machine, Reach, Route
+from .inventory import Answer, Machine, Reach, Route
 
 NEIGHBOURS = 3  # number of hosts that dial each host, in addition to all hosts dialling node 0
 
@@ -51,27 +51,26 @@ def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
         if not other.shares_network_with(machine)
         for address in other.facts.addresses
     }
-    found = [
-        a
-        for a in machine.facts.addresses
-        if not _is_useless(a.ip)
-        and a.ip not in elsewhere
-        and (a.interface in wanted if wanted else not _LOCAL_ONLY.fullmatch(a.interface))
-    ]
-    return sorted(found, key=lambda address: _preference(machine, address))
 
+    def is_useful(address: Address) -> bool:
+        ip = ipaddress.ip_address(address.ip)
+        if ip.is_loopback or ip.is_link_local or ip.is_unspecified or address.ip in elsewhere:
+            return False
+        chosen = address.interface in wanted
+        return chosen if wanted else not _LOCAL_ONLY.fullmatch(address.interface)
 
-def _is_useless(ip: str) -> bool:
-    address = ipaddress.ip_address(ip)
-    return address.is_loopback or address.is_link_local or address.is_unspecified
+    def preference(address: Address) -> tuple[bool, int, bool, bool]:
+        """Fast interfaces first, then the SSH address, then IPv4 before IPv6."""
+        nic = machine.details.interface(address.interface)
+        other = machine.facts.ssh_server_ip != address.ip
+        return (
+            nic is not None and nic.is_bridge,
+            -(nic.speed if nic else 0),
+            other,
+            ":" in address.ip,
+        )
 
-
-def _preference(machine: Machine, address: Address) -> tuple[int, int, int, int]:
-    """Rank an address: fast interfaces first, then the SSH address, then IPv4 before IPv6."""
-    nic = machine.details.interface(address.interface)
-    by_ssh = machine.facts.ssh_server_ip == address.ip
-    is_bridge = nic is not None and nic.is_bridge
-    return (is_bridge, -(nic.speed if nic else 0), not by_ssh, ":" in address.ip)
+    return sorted(filter(is_useful, machine.facts.addresses), key=preference)
 
 
 def _candidates(machines: Mapping[int, Machine]) -> dict[int, list[Address]]:
@@ -127,10 +126,9 @@ def is_settled(dials: Sequence[Dial], answers: Answers) -> bool:
 def retries(answers: Answers) -> list[Dial]:
     """Return the dials that timed out, with a control: one successful dial of each source."""
     failed = [dial for dial, answer in answers.items() if answer.result == "timeout"]
+    sources = {dial.source for dial in failed}
     controls = {dial.source: dial for dial, answer in answers.items() if answer.ok}
-    return list(
-        dict.fromkeys([*failed, *(controls[d.source] for d in failed if d.source in controls)])
-    )
+    return [*failed, *(dial for source, dial in controls.items() if source in sources)]
 
 
 def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
@@ -142,11 +140,9 @@ def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
     busy = {d.source for d, answer in again.items() if answers[d].ok and not answer.ok}
     merged = dict(answers)
     for dial, second in again.items():
-        if answers[dial].ok:
-            continue
-        if second.ok:
+        if not answers[dial].ok and second.ok:
             merged[dial] = Answer("ok", answers[dial].seconds + second.seconds)
-        else:
+        elif not answers[dial].ok:
             merged[dial] = Answer("silent") if dial.source in busy else second
     return merged
 
@@ -162,42 +158,36 @@ def cut_off(answers: Answers) -> set[int]:
 
 
 def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answers) -> Reach:
-    """Evaluate the answers. machines: those with an agent, among all in `seen`."""
+    """Evaluate the answers. machines: those with an agent, among all in `seen`.
+
+    Chooses each machine's best address among those that all its dialling machines reached.
+    """
     lost = cut_off(answers)
-    kept = {dial: answer for dial, answer in answers.items() if dial.source not in lost}
-    unprobed = frozenset(seen) - machines.keys()
-    return Reach(grouped(kept), choose(machines, kept), frozenset(lost), unprobed)
-
-
-def choose(machines: Mapping[int, Machine], answers: Answers) -> dict[int, Route]:
-    """Choose each machine's best address among those that all its dialling machines reached."""
-    by_address = grouped(answers)
-    return {
-        rank: _route(machines[rank], rank, addresses, by_address)
+    kept: dict[tuple[int, str, bool], dict[int, Answer]] = {}
+    for dial, answer in answers.items():
+        if dial.source not in lost:
+            dialled = (dial.target, dial.address, dial.is_master_port)
+            kept.setdefault(dialled, {})[dial.source] = answer
+    routes = {
+        rank: _route(
+            machines[rank], [(a, kept.get((rank, a.ip, False), {}).values()) for a in addresses]
+        )
         for rank, addresses in _candidates(machines).items()
     }
+    return Reach(kept, routes, frozenset(lost), frozenset(seen) - machines.keys())
 
 
-def _route(machine: Machine, rank: int, addresses: Sequence[Address], answers: Grouped) -> Route:
+def _route(machine: Machine, tried: Iterable[tuple[Address, Collection[Answer]]]) -> Route:
     passed: list[str] = []
-    for address in addresses:
-        tried = answers.get((rank, address.ip, False), {})
-        if tried and all(answer.ok for answer in tried.values()):
+    for address, answers in tried:
+        if answers and all(answer.ok for answer in answers):
             given = any(host.internal_ip == address.ip for host in machine.hosts)
-            why = "set as internal_ip" if given else f"reached from {len(tried)} of {len(tried)}"
+            count = len(answers)
+            why = "set as internal_ip" if given else f"reached from {count} of {count}"
             why += f", not over {', '.join(passed)}" if passed else ""
             return Route(address.ip, address.interface or None, why)
         passed.append(address.interface)
     return Route(why="no address can be reached from every other host")
-
-
-def grouped(answers: Answers) -> Grouped:
-    """Group answers by what was dialled, then by source."""
-    found: dict[tuple[int, str, bool], dict[int, Answer]] = {}
-    for dial, answer in answers.items():
-        at = (dial.target, dial.address, dial.is_master_port)
-        found.setdefault(at, {})[dial.source] = answer
-    return found
 
 
 def addressed(

@@ -9,32 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..engines.choose import container_engine
-from ..engines.engine_info import EngineInfo, ImageInfo
-from ..errors import (
-    CommandTimeout,
-    DdpctlError,
-    DockerUnavailable,
-    HostUnreachable,
-    PreflightError,
-)
+from ..engines import images
+from ..engines.choose import container_engine, engine_traits
+from ..engines.engine_info import ImageInfo
+from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Cluster, Host, Job
 from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
-from . import (
-    check_docker,
-    check_gpus,
-    check_network,
-    check_ports,
-    check_resources,
-    container_test,
-)
+from . import check_docker, check_gpus, check_network, check_resources, container_test
 from .container_test import ContainerReport
 from .findings import Finding, failure, in_order, split
 from .inventory import Inventory, Machine, Unseen
@@ -42,13 +31,12 @@ from .reach import Probe
 from .reach_routes import addressed
 
 USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
-CHECKS = (
-    *check_docker.CHECKS,
-    *check_gpus.CHECKS,
-    *check_resources.CHECKS,
-    *check_network.CHECKS,
-    *check_ports.CHECKS,
-)
+CHECKS = [
+    (name, check)
+    for module in (check_docker, check_gpus, check_resources, check_network)
+    for name, checks in module.CHECKS.items()
+    for check in checks
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class Survey:
     cluster: Cluster
     machines: Sequence[Machine | Unseen]
     seen: Inventory
-    reports: Mapping[int, ContainerReport] = field(default_factory=dict)
+    reports: Mapping[int, ContainerReport]
 
     @property
     def failures(self) -> list[Finding]:
@@ -96,13 +84,20 @@ def survey_hosts(
     waits: GPUs of other runs are no problem, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster)) as probe:
-        machines, seen = _examine_all(nodes, cluster, probe)
+        machines, here = _examine_all(nodes, cluster.job, probe)
+        seen = Inventory(
+            cluster, [m for m in machines if isinstance(m, Machine)], here, waits=waits
+        )
         if len(seen.machines) > 1:
             reach = probe.run(seen.machines, all_pairs=all_pairs)
             seen = dataclasses.replace(seen, reach=reach)
-        seen = dataclasses.replace(seen, waits=waits)
-    findings = [*_unseen(machines), *judge(seen)]
-    reports: Mapping[int, ContainerReport] = {}
+    findings = [
+        failure(*split(machine.error, machine.host)).at(machine.name, "ssh")
+        for machine in machines
+        if isinstance(machine, Unseen)
+    ]
+    findings += judge(seen)
+    reports: dict[int, ContainerReport] = {}
     if with_containers:
         # a container on a machine that failed would only fail for the same reason
         failed = {finding.host for finding in findings if finding.severity == "failure"}
@@ -120,88 +115,61 @@ def survey_hosts(
 
 def judge(seen: Inventory) -> Iterator[Finding]:
     for machine in seen.machines:
-        for check in CHECKS:
-            yield from check(machine, seen)
-
-
-def _unseen(machines: Sequence[Machine | Unseen]) -> Iterator[Finding]:
-    for machine in machines:
-        if isinstance(machine, Unseen):
-            yield failure(machine.name, "ssh", *split(machine.error, machine.hosts[0].name))
+        for name, check in CHECKS:
+            for problem in check(machine, seen):
+                yield problem.at(machine.name, name)
 
 
 def _examine_all(
-    nodes: Sequence[Node], cluster: Cluster, probe: Probe
-) -> tuple[list[Machine | Unseen], Inventory]:
-    """Examine every machine and start the probe agents at the same time."""
+    nodes: Sequence[Node], job: Job, probe: Probe
+) -> tuple[list[Machine | Unseen], ImageInfo | None]:
+    """Examine every machine and start the probe agents. Also return this machine's image."""
     groups: dict[tuple[str, int], list[int]] = {}
     for rank, node in enumerate(nodes):
         groups.setdefault(node.host.machine, []).append(rank)
+    names = Counter(nodes[ranks[0]].host.name for ranks in groups.values())
 
-    def one(name: str, ranks: Sequence[int]) -> Machine | Unseen:
-        def start(node: Node) -> None:
-            if len(groups) > 1:
-                probe.start(ranks[0], node)
-
-        return examine(name, ranks, [nodes[rank] for rank in ranks], cluster.job, start)
+    def one(ranks: list[int]) -> Machine | Unseen:
+        host = nodes[ranks[0]].host
+        name = f"{host.name}:{host.port}" if names[host.name] > 1 and host.port else host.name
+        try:
+            peers = probe if len(groups) > 1 else None
+            return examine(name, {rank: nodes[rank] for rank in ranks}, job, peers)
+        except DdpctlError as error:
+            return Unseen(name, tuple(ranks), host.name, str(error))
 
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
-        here = pool.submit(local_image, cluster.job)
-        machines = list(pool.map(one, _names(nodes, groups), groups.values()))
-    seen = [machine for machine in machines if isinstance(machine, Machine)]
-    return machines, Inventory(cluster, seen, here.result())
+        here = pool.submit(local_image, job)
+        return list(pool.map(one, groups.values())), here.result()
 
 
-def examine(
-    name: str,
-    ranks: Sequence[int],
-    nodes: Sequence[Node],
-    job: Job,
-    beside: Callable[[Node], None],
-) -> Machine | Unseen:
-    """Gather the facts of the machine that these ranks share. `beside` runs concurrently."""
-    hosts = tuple(node.host for node in nodes)
-    node = next((node for node in nodes if node.host.gpus != 0), nodes[0])
-    first = 0 in ranks
-    port = str(job.master_port) if first and job.master_port != "auto" else ""
+def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None = None) -> Machine:
+    """Gather the facts of the machine that these node ranks share, and start its probe agent."""
+    first = next(iter(nodes))
+    node = next((node for node in nodes.values() if node.host.gpus != 0), nodes[first])
+    port = str(job.master_port) if first == 0 and job.master_port != "auto" else ""
     folders = [job.metrics_dir] if job.metrics_dir else []
     check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
-    try:
-        node.connect()
-        with ThreadPoolExecutor(2) as pool:
-            pool.submit(beside, nodes[0])
-            asked = pool.submit(gather_one, node, ports=first, check=[USUAL_ROOT, *check])
-            engine, engine_error = _engine(node, job)
-            facts = asked.result()
-            if engine and engine.root != USUAL_ROOT:
-                facts = gather_one(node, ports=first, check=[engine.root, *check])
-        return Machine(name, tuple(ranks), hosts, facts, engine, engine_error)
-    except DdpctlError as error:
-        return Unseen(name, tuple(ranks), hosts, str(error))
-
-
-def _engine(node: Node, job: Job) -> tuple[EngineInfo | None, str | None]:
-    """Return the engine's facts, or its error; both None if the job needs no engine."""
-    engine = container_engine(node, job.engine)
-    try:
-        return (engine.engine_info(job.image) if engine else None), None
-    except (DockerUnavailable, CommandTimeout) as error:
-        return None, str(error)
+    engine, engine_error = None, None
+    node.connect()
+    with ThreadPoolExecutor(2) as pool:
+        if probe:
+            pool.submit(probe.start, first, nodes[first])
+        asked = pool.submit(gather_one, node, ports=first == 0, check=[USUAL_ROOT, *check])
+        try:
+            if found := container_engine(node, job.engine):
+                engine = found.engine_info(job.image)
+        except DdpctlError as error:
+            engine_error = str(error)
+        facts = asked.result()
+    if engine and engine.root != USUAL_ROOT:
+        facts = gather_one(node, ports=first == 0, check=[engine.root, *check])
+    hosts = tuple(node.host for node in nodes.values())
+    return Machine(name, tuple(nodes), hosts, facts, engine, engine_error)
 
 
 def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-        engine = container_engine(node, job.engine)
-        return engine.image_info(job.image) if engine else None
+        return images.inspect(node, job.image) if engine_traits(job.engine).in_container else None
     return None
-
-
-def _names(nodes: Sequence[Node], groups: Mapping[tuple[str, int], Sequence[int]]) -> list[str]:
-    """Return the names in the hosts file, with the port if several machines share a name."""
-    hosts = [nodes[ranks[0]].host for ranks in groups.values()]
-    names = [host.name for host in hosts]
-    return [
-        f"{host.name}:{host.port}" if names.count(host.name) > 1 and host.port else host.name
-        for host in hosts
-    ]

@@ -82,7 +82,7 @@ class Progress:
         with self._lock:
             task = self._tasks[node, part]
             self._bars.advance(task.id, count)
-            if not node.is_local:
+            if not node.host.is_local:
                 self.hosts[node].received_bytes += count
             due = self._seconds() - task.fields["line_at"] > INTERVAL
             if due:
@@ -93,7 +93,7 @@ class Progress:
 
     def sent(self, node: Node, count: int) -> None:
         """Count bytes that left this machine."""
-        if not node.is_local:
+        if not node.host.is_local:
             with self._lock:
                 self.report.sent_bytes += count
 

@@ -12,7 +12,7 @@ from typing import Literal
 from ..engines import images
 from ..engines.choose import engine_traits
 from ..engines.engine_info import ImageInfo
-from ..errors import DdpctlError, DockerUnavailable, PushFailed
+from ..errors import DdpctlError, PushFailed
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
@@ -125,7 +125,7 @@ class _Push:
         if self.image and not inspected:
             try:
                 self.here = images.inspect(local, self.image)
-            except DockerUnavailable:
+            except DdpctlError:
                 pass  # no engine here; the hosts may have the image or pull it
         progress.report.dataset_digest = self._digest("dataset")
         progress.report.workdir_digest = self._digest("workdir")
@@ -139,7 +139,7 @@ class _Push:
         relays = {
             node: node.host.internal_ip or state.address
             for node, state in states.items()
-            if "python3" in state.has and not node.is_local
+            if "python3" in state.has and not node.host.is_local
         }
         found: dict[Node, ImageInfo] = {}
         with closing(Fanout({n: ip for n, ip in relays.items() if ip}, self.progress)) as fanout:

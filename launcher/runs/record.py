@@ -1,4 +1,7 @@
-"""run.json: this machine's record of a run. It may be lost; the labels on the hosts are the truth."""
+"""A run's folder on this machine: run.json, and the hosts file as used.
+
+The folder may be lost; the labels on the hosts are the truth.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 
 from ..diagnosis.first_failure import FirstFailure
 from ..errors import StateError, UsageError
+from ..hosts import Cluster, dump, load
 from ..logs.events import parsed
 from ..plan.options import RunOptions
 from ..plan.plan import Plan
@@ -126,24 +130,40 @@ def for_hosts(record: RunRecord) -> dict[str, Any]:
 
 
 class RunFolder:
-    """`runs/<run id>/` in the state folder: run.json, the hosts.yaml as used, and logs/."""
+    """`runs/<run id>/` in the state folder: run.json, hosts.yaml and env.json as used, and logs/.
+
+    Values of `job.env` may be secret, so they are in a file of their own with mode 0600 that is
+    never copied. Only a resume or a restart needs them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.name
+        self.hosts_file = path / "hosts.yaml"
+        self.env_file = path / "env.json"
+        self.record_file = path / "run.json"
+        self.logs = path / "logs"
         self._warned = False  # that run.json cannot be read or written
 
-    @property
-    def hosts_file(self) -> Path:
-        return self.path / "hosts.yaml"
+    def keep_cluster(self, cluster: Cluster) -> None:
+        make_folder(self.logs)
+        without = dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env={}))
+        write_atomically(self.env_file, json.dumps(dict(cluster.job.env)), mode=0o600)
+        write_atomically(self.hosts_file, dump(without))
 
-    @property
-    def record_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
+    def kept_cluster(self, *, job_files: bool = False) -> Cluster:
+        """Return the hosts and the job of the run's last start from this machine."""
+        cluster = load(self.hosts_file, job_files=job_files)
+        try:
+            env = json.loads(self.env_file.read_text())
+            given = {str(name): str(value) for name, value in env.items()}
+        except FileNotFoundError:
+            return cluster
+        except (OSError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{self.env_file}: cannot read the values of job.env: {error}"
+            ) from None
+        return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def save(self, record: RunRecord) -> None:
         document = dataclasses.asdict(record)

@@ -19,7 +19,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import FirstFailure, first_failure
 from launcher.logs.journal import Reader, Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
-from launcher.start.supervisor_bundle import supervisor_file
+from launcher.start.run_folders import supervisor_file
 from launcher.supervisor.channel import Status
 from launcher.supervisor.events import End, Event, RankPids, Reason
 from launcher.supervisor.spec import Spec, spec_of

@@ -40,8 +40,8 @@ from launcher.run_id import is_run_id
 from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
-from launcher.stop import clean, strays
-from launcher.stop.stop import pids_in
+from launcher.stop import clean
+from launcher.stop.stop import carriers
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer, plain
 
@@ -229,7 +229,7 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
 @some("engines")
 def test_answers_of_an_engine(about: dict[str, Any], image: dict[str, Any]) -> None:
     parse_image(image)
-    parse_engine(about, None, (), {})
+    parse_engine(about, None, ())
 
 
 PATHS = st.lists(
@@ -278,8 +278,7 @@ def test_lists_of_processes_and_folders(rows: list[str]) -> None:
     node: Any = SimpleNamespace(
         name="gpu1", script=lambda *_, **__: SimpleNamespace(stdout=text, code=0)
     )
-    assert all(is_run_id(run_id) for _, run_id, _ in strays.carriers(node))
-    assert all(pid > 0 for pid in pids_in(text))
+    assert all(is_run_id(run_id) and pid > 0 for pid, run_id, _ in carriers(node))
     for row in rows:
         clean.PART.fullmatch(row)
 

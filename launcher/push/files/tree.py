@@ -102,7 +102,8 @@ done
 exit 1
 """
 
-ABANDON = 'rm -rf "$HOME/.ddpctl/$1/.$2.$3"'
+# rm fails when tar, which has not noticed yet that the stream ended, adds a file meanwhile.
+ABANDON = 'for second in 1 2 3; do rm -rf "$HOME/.ddpctl/$1/.$2.$3" && break; sleep 1; done'
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Chain:
         row = [relay for node, relay in self.relays.items() if node in nodes]
         transfer = Transfer(f"p{next(self._numbers)}", payload, row, self._progress)
         self._transfers[transfer.name] = transfer
-        transfer.begin()
+        transfer.open()
         return transfer
 
     def _follow(self, relay: Relay) -> None:
@@ -111,16 +111,17 @@ class Transfer:
         self._source_error: DdpctlError | None = None
         self._trial: float | None = None  # when this machine began to feed the second host too
         self._trial_over = False
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = threading.Condition()
+        for relay in row:
+            progress.begin(relay.node, payload.part, payload.size)
 
-    def begin(self) -> None:
+    def open(self) -> None:
         for relay, host in self.hosts.items():
-            self._progress.begin(relay.node, self.payload.part, self.payload.size)
             if relay.lost is not None:
                 self.end(host, relay.lost)
-                continue
-            argv = self.payload.command(relay.node)
-            self._read_from(host, self._sources(host), "open", argv=argv)
+            else:
+                argv = self.payload.command(relay.node)
+                self._read_from(host, self._sources(host), "open", argv=argv)
 
     def finish(self) -> dict[Node, DdpctlError]:
         """Wait for all hosts. Return the failed hosts with their errors."""

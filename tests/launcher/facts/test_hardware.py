@@ -21,7 +21,6 @@ from launcher.facts.script import SCRIPT
 from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
 from launcher.preflight import run
-from launcher.preflight.inventory import Machine
 from launcher.ssh.node import Node
 
 SAMPLE = """
@@ -298,13 +297,16 @@ def test_an_unusual_docker_root_is_asked_for_too(
     root = tmp_path / "docker root"
     root.mkdir()
     engine = EngineInfo(version="", storage="", cgroup_driver="", root=str(root))
-    monkeypatch.setattr(run, "_engine", lambda *_: (engine, None))
+
+    class Engine:
+        def engine_info(self, image: str) -> EngineInfo:
+            return engine
+
+    monkeypatch.setattr(run, "container_engine", lambda *_: Engine())
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
     node = Node(cluster.hosts[0])
-    machine = run.examine("here", [0], [node], cluster.job, lambda _: None)
-    assert isinstance(machine, Machine)
-    found = machine.details
+    found = run.examine("here", {0: node}, cluster.job).details
     assert found.disk(str(root)) is not None
     assert found.missing == ("/no/such",)

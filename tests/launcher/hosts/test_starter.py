@@ -18,7 +18,7 @@ from launcher.commands.complete import hosts_files
 from launcher.facts.script import parse as parse_facts
 from launcher.hosts import load, parse
 from launcher.hosts.starter import Answers, Entry, compose, scalar, ssh_aliases
-from launcher.preflight.first_look import _described
+from launcher.preflight.first_look import described
 
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)
 
@@ -176,7 +176,7 @@ def test_what_a_host_says_of_its_gpus_stays_in_a_comment(
 ) -> None:
     lies = "A100\n    user: evil\x85job: 1\u2028x"
     output = f"@@gpus\n0, GPU-1, {lies}, 1\n@@user\nuid=1(a) gid=1(a)\n@@home\n/h\n@@end\n1\n"
-    note = _described(parse_facts(output)).note
+    note = described("a", parse_facts(output)).note
     text = compose(Answers(hosts=(Entry("a", None, note),)), "hosts.yaml")
     assert parse(text, "hosts.yaml") == parse(
         compose(Answers(hosts=(Entry("a"),)), "hosts.yaml"), "hosts.yaml"

@@ -175,7 +175,7 @@ FAULTS = {
     "busy GPU": (
         lambda m: with_engine(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            containers={"c" * 64: "night-1"},
+            nodes=(replace(status("night-1", 1, "running"), container="c" * 64),),
         ),
         ("failure", "gpus", "GPU 2 is in use: python (pid 4711, user eve, run night-1) holds "
          "30000 MiB", "`ddpctl kill night-1`"),
@@ -310,8 +310,9 @@ FAULTS = {
     "GPU of another run": (
         lambda m: with_engine(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            nodes=(with_gpu(m, status("night-1", 1, "running")),),
-            containers={"c" * 64: "night-1"},
+            nodes=(
+                replace(with_gpu(m, status("night-1", 1, "running")), container="c" * 64),
+            ),
         ),
         ("failure", "gpus", "run night-1 of eve@head has GPU 2", "--wait"),
     ),
@@ -479,7 +480,7 @@ def test_the_command_that_holds_the_port_is_cut_and_printable() -> None:
 
 @given(st.text(), st.text())
 def test_a_finding_is_one_line_of_printable_text(what: str, remedy: str) -> None:
-    (line,) = lines([failure("gpu1", "ssh", what, remedy)])
+    (line,) = lines([failure(what, remedy).at("gpu1", "ssh")])
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
     assert len(line) < 1000
 
@@ -544,10 +545,10 @@ def test_an_error_of_one_line_becomes_what_and_remedy() -> None:
 
 def test_findings_are_ordered_and_tabled() -> None:
     found = [
-        warning("b", "clock", "w", "r"),
-        failure("b", "ports", "f", "r"),
-        warning("a", "disk", "w", "r"),
-        failure("b", "ports", "f", "r"),
+        warning("w", "r").at("b", "clock"),
+        failure("f", "r").at("b", "ports"),
+        warning("w", "r").at("a", "disk"),
+        failure("f", "r").at("b", "ports"),
     ]
     assert [(f.host, f.check) for f in in_order(found, ["a", "b", "c"])] == [
         ("b", "ports"),
@@ -558,13 +559,13 @@ def test_findings_are_ordered_and_tabled() -> None:
     assert rows[0] == ["a", *["ok"] * 4, "warning", *["ok"] * 5]
     assert rows[1][-2] == "FAILURE"
     assert set(rows[2][1:]) == {"-"}
-    (row,) = table(["a"], [failure("a", "docker", "f", "r")], unseen=[])
+    (row,) = table(["a"], [failure("f", "r").at("a", "docker")], unseen=[])
     assert row == ["a", "ok", "FAILURE", "ok", "-", *["ok"] * 5, "-"]
 
 
 def test_hosts_with_the_same_finding_share_a_line() -> None:
-    found = [warning(f"gpu{i}", "clock", "w", "r") for i in (1, 2, 3, 7)]
-    assert lines([*found, failure("gpu2", "disk", "f", "r")]) == [
+    found = [warning("w", "r").at(f"gpu{i}", "clock") for i in (1, 2, 3, 7)]
+    assert lines([*found, failure("f", "r").at("gpu2", "disk")]) == [
         "warning: gpu[1-3,7]: clock: w; r",
         "failure: gpu2: disk: f; r",
     ]

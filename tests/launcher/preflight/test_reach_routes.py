@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launcher.facts.network import Address, Interface
 from launcher.facts.network import Route as Row
 from launcher.hosts import Host
-from launcher.preflight.check_network import check_probed, check_reached
+from launcher.preflight import run
 from launcher.preflight.findings import Finding, lines
 from launcher.preflight.inventory import Answer, Inventory, Machine, Route
 from launcher.preflight.reach import parse_dialed, parse_listening
@@ -23,7 +23,6 @@ from launcher.preflight.reach_routes import (
     Dial,
     addressed,
     candidates,
-    choose,
     cut_off,
     dials_for,
     is_settled,
@@ -55,18 +54,21 @@ def answers(machines: dict[int, Machine], bad: dict[str, str] | None = None) -> 
     return {d: Answer((bad or {}).get(d.address, "ok")) for d in every}
 
 
+def choose(machines: dict[int, Machine], met: Answers) -> dict[int, Route]:
+    return dict(reach_of(machines, machines, met).routes)
+
+
 def judge(machines: dict[int, Machine], met: Answers) -> list[Finding]:
     seen = Inventory(
         cluster(*(Host(m.name) for m in machines.values()), master_port=29500),
         list(machines.values()),
         reach=reach_of(machines, machines.keys(), met),
     )
-    return [
-        finding
-        for m in machines.values()
-        for check in (check_probed, check_reached)
-        for finding in check(m, seen)
-    ]
+    return network_findings(seen)
+
+
+def network_findings(seen: Inventory) -> list[Finding]:
+    return [finding for finding in run.judge(seen) if finding.check in ("network", "ports")]
 
 
 # Who dials whom
@@ -324,11 +326,12 @@ def test_a_host_without_python_and_image_is_not_probed_and_says_so() -> None:
     seen = Inventory(
         cluster(), list(machines.values()), reach=reach_of(able, machines, answers(able))
     )
-    (finding,) = [f for m in machines.values() for f in check_probed(m, seen)]
+    (finding,) = network_findings(seen)
     assert (finding.severity, finding.host) == ("warning", "gpu3")
     assert "it has neither python3 nor the job's image" in finding.what
     down = replace(machines[2], engine=None, engine_error="gpu3: Docker is down; start it")
-    assert list(check_probed(down, seen)) == []
+    seen = replace(seen, machines=[machines[0], machines[1], down])
+    assert network_findings(seen) == []
 
 
 def test_a_master_port_that_a_firewall_hides() -> None:

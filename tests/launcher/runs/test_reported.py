@@ -11,8 +11,7 @@ from local_machine import Machine
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
-from launcher.runs.adopt import by_rank, record_of
-from launcher.runs.reported import ReportedRun, parse_reports
+from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of
 from launcher.ssh.node import Node
 
 EVIL = {

@@ -212,7 +212,7 @@ def test_all_leaves_out_the_gpu_of_a_processor() -> None:
 
 
 def roce(name: str, ip: str, index: int = 3, gbits: int = 400, **changes: Any) -> RdmaPort:
-    gids = (Gid(index - 1, ip, "eth0", "IB/RoCE v1"), Gid(index, ip, "eth0", "RoCE v2"))
+    gids = (Gid(index - 1, ip, "IB/RoCE v1"), Gid(index, ip, "RoCE v2"))
     port = RdmaPort(f"{name}:1", "ACTIVE", is_ethernet=True, gbits=gbits, gids=gids)
     return replace(port, **changes)
 

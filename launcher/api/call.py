@@ -26,7 +26,6 @@ from ..runs.attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE
 from ..terminal.console import LoggingConsole
 from .handle import JobOptions, launch
 from .parcel import CALLER, MAX_RESULTS, pack
@@ -169,7 +168,7 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
     data = bytearray()
     limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
     with node.open_script(READ, place.run_dir, str(place.attempt), stdin=False) as stream:
-        while chunk := stream.read(READ_SIZE):
+        while chunk := stream.read():
             data += chunk
             if len(data) > limit:
                 raise CommandFailed(f"{node.name}: its results exceed {limit} bytes")

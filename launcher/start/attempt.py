@@ -25,7 +25,7 @@ from ..plan.plan import Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
 from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..stop.stop import finish_pending
@@ -145,10 +145,9 @@ def prepare_plan(
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
-    progress = push.progress_for(console)
     step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
-        pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+        pushed = push.push(nodes, cluster, parts=parts, console=console, inspected=inspected)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
         claims = each_node(nodes[:1], lambda node: engine_of(node, cluster.job.engine).claims())
     reserved = [int(s.master_port) for s in claims[nodes[0]] if s.alive and s.master_port]

@@ -22,7 +22,7 @@ from ..facts.shared_homes import find_shared_homes
 from ..runs.record import RunRecord
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE, Completed
+from ..ssh.stream import Completed
 from ..terminal.console import Console
 
 TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
@@ -228,7 +228,7 @@ def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: s
             sending.write(listed)
             sending.close_stdin()
         try:
-            while data := sending.read(READ_SIZE):
+            while data := sending.read():
                 receiving.write(data)
             receiving.close_stdin()
         except BrokenPipeError:  # the target's tar ended early

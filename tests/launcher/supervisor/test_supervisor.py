@@ -191,7 +191,6 @@ def test_a_full_disk_costs_lines_but_no_event(small_disk: Path) -> None:
         while hog.write(b"0" * 4096):
             pass
     journal.lines(b"0", b"x" * 100_000 + b"\n")
-    assert journal.dropped == 100_001
     journal.event(End("failed", 1))
     journal.close()
     before, end = Reader().feed((small_disk / "journal").read_bytes())

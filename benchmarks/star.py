@@ -71,10 +71,10 @@ def _hub(spec: Spec, pipe: Connection) -> None:
     server.coordinator.report = counted  # type: ignore[method-assign]
     began, own = time.monotonic(), Status(0, alive=1)
     joined = steady = 0.0
-    while not server.over:
+    while not server.decision.over:
         for key, _ in selector.select(0.05):
             key.data(key.fileobj)
-        server.turn(replace(own, phase="stopped", alive=0) if server.verdict else own)
+        server.turn(replace(own, phase="stopped", alive=0) if server.decision.verdict else own)
         now = time.monotonic()
         if not joined and len(server.coordinator.statuses) == spec.nnodes:
             joined, steady, received, cpu = now - began, now, 0, time.process_time()
@@ -102,14 +102,14 @@ def _nodes(nodes: int, folder: str, pipe: Connection) -> Star:
     failed = told = 0.0
     found: Any = ()
     try:
-        while not all(peer.over for peer in every):
+        while not all(peer.decision.over for peer in every):
             for key, _ in selector.select(0.05):
                 key.data(key.fileobj)
             for peer in every:
-                if peer.verdict and status[peer].phase == "running":
+                if peer.decision.verdict and status[peer].phase == "running":
                     status[peer] = replace(status[peer], phase="stopped", alive=0)
                 peer.turn(status[peer])
-            if failed and not told and all(peer.verdict for peer in every):
+            if failed and not told and all(peer.decision.verdict for peer in every):
                 told = time.monotonic() - failed
             if not failed and pipe.poll():
                 found, failed = pipe.recv(), time.monotonic()

@@ -56,7 +56,9 @@ def docker_of(node: Node) -> Api:
 def _connect(node: Node) -> Api:
     name = node.name
     try:
-        if node.is_local and (os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0):
+        if node.host.is_local and (
+            os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0
+        ):
             return Api(name, **local_endpoint())
         adapter = _Adapter(lambda: StreamSocket(name, node.open_script(DIAL)))
         return Api(name, base_url="http://docker:80", adapter=adapter)

@@ -14,7 +14,7 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal import Reader, Record
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE, Stream
+from ..ssh.stream import Stream
 from ..supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
@@ -114,7 +114,7 @@ class NodeWatcher:
                     TAIL, str(offset + 1), self.place.journal, stdin=False
                 )
                 self._put(Contact(self.rank, None))
-                while data := stream.read(READ_SIZE):
+                while data := stream.read():
                     tries = 0
                     offset += len(data)
                     records = reader.feed(data)

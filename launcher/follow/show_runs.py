@@ -13,7 +13,7 @@ from typing import Any
 from ..engines.claims import goes_first, rivals
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostsFileError
-from ..facts.gpu_use import SCRIPT, GpuUse, parse
+from ..facts.nvidia import USE, GpuUse, parse_use
 from ..hosts import Cluster, load
 from ..hosts.fold import names
 from ..runs.find import list_nodes
@@ -216,7 +216,7 @@ def look(clusters: Connected, selection: Selection, console: Console) -> Seen:
                     progress[status.run_id] = newest
         if node.host.gpus == 0:
             return ()
-        return parse(node.script(SCRIPT, timeout=TIMEOUT).stdout.decode(errors="replace"))
+        return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
 
     gpus, _ = ask_each([node for node in machines if node.name not in failures], ask)
     hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))

@@ -131,13 +131,13 @@ class Tracker:
     def received(self, node: Node, part: str, count: int) -> None:
         """Count bytes that arrived on a host from anywhere. Local hosts cause no traffic."""
         self.progress.advance(node.name, part, count)
-        if not node.is_local:
+        if not node.host.is_local:
             with self._lock:
                 self.hosts[node].received_bytes += count
 
     def sent(self, node: Node, count: int) -> None:
         """Count bytes that left this machine."""
-        if not node.is_local:
+        if not node.host.is_local:
             with self._lock:
                 self.report.sent_bytes += count
 

@@ -156,7 +156,7 @@ class _Push:
         what = "its shell did not run a plain script"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
         has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
-        can_relay = "python3" in has and not node.is_local
+        can_relay = "python3" in has and not node.host.is_local
         return HostState(has, (node.host.internal_ip or _address(text)) if can_relay else "")
 
     def _image(self, nodes: Sequence[Node], fanout: Fanout) -> Outcome:

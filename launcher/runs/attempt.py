@@ -14,7 +14,6 @@ from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
 from ..ssh.many import ask_each
 from ..ssh.node import Node, connected
-from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
 from .record import RunFolder, RunRecord
 from .reported import ask_for_record
@@ -74,7 +73,7 @@ def sync_logs(
             argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
             reader = Reader()
             with node.open(argv, stdin=False) as stream:
-                while data := stream.read(READ_SIZE):
+                while data := stream.read():
                     consumed += len(data)
                     if records := reader.feed(data):
                         offset = consumed - reader.pending

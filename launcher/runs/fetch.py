@@ -16,7 +16,6 @@ from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
 from .attempt import log_store, newest_attempt, sync_logs
 from .record import RunFolder
@@ -142,7 +141,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
         file.node.open(argv, stdin=False) as stream,
         part.open("ab") as out,
     ):
-        while data := stream.read(READ_SIZE):
+        while data := stream.read():
             out.write(data)
             done.bytes += len(data)
     if _sha256(part) != file.sha256:

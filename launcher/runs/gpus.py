@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.status import NodeStatus
-from ..facts.gpu_use import GpuUse
-from ..facts.nvidia import Process
+from ..facts.nvidia import GpuUse, Process
 from ..hosts.fold import counted, names, ranges
 
 BUSY_MIB = 500  # a GPU with more memory in use is not free

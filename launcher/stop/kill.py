@@ -13,7 +13,7 @@ from ..hosts.fold import names
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
 from ..runs.record import FINAL, run_folder, timestamp
 from ..runs.unseen import unseen
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
-from ..facts import gpu_use
+from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster, load
 from ..runs.unseen import report_unseen, unseen
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
@@ -102,8 +102,8 @@ def look(node: Node, cluster: Cluster) -> Seen:
     statuses = [status for engine in engines for status in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
-        use = node.script(gpu_use.SCRIPT, timeout=60.0).stdout.decode(errors="replace")
-        memory = {p.pid: p.mib for gpu in gpu_use.parse(use) for p in gpu.processes if p.mib}
+        use = node.script(USE, timeout=60.0).stdout.decode(errors="replace")
+        memory = {p.pid: p.mib for gpu in parse_use(use) for p in gpu.processes if p.mib}
     return Seen(statuses, carriers(node), memory)
 
 

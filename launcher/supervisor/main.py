@@ -6,6 +6,7 @@ Everything happens in one loop in one thread, `Supervisor.run`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -20,11 +21,11 @@ from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping
 from .journal import Journal
 from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers
-from .proc import adopt_orphans, descendants, kill_descendants, send, syscall
+from .proc import adopt_orphans, descendants, kill_descendants, send
 from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
 from .server import Server
-from .spec import Spec, read_spec
+from .spec import Spec
 from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
 from .usage import Resources, Sampler, environment
@@ -98,7 +99,7 @@ class Supervisor:
         starting = self.phase == "running" and not self.ranks.complete
         growing = self.logs.poll() > 0
         if growing:
-            self.liveness.output()
+            self.liveness.reset(output=True)
         wait = LOGS_GROW if growing else RANKS_START if starting else POLL
         for key, _ in self.selector.select(wait):
             key.data(key.fileobj)
@@ -106,9 +107,19 @@ class Supervisor:
         self.check_ranks()
         self.check_torchrun()
         self.peers.turn(self.status())
-        self.take_stacks()
-        self.sample()
-        self.follow_decision()
+        decision = self.peers.decision
+        ranks = self.ranks.by_local_rank.values()
+        stacks = self.stacks.turn(ranks, self.phase, decision.stacks)
+        if stacks is not None:
+            self.journal.event(RankStacks(tuple(stacks)))
+        usage = self.sampler.turn() if self.phase == "running" else None
+        if usage is not None:
+            self.journal.sample(usage)
+            self.metrics.write(usage, len(self.ranks.alive()), self.liveness.log_age())
+        if decision.verdict is not None:
+            self.stop(decision.verdict)
+            if self.phase == "done":
+                self.phase = "stopped"
         self.escalate()
 
     # --- observations ---
@@ -132,7 +143,7 @@ class Supervisor:
             if rank.fd is not None:  # wakes the loop up before torchrun reaps the rank
                 self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
         if found:
-            self.liveness.reset()
+            self.liveness.reset(output=False)
             known = self.ranks.by_local_rank.values()
             self.journal.event(RankPids({str(rank.rank): rank.pid for rank in known}))
 
@@ -146,20 +157,19 @@ class Supervisor:
         self.stop_if_a_rank_failed()
         now, timeout = time.monotonic(), self.spec.peer_timeout
         for rank in self.ranks.alive():
-            if rank.stopped_for(now) > timeout:
+            if rank.stopped_since is not None and now - rank.stopped_since > timeout:
                 message = "has been stopped (SIGSTOP) for more than %d s" % timeout
                 self.stop(self.why("stopped", message, rank))
         self.liveness.look(self.ranks.alive())
 
     def exited_ranks(self) -> list[Rank]:
         """Return the ranks that have exited since the last check."""
-        exited = [rank for rank in self.ranks.alive() if rank.has_exited()]
+        exited = self.ranks.look()
         for rank in exited:
             rank.was_stopping = self.reason is not None
             if rank.fd is not None:
                 self.selector.unregister(rank.fd)
                 os.close(rank.fd)
-                rank.fd = None
             self.logs.drain(rank.local_rank)
         return exited
 
@@ -178,16 +188,12 @@ class Supervisor:
         self.complete_exits(code)
         self.stop_if_a_rank_failed()
         if code and self.reason is None:
-            self.stop(
-                replace(
-                    self.why("torchrun", "torchrun %s" % describe_exit(code)),
-                    exit_code=code,
-                    signal=signal_name(code),
-                    last_lines=tuple(self.torchrun.last_lines()[-60:]),
-                )
-            )
-        if self.reason and self.resources.oom_kills():
-            self.journal.event(self.resources.usage())
+            reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
+            lines = tuple(self.torchrun.last_lines()[-60:])
+            self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
+        usage = self.resources.usage()
+        if self.reason and usage.oom_kills:
+            self.journal.event(usage)
         self.phase = "stopped" if self.reason else "done"
         self.ended_at = time.monotonic()
 
@@ -209,34 +215,18 @@ class Supervisor:
                 self.record_exit(rank)
 
     def status(self) -> Status:
-        alive = self.ranks.alive()
-        watched = bool(self.spec.hang_timeout)
         return Status(
             self.spec.node_rank,
             phase=self.phase,
             reason=self.reason,
-            alive=len(alive),
+            alive=len(self.ranks.alive()),
             early=self.early,
             stuck=self.liveness.stuck,
             begun=self.liveness.begun,
             stacks=self.stacks.written,
             log_age=self.liveness.log_age(),
-            progress_age=self.liveness.progress_age() if watched else None,
-            first_rank=self.spec.first_rank,
-            syscalls={str(rank.rank): syscall(rank.pid) for rank in alive} if watched else None,
+            progress_age=self.liveness.progress_age() if self.spec.hang_timeout else None,
         )
-
-    def take_stacks(self) -> None:
-        ranks = self.ranks.by_local_rank.values()
-        found = self.stacks.turn(ranks, self.phase, self.peers.stacks_wanted)
-        if found is not None:
-            self.journal.event(RankStacks(tuple(found)))
-
-    def sample(self) -> None:
-        usage = self.sampler.turn() if self.phase == "running" else None
-        if usage is not None:
-            self.journal.sample(usage)
-            self.metrics.write(usage, len(self.ranks.alive()), self.liveness.log_age())
 
     def record_exit(self, rank: Rank) -> None:
         message, call_stack = self.logs.error(rank.local_rank)
@@ -266,9 +256,8 @@ class Supervisor:
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
         if rank is None:
             return reason
-        code = rank.exit_code
-        of_rank = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
-        return replace(of_rank, exit_code=code, signal=signal_name(code))
+        reason = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
+        return replace(reason, exit_code=rank.exit_code, signal=signal_name(rank.exit_code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
         """Send SIGTERM now, and SIGKILL after the timeout for this kind of reason."""
@@ -281,12 +270,6 @@ class Supervisor:
         # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
         if self.torchrun.pid and not self.ranks.failed():
             send(self.torchrun.pid, number)
-
-    def follow_decision(self) -> None:
-        if self.peers.verdict is not None:
-            self.stop(self.peers.verdict)
-            if self.phase == "done":
-                self.phase = "stopped"
 
     def escalate(self) -> None:
         """Send SIGKILL after the timeout: first to the ranks, so that torchrun can still report them."""
@@ -324,12 +307,12 @@ class Supervisor:
         until = self.ended_at + SETTLE
         if self.spec.node_rank == 0:  # so that a node that starts late learns the reason
             until = max(until, self.peers.began + JOIN_GRACE)
-        return self.peers.over or (self.phase == "stopped" and time.monotonic() > until)
+        return self.peers.decision.over or (self.phase == "stopped" and time.monotonic() > until)
 
     def conclude(self) -> int:
         # 1, like torchrun when its ranks failed or it was told to stop
         code = 1 if self.killed_torchrun else self.torchrun.exit_code()
-        reason = self.peers.verdict or self.reason
+        reason = self.peers.decision.verdict or self.reason
         state = self.end_state(code, reason)
         self.peers.close()
         if self.left:
@@ -385,4 +368,6 @@ def shell_status(code: int | None) -> int:
 
 
 def main() -> int:
-    return Supervisor(read_spec(sys.argv[1])).run()
+    with open(sys.argv[1]) as file:
+        spec = Spec(**json.load(file))
+    return Supervisor(spec).run()

@@ -1,7 +1,7 @@
 """The connections between an attempt's supervisors, a star around node 0.
 
 This file has the common part, and nodes 1 and up. Nodes send states, not commands: each node its
-status, node 0 its decision. A lost message does no harm, because the next one repeats it.
+status, which node 0 answers with its decision.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .channel import MALFORMED, Channel, Decision, Status, decision_of
-from .coordinator import RECONNECT, SETTLE, time_limit_reason
-from .events import Clock, Reason
-from .events import Refused as RefusedEvent
+from .channel import MALFORMED, Channel, Decision, Status
+from .coordinator import SETTLE, Contact, time_limit_reason
+from .events import Clock, Reason, Refused
 from .journal import Journal
 from .spec import Spec
 
@@ -33,29 +32,24 @@ class Peers:
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         self.spec, self.journal, self.selector = spec, journal, selector
         self.began = self.turned = time.monotonic()
-        self.verdict: Reason | None = None  # why all nodes must stop
-        self.over = False  # all nodes are done or have stopped
-        self.stacks_wanted = False
+        self.decision = Decision()  # node 0's newest
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
-        self._sent: Status | None = None
-        self._next_heartbeat = 0.0
         self._refused, self._report_refused_at = 0, 0.0
 
     def turn(self, status: Status) -> None:
         """Exchange messages; called in every turn of the loop. status: this node's own."""
         now = time.monotonic()
-        if now - self.turned > 2 * HEARTBEAT:
-            self.forgive(now)  # this process was suspended, so the silence proves nothing
+        if now - self.turned > 2 * HEARTBEAT:  # this process was suspended
+            for contact in self.contacts():
+                contact.forgive(now)  # so the silence proves nothing
         self.turned = now
-        if status.differs(self._sent) or now >= self._next_heartbeat:
-            self._sent, self._next_heartbeat = status, now + HEARTBEAT
-            self.send(status)
         self.decide(status, now)
 
     # NodePeer and Server implement these differently:
-    def send(self, status: Status) -> None: ...
+    def contacts(self) -> list[Contact]:
+        raise NotImplementedError
+
     def decide(self, status: Status, now: float) -> None: ...
-    def forgive(self, now: float) -> None: ...
     def receive(self, channel: Channel) -> None: ...
     def close(self) -> None: ...
 
@@ -63,7 +57,7 @@ class Peers:
         """Record refused connections. At most one event a minute, so that they cannot fill the journal."""
         self._refused += 1
         if self.turned >= self._report_refused_at:
-            self.journal.event(RefusedEvent(message, self._refused))
+            self.journal.event(Refused(message, self._refused))
             self._refused, self._report_refused_at = 0, self.turned + REFUSED_EVERY
 
     def listen_to(self, channel: Channel) -> None:
@@ -81,71 +75,65 @@ class NodePeer(Peers):
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self.joined = False  # node 0 has answered at least once
-        self.lost_at: float | None = None
+        self.contact: Contact | None = None  # None: node 0 has never answered
+        self._state: Any = None  # the part of the last status that is sent at once if it changes
+        self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
         self._tried_at = 0.0
         self._shortest_round_trip = float("inf")
 
-    def send(self, status: Status) -> None:
-        if self.channel and self.channel.ready:
-            try:
-                self.channel.send(replace(status, sent=time.time()))
-            except OSError:
-                self._disconnect()
+    def contacts(self) -> list[Contact]:
+        return [self.contact] if self.contact else []
 
     def decide(self, status: Status, now: float) -> None:
-        if self.over:
+        if self.decision.over:
             return
         if self.channel is None:
             self._connect(now)
-        limit = self.spec.time_limit
-        if limit and self.verdict is None and now - self.began > limit + TIME_LIMIT_MARGIN:
-            self.verdict = time_limit_reason(self.spec)
-        if why := self._lost(now):
-            self.over = True  # this node will never learn more
-            self.verdict = self.verdict or status.reason or why
+        elif self.channel.ready:
+            self._send(self.channel, status, now)
+        verdict, limit = self.decision.verdict, self.spec.time_limit
+        if limit and not verdict and now - self.began > limit + TIME_LIMIT_MARGIN:
+            self.decision = Decision(time_limit_reason(self.spec))
+        if why := self._lost(now):  # this node will never learn more
+            self.decision = Decision(self.decision.verdict or status.reason or why, over=True)
+
+    def _send(self, channel: Channel, status: Status, now: float) -> None:
+        state = (status.phase, status.reason, status.alive, status.stacks)
+        if state == self._state and now < self._next_heartbeat:
+            return
+        self._state, self._next_heartbeat = state, now + HEARTBEAT
+        try:
+            channel.send(replace(status, sent=time.time()))
+        except OSError:
+            self._disconnect()
 
     def _lost(self, now: float) -> Reason | None:
-        if self.channel is not None:
-            if now - self.channel.heard <= self.spec.peer_timeout:
-                return None
-            how = "no heartbeat from its supervisor for %d s" % self.spec.peer_timeout
-        elif self.joined:
-            if now - (self.lost_at or now) <= RECONNECT:
-                return None
-            how = "its supervisor closed the connection and did not reconnect"
-        else:
+        host = self.spec.hosts[0]
+        if self.contact is None:
             if now - self.began <= self.spec.start_timeout:
                 return None
-            message = "could not join node 0 (%s) within %d s"
-            message %= (self.spec.hosts[0], self.spec.start_timeout)
+            message = "could not join node 0 (%s) within %d s" % (host, self.spec.start_timeout)
             return Reason("never-joined", message, self.spec.node_rank, self.spec.host, time.time())
-        return Reason("peer-lost", how, 0, self.spec.hosts[0], time.time() + self.clock_offset)
-
-    def forgive(self, now: float) -> None:
-        if self.channel:
-            self.channel.heard = now
-        if self.lost_at:
-            self.lost_at = now
+        why = self.contact.lost(now, self.spec.peer_timeout)
+        return Reason("peer-lost", why, 0, host, time.time() + self.clock_offset) if why else None
 
     def receive(self, channel: Channel) -> None:
         try:
             was_ready = channel.ready
-            messages = [decision_of(message) for message in channel.receive()]
+            decisions = channel.receive()
         except (OSError, *MALFORMED) as error:
             if not isinstance(error, OSError):
                 self.refuse("node 0, which %s" % error)
             self._disconnect()
             return
         if channel.ready and not was_ready:
-            self._sent = None  # so that the next turn introduces this node
-        for decision in messages:
-            self.joined, self.lost_at = True, None
+            self._next_heartbeat = 0.0  # so that the next turn introduces this node
+        for decision in decisions:
+            self.contact = Contact(channel.heard)
             self._set_clock(decision)
-            self.verdict = decision.verdict or self.verdict
-            self.over, self.stacks_wanted = decision.over, decision.stacks
+            self.decision = replace(decision, verdict=decision.verdict or self.decision.verdict)
 
     def close(self) -> None:
         if self.channel:
@@ -183,4 +171,5 @@ class NodePeer(Peers):
 
     def _disconnect(self) -> None:
         self.close()
-        self.lost_at = self.lost_at or time.monotonic()
+        if self.contact and self.contact.closed is None:
+            self.contact.closed = time.monotonic()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
-from .channel import MALFORMED, Channel, Decision, Refused, Status, status_of
-from .coordinator import Coordinator
-from .events import Joined
+from .channel import MALFORMED, Channel, Refused, Status
+from .coordinator import Contact, Coordinator
 from .journal import Journal
 from .peers import RETRY, Peers
 from .spec import Spec
@@ -30,33 +30,28 @@ class Server(Peers):
         self._socket: socket.socket | None = None
         self._bind_at = 0.0
 
-    def send(self, status: Status) -> None:
-        self.coordinator.report(status, self.turned)
-        for node_rank in list(self._channels):
-            self._answer(node_rank)
+    def contacts(self) -> list[Contact]:
+        return list(self.coordinator.contacts.values())
 
     def decide(self, status: Status, now: float) -> None:
-        self.coordinator.report(status, now)
-        self._listen(now)
+        if self._socket is None and self.spec.nnodes > 1 and now >= self._bind_at:
+            self._listen(now)
         for late in [other for other in self._strangers if now - other.opened > HELLO_TIMEOUT]:
             self.refuse("a connection that did not authenticate in time")
             self._disconnect(late)
-        before = (self.verdict, self.over, self.stacks_wanted)
+        self.coordinator.report(status, now)
         self.coordinator.decide(now)
-        self.verdict, self.over = self.coordinator.verdict, self.coordinator.over
-        self.stacks_wanted = self.coordinator.stacks_wanted
-        if before != (self.verdict, self.over, self.stacks_wanted):
-            self.send(status)
-
-    def forgive(self, now: float) -> None:
-        self.coordinator.forgive(now)
+        if self.decision != self.coordinator.decision:
+            self.decision = self.coordinator.decision
+            for rank, channel in list(self._channels.items()):
+                self._answer(channel, rank)
 
     def receive(self, channel: Channel) -> None:
         try:
-            for message in channel.receive():
-                self._take(channel, status_of(message))
+            for status in channel.receive():
+                self._take(channel, status)
             if channel.node_rank is not None:
-                self._answer(channel.node_rank)
+                self._answer(channel, channel.node_rank)
         except MALFORMED as error:
             self.refuse("a connection that %s" % error)
             self._disconnect(channel)
@@ -66,10 +61,9 @@ class Server(Peers):
     def close(self) -> None:
         """Close the connections after every node could read the last decision."""
         deadline = time.monotonic() + 1.0
-        while self._channels and self.over and time.monotonic() < deadline:
+        while self._channels and self.decision.over and time.monotonic() < deadline:
             for key, _ in self.selector.select(0.05):
-                if isinstance(key.fileobj, socket.socket):
-                    key.data(key.fileobj)
+                key.data(key.fileobj)
         for channel in [*self._channels.values(), *self._strangers]:
             self.drop(channel.sock)
         if self._socket:
@@ -77,14 +71,20 @@ class Server(Peers):
             self._socket = None
 
     def _listen(self, now: float) -> None:
-        if self._socket or self.spec.nnodes == 1 or now < self._bind_at:
-            return
+        """Listen on node 0's own address if that is an IP address, else on all addresses."""
+        address = self.spec.internal_ip or self.spec.master_addr
         try:
-            self._socket = listening_socket(self.spec)
+            family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
+        except socket.gaierror:
+            address, family = "", socket.AF_INET
+        where = (address, self.spec.control_port)
+        try:
+            self._socket = socket.create_server(where, family=family, backlog=128)
         except OSError as error:
             self.coordinator.port_error, self._bind_at = error, now + RETRY
             return
         self.coordinator.port_error = None
+        self._socket.setblocking(False)
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
@@ -111,22 +111,13 @@ class Server(Peers):
             self._strangers.remove(channel)
             if rank in self._channels:
                 self.drop(self._channels[rank].sock)
-            if rank not in self.coordinator.statuses:
-                self.journal.event(Joined(rank, self.spec.hosts[rank]))
             self._channels[rank] = channel
         self.coordinator.report(status, channel.heard)
 
-    def _answer(self, node_rank: int) -> None:
-        channel = self._channels[node_rank]
-        decision = Decision(
-            self.verdict,
-            self.over,
-            self.stacks_wanted,
-            echo=self.coordinator.statuses[node_rank].sent,
-            now=time.time(),
-        )
+    def _answer(self, channel: Channel, rank: int) -> None:
+        echo = self.coordinator.statuses[rank].sent
         try:
-            channel.send(decision)
+            channel.send(replace(self.decision, echo=echo, now=time.time()))
         except OSError:
             self._disconnect(channel)
 
@@ -136,23 +127,4 @@ class Server(Peers):
             self._strangers.remove(channel)
         elif channel.node_rank is not None and self._channels.get(channel.node_rank) is channel:
             del self._channels[channel.node_rank]
-            self.coordinator.disconnect(channel.node_rank, time.monotonic())
-
-
-def listening_socket(spec: Spec) -> socket.socket:
-    """Listen on node 0's own address if that is an IP address, else on all addresses."""
-    address = spec.internal_ip or spec.master_addr
-    try:
-        family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
-    except socket.gaierror:
-        address, family = "", socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((address, spec.control_port))
-        server.listen(128)
-        server.setblocking(False)
-    except OSError:
-        server.close()
-        raise
-    return server
+            self.coordinator.contacts[channel.node_rank].closed = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from typing import NamedTuple
@@ -93,11 +94,9 @@ def executable(argv: list[str]) -> list[str]:
     """Find `torchrun` beside this Python, on PATH, or as a module of this Python."""
     if argv[0] != "torchrun":
         return argv
-    folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
-    found = [
-        path for path in (os.path.join(f, "torchrun") for f in folders) if os.access(path, os.X_OK)
-    ]
-    return [*(found[:1] or [sys.executable, "-m", "torch.distributed.run"]), *argv[1:]]
+    path = os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
+    found = shutil.which("torchrun", path=path)
+    return [*([found] if found else [sys.executable, "-m", "torch.distributed.run"]), *argv[1:]]
 
 
 def stop_grace(stop_timeout: float) -> float:

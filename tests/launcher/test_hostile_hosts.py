@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,8 @@ from launcher.api.results import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
-from launcher.facts import gpu_use
 from launcher.facts.hardware import details
-from launcher.facts.nvidia import parse_nvidia
+from launcher.facts.nvidia import parse_nvidia, parse_use
 from launcher.facts.script import parse
 from launcher.follow.progress import parse_progress
 from launcher.logs.events import parsed_event
@@ -200,7 +200,7 @@ def test_facts_and_hardware(sections: dict[str, str], whole: bool) -> None:
         assert "\n" not in str(error)
     else:
         assert (facts.user + facts.home + facts.kernel + facts.hostname).isprintable()
-    details({name: row.split("\n") for name, row in sections.items()})
+    details(defaultdict(list, {name: row.split("\n") for name, row in sections.items()}))
 
 
 @given(
@@ -217,7 +217,7 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
         parse_nvidia(f"<nvidia_smi_log>{body}</nvidia_smi_log>", owners)
     row = ", ".join(text for _, text in tags)
     parse_gpus("\n".join([noise, row]).encode(errors="replace"))
-    gpu_use.parse("\n".join([f"gpu, 0, GPU-1, {row}", f"app, GPU-1, 7, {noise}", *owners]))
+    parse_use("\n".join([f"gpu, 0, GPU-1, {row}", f"app, GPU-1, 7, {noise}", *owners]))
 
 
 @given(

@@ -93,7 +93,7 @@ def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
 def rail(
     node: int, state: str = "ACTIVE", gbits: int = 400, version: str = "RoCE v2", name: str = "0"
 ) -> RdmaPort:
-    gid = Gid(3, f"10.0.0.{node + 1}", "eth0", version)
+    gid = Gid(3, f"10.0.0.{node + 1}", version)
     return RdmaPort(f"mlx5_{name}:1", state, is_ethernet=True, gbits=gbits, gids=(gid,))
 
 
@@ -216,7 +216,7 @@ FAULTS = {
         ("warning", "gpus", "GPU 1-2 is slowed down by its temperature", "cooling"),
     ),
     "a narrow PCIe link": (
-        lambda m: sick(m, lanes=(8, 16)),
+        lambda m: sick(m, narrow=True),
         ("warning", "gpus", "GPU 1-2 uses fewer PCIe lanes", "reseat"),
     ),
     "other ECC": (

@@ -61,7 +61,7 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         exit_code=first.exit_code,
         signal=first.signal,
         kind=first.kind,
-        time=_rfc3339(first.time),
+        time=rfc3339(first.time),
         message=first.message,
         excerpt="\n".join(log_patterns.excerpt(first.lines)),
         remedy=first.remedy or first.kind.remedy,
@@ -123,7 +123,8 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     return Candidate(weight, time, node, kind, message, exit_code=node.exit_code)
 
 
-def _rfc3339(seconds: float) -> str:
+def rfc3339(seconds: float) -> str:
+    """Format a time in UTC with milliseconds. Times beyond the calendar are clamped."""
     within = min(max(seconds, 0.0), LATEST)
     moment = datetime.datetime.fromtimestamp(within, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

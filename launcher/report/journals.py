@@ -76,7 +76,10 @@ class Journals:
                     drawn[title].setdefault(node.name, []).append(point)
         return tuple(
             Chart(
-                title, tuple(Curve(*curve) for curve in curves.items()), "minute", top=TOPS[title]
+                title,
+                tuple(Curve(n, tuple(p)) for n, p in curves.items()),
+                "minute",
+                top=TOPS[title],
             )
             for title, curves in drawn.items()
             if 0 < len(curves) <= MOST_CURVES

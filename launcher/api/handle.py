@@ -16,11 +16,10 @@ from ..hosts import Hosts, cluster_of, load
 from ..logs.query import Wanted, merged
 from ..logs.store import Mark, known_marks
 from ..plan.options import LaunchOptions
-from ..runs.attempt import newest_attempt
+from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.fetch import fetch
 from ..runs.find import find
 from ..runs.record import FINAL, RunFolder
-from ..runs.sync_logs import log_store, sync_logs
 from ..ssh.many import nodes_failed
 from ..ssh.node import connected
 from ..start.detach import has_recorder, start_recorder
@@ -109,7 +108,7 @@ class Run:
             newest_attempt(self._folder, self._console) as attempt,
             log_store(self._folder, self._console) as store,
         ):
-            return sync_logs(attempt, store, self._console) if store else {}
+            return sync_logs(attempt, store, self._console)
 
     def _lines(
         self, wanted: Wanted, follow: bool, failures: Mapping[str, DdpctlError]

@@ -17,7 +17,6 @@ from ..logs.events import parsed
 from ..plan.plan import Place
 from ..ssh.many import each_node
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE
 from .parcel import MAX_RESULTS
 
 # Prints a line per rank of attempt $2 with a result in the run folder $1: the rank, the JSON text.
@@ -68,7 +67,7 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
     data = bytearray()
     limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
     with node.open_script(READ, place.run_dir, str(place.attempt), stdin=False) as stream:
-        while chunk := stream.read(READ_SIZE):
+        while chunk := stream.read():
             data += chunk
             if len(data) > limit:
                 raise CommandFailed(f"{node.name}: its results exceed {limit} bytes")

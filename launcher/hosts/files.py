@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import HostsFileError
 from .job_values import wrong_env_name
 from .model import Job
 from .problems import LONGEST_PATH, Problem, raise_any, shown
@@ -24,41 +25,32 @@ class Place:
     path: str
     kind: PathKind
 
-    @property
-    def shown(self) -> str:
-        return shown(self.path, LONGEST_PATH)
-
 
 def text_of(path: Path) -> str:
     """Read a hosts file. Raises HostsFileError."""
+    line, remedy = 0, "give a hosts file (`ddpctl init` writes one)"
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            problem = Problem(0, "", "found more than 1 MB", "is this a hosts file?")
-        elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            problem = Problem(0, "", "found a binary file", "give a hosts file")
-        else:
+        if len(data) <= MAX_BYTES:
             return data.decode("utf-8-sig")
+        what = "found more than 1 MB"
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        what = f"found byte 0x{data[error.start]:02x}, which is not UTF-8"
-        problem = Problem(line, "", what, "save the file as UTF-8")
+        line = error.object.count(b"\n", 0, error.start) + 1
+        what = f"found byte 0x{error.object[error.start]:02x}, which is not UTF-8"
     except (OSError, ValueError) as error:
-        remedy = "give a hosts file (`ddpctl init` writes one)"
-        problem = Problem(0, "", f"cannot be read: {_reason(error)}", remedy)
-    raise_any(str(path), [problem])
-    raise AssertionError
+        what = f"cannot be read: {_reason(error)}"
+    raise HostsFileError([Problem(line, "", what, remedy).text(str(path))])
 
 
 def missing(places: Iterable[Place]) -> Iterator[Problem]:
     """Yield a problem for each file or folder that does not exist or cannot be used."""
     for place in places:
         if why := _why_unusable(place):
+            what = f"found {shown(place.path, LONGEST_PATH)}, which {why}"
             kind = "a folder" if place.kind == "folder" else "a file"
-            what = f"found {place.shown}, which {why}"
-            is_key = place.kind == "file"  # an empty key would be useless
-            remedy = "correct the path" if is_key else "correct the path or create it"
+            # an empty key would be useless
+            remedy = "correct the path" + (" or create it" if place.kind != "file" else "")
             yield Problem(place.line, place.key, what, remedy, f"{kind} on this machine")
         elif place.kind == "env file":
             yield from _env_lines(place)[1]
@@ -110,13 +102,12 @@ def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
         name = name.strip()
         if not line.strip() or name.startswith("#"):
             continue
-        found = remedy = ""
+        found, remedy = f"the name {shown(name)}", wrong_env_name(name)
         if not equals or "\ufffd" in line or "\0" in line:
             found, remedy = "a line that is not NAME=value in UTF-8", "correct or remove it"
-        elif remedy := wrong_env_name(name):
-            found = f"the name {shown(name)}"
-        if found:
-            key = f"{place.key}: {place.shown} line {number}".removeprefix(": ")
-            problems.append(Problem(place.line, key, f"found {found}", remedy, "NAME=value"))
+        if remedy:
+            key = f"{place.key}: {shown(place.path, LONGEST_PATH)} line {number}"
+            what = f"found {found}"
+            problems.append(Problem(place.line, key.removeprefix(": "), what, remedy, "NAME=value"))
         values[name] = value
     return values, problems

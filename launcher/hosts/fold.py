@@ -17,10 +17,7 @@ def ranges(numbers: Iterable[int], width: int = 0) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return ",".join(
-        f"{low:0{width}}" if low == high else f"{low:0{width}}-{high:0{width}}"
-        for low, high in spans
-    )
+    return ",".join("-".join(f"{end:0{width}}" for end in dict.fromkeys(span)) for span in spans)
 
 
 def names(hosts: Iterable[str]) -> str:
@@ -38,12 +35,11 @@ def names(hosts: Iterable[str]) -> str:
             groups.setdefault((m[1], m[3], width), []).append(int(m[2]))
         else:
             groups[host, "", 0] = []
-    return ",".join(
-        f"{before}[{ranges(numbers, width)}]{after}"
-        if len(numbers) > 1
-        else f"{before}{ranges(numbers, width)}{after}"
-        for (before, after, width), numbers in groups.items()
-    )
+    folded = []
+    for (before, after, width), numbers in groups.items():
+        listed = ranges(numbers, width)
+        folded.append(before + (f"[{listed}]" if len(numbers) > 1 else listed) + after)
+    return ",".join(folded)
 
 
 def counted(number: int, noun: str) -> str:

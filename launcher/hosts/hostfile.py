@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from .problems import Problem, nearest, shown
-from .tree import Items, Scalar, Table, Tree
-from .values import split_port
+from .tree import Tree, tree_of
+from .values import split_login
 
 # max_slots is an Open MPI option. ddpctl never starts more processes than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")
 _HOST = r"[^\s:,#=\[\]{}-][^\s:,#=]*"
-_SLOTS_LINE = re.compile(rf"{_HOST}(:\d+)?(\s+[\w-]+\s*=\s*\S*)+")
-_COUNT_LINE = re.compile(rf"{_HOST}:\d+")
+_FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 
 
 def is_hostfile(text: str) -> bool:
     """Return whether the first non-empty line looks like a hostfile's."""
     first = next((line for line in map(_significant, text.splitlines()) if line), "")
-    return bool(_SLOTS_LINE.fullmatch(first) or _COUNT_LINE.fullmatch(first))
+    return bool(_FIRST_LINE.fullmatch(first))
 
 
 class HostList(str):
@@ -36,49 +35,38 @@ def is_host_list(hosts: str) -> bool:
     return isinstance(hosts, HostList) or bool(looks_like_one and not os.path.exists(hosts))  # noqa: PTH110
 
 
-def read_hostfile(text: str, problems: list[Problem]) -> Table:
-    hosts: list[Tree] = []
-    for number, raw in enumerate(text.split("\n"), 1):
-        if line := _significant(raw):
-            name, *options = re.sub(r"\s*=\s*", "=", line).split()
-            hosts.append(_host(number, len(hosts), name, options, problems))
-    return Table(1, {"hosts": Items(1, tuple(hosts))})
+def read_hostfile(text: str, problems: list[Problem]) -> Tree:
+    lines = enumerate(map(_significant, text.split("\n")), 1)
+    return _hosts([(number, line) for number, line in lines if line], problems)
 
 
-def read_host_list(value: str, problems: list[Problem]) -> Table:
+def read_host_list(value: str, problems: list[Problem]) -> Tree:
     """Parse `gpu1:8,gpu2:8`. A host without a number uses all its GPUs."""
-    words = enumerate(value.split(","))
-    hosts = tuple(_host(0, i, word.strip(), (), problems) for i, word in words)
-    return Table(0, {"hosts": Items(0, hosts)})
+    return _hosts([(0, word) for word in value.split(",")], problems)
 
 
 def _significant(line: str) -> str:
     return line.partition("#")[0].strip()
 
 
-def _host(
-    line: int, index: int, word: str, options: Sequence[str], problems: list[Problem]
-) -> Table:
-    """Parse `[user@]name[:gpus] [slots=N]` into an entry of a hosts file."""
-    name, count = split_port(word)
-    given = {} if count is None else {"slots": count}
-    wrong = [] if count is None or count.isdecimal() else [shown(word)]
-    for text in options:
-        option, equals, value = text.partition("=")
-        if option in given:
-            wrong.append(f"{shown(text)} twice")
-        elif not equals or option not in _KNOWN or not value.isdecimal():
-            wrong.append(shown(text))
-        given[option] = value
-    near = next((nearest(option, _KNOWN) for option in given if option not in _KNOWN), None)
-    allowed = "HOST slots=N" if line else "HOST:GPUS separated by commas, such as gpu1:8,gpu2:8"
-    for text in wrong:
-        problem = Problem(line, f"hosts[{index}]", f"found {text}", "correct it", allowed, near)
-        problems.append(problem)
-    user, at, host = name.rpartition("@")
-    entries = {"host": Scalar(line, host)}
-    if at:
-        entries["user"] = Scalar(line, user)
-    if "slots" in given or wrong:  # a line with a problem must not claim GPUs
-        entries["gpus"] = Scalar(line, "0" if wrong else given["slots"])
-    return Table(line, entries, dict.fromkeys(entries, line))
+def _hosts(lines: Iterable[tuple[int, str]], problems: list[Problem]) -> Tree:
+    """Parse `[user@]name[:gpus] [slots=N]`, one per line, into the tree of a hosts file."""
+    hosts: list[Tree] = []
+    for line, written in lines:
+        word, *options = re.sub(r"\s*=\s*", "=", written).split() or [""]
+        host = split_login(word)
+        if "port" in host:
+            options.append(f"slots={host.pop('port')}")
+        given = {name: value for name, _, value in (option.partition("=") for option in options)}
+        unknown = [name for name in given if name not in _KNOWN]
+        if unknown or len(given) < len(options) or not all(map(str.isdecimal, given.values())):
+            near = nearest(unknown[0], _KNOWN) if unknown else None
+            allowed = "HOST slots=N" if line else "HOST:GPUS, separated by commas"
+            what = f"found {shown(written)}"
+            problem = Problem(line, f"hosts[{len(hosts)}]", what, "correct it", allowed, near)
+            problems.append(problem)
+            given = {"slots": "0"}  # a line with a problem must not claim GPUs
+        if "slots" in given:
+            host["gpus"] = given["slots"]
+        hosts.append(tree_of(host, line))
+    return tree_of({"hosts": hosts})

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import UsageError
-from ..state import current_folder, home_folder
+from ..state import current_folder, expanded
 from .files import Place, missing, text_of
 from .hostfile import HostList, is_host_list, is_hostfile, read_host_list, read_hostfile
 from .model import Cluster, Host, Job
@@ -20,15 +21,14 @@ from .problems import Problem, Wrong, raise_any, shown
 from .rules import Entry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
 from .select import select
-from .tree import Items, Scalar, Table, Tree, read_yaml
-from .values import parts, split_port, text, wrong
+from .tree import LIST, MAPPING, NOTHING, Tree, read_yaml, tree_of
+from .values import split_login, text, wrong
 
 Hosts: TypeAlias = str | Path | Sequence[str] | Cluster | None
 
 COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
 _AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
-_NOTHING = Scalar(0, "", "nothing")
 
 
 def cluster_of(
@@ -115,7 +115,7 @@ def override_job(
         if value is not None:
             flag = "COMMAND" if name == "command" else "--" + name.replace("_", "-")
             key = flag if source == COMMAND_LINE else name
-            read |= reading.value(name, JOB[name], _tree(value), key)
+            read |= reading.value(name, JOB[name], tree_of(value), key)
     if "env" in read:
         read["env"] = {**cluster.job.env, **read["env"]}
     job, hosts = replace(cluster.job, **read), cluster.hosts
@@ -127,16 +127,6 @@ def override_job(
     return replace(cluster, hosts=hosts, job=job)
 
 
-def _tree(value: object) -> Tree:
-    """Turn a value from the command line into the tree that a file would have."""
-    if isinstance(value, Mapping):
-        entries = {str(name): Scalar(0, str(each)) for name, each in value.items()}
-        return Table(0, entries, dict.fromkeys(entries, 0))
-    if isinstance(value, (list, tuple)):
-        return Items(0, tuple(Scalar(0, str(item)) for item in value))
-    return Scalar(0, str(value))
-
-
 class _Reading:
     """One pass over a source: collects its problems and the paths that it names."""
 
@@ -145,6 +135,13 @@ class _Reading:
         self.base = Path(base)
         self.problems: list[Problem] = []
         self.places: list[Place] = []
+
+    @contextlib.contextmanager
+    def _at(self, key: str, allowed: str = "") -> Iterator[None]:
+        try:
+            yield
+        except Wrong as error:
+            self.problems += [problem.within(key, allowed) for problem in error.problems]
 
     def text(self, text: str) -> Cluster:
         """Return what could be read; use it only if there are no problems."""
@@ -156,19 +153,20 @@ class _Reading:
             return Cluster(())
 
     def cluster(self, tree: Tree) -> Cluster:
-        if not isinstance(tree, Table):
-            found = "an empty file" if isinstance(tree, Scalar) and tree.is_null else tree.kind
-            remedy = "write hosts: and one `- NAME` per line"
-            problem = Problem(tree.line, "", f"found {found}", remedy, "a mapping with hosts:")
-            raise Wrong(problem)
-        for name in tree.entries:
-            if name not in SECTIONS:
-                self.problems.append(unknown(name, tree.lines[name], SECTIONS))
-        defaults = self._section(tree, "defaults", DEFAULTS)
-        job = Job(**self._section(tree, "job", JOB))
-        hosts, spares = (self._hosts(tree, name, defaults) for name in ("hosts", "spares"))
-        written = tree.entries.get("job")
-        lines = written.lines if isinstance(written, Table) else {}
+        if tree.kind != MAPPING:
+            found = "an empty file" if tree.kind == NOTHING else ""
+            raise wrong(tree, "write hosts: and one `- NAME` per line", found)
+        strangers = [name for name in tree.entries if name not in SECTIONS]
+        self.problems += [unknown(name, tree.entries[name].line, SECTIONS) for name in strangers]
+        job_tree, defaults_tree, hosts_tree, spares_tree = (
+            tree.entries.get(name, Tree(tree.line, NOTHING))
+            for name in ("job", "defaults", "hosts", "spares")
+        )
+        defaults = self._section(defaults_tree, "defaults", DEFAULTS)
+        job = Job(**self._section(job_tree, "job", JOB))
+        hosts = self._hosts(hosts_tree, "hosts", defaults)
+        spares = self._hosts(spares_tree, "spares", defaults)
+        lines = {name: value.line for name, value in job_tree.entries.items()}
         self.problems += broken_rules([*hosts, *spares], job, lines)
         return Cluster(
             hosts=tuple(entry.host for entry in hosts),
@@ -177,40 +175,28 @@ class _Reading:
             source=self.source,
         )
 
-    def _section(self, tree: Table, name: str, keys: Mapping[str, Key]) -> dict[str, Any]:
-        section = tree.entries.get(name, _NOTHING)
-        if isinstance(section, Table):
-            return self._keys(section, keys, name)
-        # A section in which every line is commented out is empty, not wrong.
-        if not (isinstance(section, Scalar) and section.is_null):
-            remedy = f"indent the keys of {name} below it"
-            problem = Problem(section.line, name, f"found {section.kind}", remedy, "a mapping")
-            self.problems.append(problem)
-        return {}
+    def _section(self, tree: Tree, name: str, keys: Mapping[str, Key]) -> dict[str, Any]:
+        with self._at(name):  # a section in which every line is commented out is empty, not wrong
+            if tree.kind not in (MAPPING, NOTHING):
+                raise wrong(tree, f"indent the keys of {name} below it")
+        return self._keys(tree, keys, name)
 
-    def _hosts(self, tree: Table, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
-        section = tree.entries.get(name, _NOTHING)
-        if isinstance(section, Items) and (section.items or name == "spares"):
-            made = (self._entry(f"{name}{key}", part, defaults) for key, part in parts(section))
-            return [entry for entry in made if entry is not None]
-        empty = isinstance(section, Items) or (isinstance(section, Scalar) and section.is_null)
-        if name == "hosts" or not empty:
-            found = "found no hosts" if empty else f"found {section.kind}"
-            remedy = "write one `- NAME` or `- host: NAME` per line"
-            line = section.line or tree.line
-            self.problems.append(Problem(line, name, found, remedy, "a list of hosts"))
-        return []
+    def _hosts(self, tree: Tree, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
+        with self._at(name):
+            is_empty = tree.kind in (LIST, NOTHING) and not tree.items
+            if name == "hosts" if is_empty else tree.kind != LIST:
+                found = "no hosts" if is_empty else ""
+                raise wrong(tree, "write one `- NAME` or `- host: NAME` per line", found)
+        made = [self._entry(f"{name}[{i}]", item, defaults) for i, item in enumerate(tree.items)]
+        return [entry for entry in made if entry is not None]
 
     def _entry(self, key: str, item: Tree, defaults: Mapping[str, Any]) -> Entry | None:
-        try:
-            table = _entry_table(item)
-        except Wrong as error:
-            self.problems += [p.within(key, HOST["host"].allowed) for p in error.problems]
-            return None
-        own = self._keys(table, HOST, key)
-        if "host" not in table.entries:
-            problem = Problem(item.line, ".host", "found no host", "write host: NAME")
-            self.problems.append(problem.within(key, HOST["host"].allowed))
+        own: dict[str, Any] = {}
+        with self._at(key, HOST["host"].allowed):
+            table = item if item.kind == MAPPING else _long_form(item)
+            own = self._keys(table, HOST, key)
+            if "host" not in table.entries:
+                raise wrong(item, "write host: NAME", "no host")
         if "host" not in own:
             return None
         # SSH is not used for this machine, so the SSH defaults do not apply.
@@ -218,53 +204,44 @@ class _Reading:
         merged = {name: value for name, value in defaults.items() if name in applied} | own
         return Entry(key, item.line, frozenset(own), Host(**merged))
 
-    def _keys(self, table: Table, keys: Mapping[str, Key], path: str) -> dict[str, Any]:
+    def _keys(self, table: Tree, keys: Mapping[str, Key], path: str) -> dict[str, Any]:
         """Return the valid values in `table`. Records the problems of the others."""
         read: dict[str, Any] = {}
         for name, tree in table.entries.items():
             if name in keys:
                 read |= self.value(name, keys[name], tree, f"{path}.{name}")
             else:
-                problem = unknown(name, table.lines[name], keys)
-                self.problems.append(problem.within(f"{path}."))
+                self.problems.append(unknown(name, tree.line, keys).within(f"{path}."))
         return read
 
     def value(self, name: str, key: Key, tree: Tree, path: str) -> dict[str, Any]:
         """Return {name: value}, or {} after recording the problem."""
-        try:
+        read: dict[str, Any] = {}
+        with self._at(path, key.allowed):
             value = key.read(tree)
             if key.path and isinstance(value, str):
                 value = self._absolute(value, tree)
                 self.places.append(Place(tree.line, path, value, key.path))
-        except Wrong as error:
-            self.problems += [problem.within(path, key.allowed) for problem in error.problems]
-            return {}
-        return {name: value}
+            read[name] = value
+        return read
 
     def _absolute(self, written: str, tree: Tree) -> str:
-        in_home = written == "~" or written.startswith("~/")
-        path = home_folder() / written[2:] if in_home else self.base / written
+        path = self.base / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
         if absolute == "/":
-            raise wrong(tree, shown(written), "name a folder below the root of the disk")
+            raise wrong(tree, "name a folder below the root of the disk")
         return absolute
 
 
-def _entry_table(item: Tree) -> Table:
-    """Return an entry of `hosts:` as a mapping. Splits the short form `[user@]host[:port]`."""
-    if isinstance(item, Table):
-        return item
-    if isinstance(item, Items):
-        raise wrong(item, item.kind, "write one host per entry")
-    word = text(item)
-    user, at, rest = word.rpartition("@")
-    name, port = split_port(rest)
-    if port and port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
-        remedy = (
-            f"write {{host: {shown(name)}, port: {port}}} or {{host: {shown(name)}, gpus: {port}}}"
-        )
-        raise wrong(item, f"{shown(word)}, a port or a number of GPUs", remedy)
-    words = {"user": user if at else None, "host": name, "port": port}
-    entries = {key: Scalar(item.line, word) for key, word in words.items() if word is not None}
-    return Table(item.line, entries, dict.fromkeys(entries, item.line))
+def _long_form(item: Tree) -> Tree:
+    """Return an entry `[user@]host[:port]` as a mapping."""
+    if item.kind == LIST:
+        raise wrong(item, "write one host per entry")
+    parts = split_login(text(item))
+    port = parts.get("port", "")
+    if port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
+        name = shown(parts["host"])
+        remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
+        raise wrong(item, remedy, f"{item.shown}, a port or a number of GPUs")
+    return tree_of(parts, item.line)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeAlias
+
+import yaml
+
+Gpus: TypeAlias = Literal["all"] | int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Host:
     port: int | None = None
     identity_file: str | None = None
     proxy_jump: str | None = None
-    gpus: Literal["all"] | int | tuple[int, ...] = "all"
+    gpus: Gpus = "all"
     nproc_per_node: int | None = None
     internal_ip: str | None = None
     interface: str | None = None
@@ -39,9 +43,9 @@ class Host:
     @property
     def gpu_ids(self) -> tuple[int, ...]:
         """The GPUs named by a count or by ids; () for `all`."""
-        if self.gpus == "all":
-            return ()
-        return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus
+        if isinstance(self.gpus, tuple):
+            return self.gpus
+        return () if self.gpus == "all" else tuple(range(self.gpus))
 
     @property
     def written_gpus(self) -> str:
@@ -93,3 +97,27 @@ class Cluster:
     @property
     def nnodes(self) -> int:
         return len(self.hosts)
+
+
+def dump(cluster: Cluster) -> str:
+    """Return the hosts file as used: defaults merged, paths absolute, default values omitted.
+
+    It reads back as an equal cluster.
+    """
+    document = {
+        "hosts": [_changed(host, Host("")) for host in cluster.hosts],
+        "spares": [_changed(host, Host("")) for host in cluster.spares],
+        "job": _changed(cluster.job, Job()),
+    }
+    document = {name: section for name, section in document.items() if section}
+    # YAML would fold U+0085 and similar characters into a space, so they are escaped. Long lines
+    # are not folded, because an argument may contain any number of spaces.
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=2**31 - 1)
+
+
+def _changed(part: Host | Job, default: Host | Job) -> dict[str, Any]:
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(part).items()
+        if value != getattr(default, name)
+    }

@@ -28,14 +28,11 @@ class Problem:
         return replace(self, key=key + self.key, allowed=self.allowed or allowed)
 
     def text(self, source: str) -> str:
-        place = f"{source}:{self.line}: " if self.line else f"{source}: "
-        parts = [
-            self.what,
-            f"allowed: {self.allowed}" if self.allowed else "",
-            self.remedy,
-            f"did you mean '{self.near}'?" if self.near else "",
-        ]
-        return place + (f"{self.key}: " if self.key else "") + "; ".join(filter(None, parts))
+        place = shown(source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
+        allowed = f"allowed: {self.allowed}" if self.allowed else ""
+        near = f"did you mean '{self.near}'?" if self.near else ""
+        text = "; ".join(filter(None, [self.what, allowed, self.remedy, near]))
+        return ": ".join(filter(None, [place, self.key, text]))
 
 
 class Wrong(Exception):
@@ -49,8 +46,7 @@ class Wrong(Exception):
 def raise_any(source: str, problems: Sequence[Problem]) -> None:
     """Raise HostsFileError with each problem once, in the order of the file, if there are any."""
     if problems:
-        name = shown(source, LONGEST_PATH)
-        lines = [problem.text(name) for problem in sorted(problems, key=lambda p: p.line)]
+        lines = [problem.text(source) for problem in sorted(problems, key=lambda p: p.line)]
         raise HostsFileError(list(dict.fromkeys(lines)))
 
 

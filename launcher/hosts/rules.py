@@ -11,6 +11,7 @@ from .problems import Problem, shown
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 _CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
+_OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Entry:
     line: int
     own: frozenset[str]
     host: Host
+
+    def problem(self, key: str, found: str, remedy: str) -> Problem:
+        return Problem(self.line, self.key + key, f"found {found}", remedy)
 
 
 def broken_rules(
@@ -34,43 +38,34 @@ def broken_rules(
         same = by_machine.setdefault(entry.host.machine, [])
         yield from _shared_gpus(same, entry)
         same.append(entry)
-        if address := entry.host.internal_ip:
+        address = entry.host.internal_ip
+        if address and not ipaddress.ip_address(address).is_loopback:
             first = by_address.setdefault(address, entry)
-            yield from _shared_address(address, first, entry)
-    yield from _container_rules(job, lines or {})
+            if first.host.machine != entry.host.machine:
+                found = f"{address}, which {first.key} has too (line {first.line})"
+                yield entry.problem(".internal_ip", found, "write each machine's own address")
+    for key, found, remedy in _container_rules(job):
+        yield Problem((lines or {}).get(key, 0), f"job.{key}", f"found {found}", remedy)
 
 
 def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
     host = entry.host
     ssh_keys = [key for key in _SSH_KEYS if key in entry.own]
     if host.is_local and ssh_keys:
-        yield Problem(
-            entry.line,
-            f"{entry.key}.{ssh_keys[0]}",
-            f"found {', '.join(ssh_keys)} on host: local",
-            "remove it: this machine is used without SSH",
-            "gpus, internal_ip and interface on local",
-        )
+        found = f"{', '.join(ssh_keys)} on host: local"
+        remedy = "remove it: this machine is used without SSH"
+        yield entry.problem(f".{ssh_keys[0]}", found, remedy)
     if job.engine == "process" and not host.is_local:
-        yield Problem(
-            entry.line,
-            f"{entry.key}.host",
-            f"found {host.name} with engine: process",
-            "use host: local, or engine: docker for other machines",
-            "host: local with engine: process",
-        )
+        remedy = "use host: local, or engine: docker for other machines"
+        yield entry.problem(".host", f"{host.name} with engine: process", remedy)
     count = len(host.gpu_ids)
     key, wanted = f"{entry.key}.nproc_per_node", host.nproc_per_node
     if wanted is None:
         key, wanted = "job.nproc_per_node", job.nproc_per_node or 0
     if 0 < count < wanted:
-        yield Problem(
-            entry.line,
-            f"{entry.key}.gpus",
-            f"found {count} GPU{'s' if count > 1 else ''} for {key} {wanted}",
-            f"give it {wanted} GPUs or set nproc_per_node: {count}",
-            "at most one process per GPU",
-        )
+        found = f"{count} GPU{'s' if count > 1 else ''} for {key} {wanted}"
+        remedy = f"give it {wanted} GPUs or set nproc_per_node: {count}"
+        yield entry.problem(".gpus", found, remedy)
 
 
 def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
@@ -80,53 +75,36 @@ def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
         theirs = other.host
         if theirs.gpus == 0:
             continue
+        found = f"{mine.name} twice, with gpus: {theirs.written_gpus} and gpus: {mine.written_gpus}"
         if isinstance(mine.gpus, tuple) and isinstance(theirs.gpus, tuple):
             shared = sorted(set(mine.gpus) & set(theirs.gpus))
             if not shared:
                 continue
-            what = f"found GPU {', '.join(map(str, shared))} of {mine.name} on two nodes"
-        else:
-            what = f"found {mine.name} twice, "
-            what += f"with gpus: {theirs.written_gpus} and gpus: {mine.written_gpus}"
-        yield Problem(
-            entry.line,
-            entry.key,
-            f"{what} (first on line {other.line})" if other.line else what,
-            "remove one, or write for example gpus: [0, 1] and gpus: [2, 3]",
-            "the same machine twice only with different GPU ids, or gpus: 0",
-        )
+            found = f"GPU {', '.join(map(str, shared))} of {mine.name} on two nodes"
+        if other.line:
+            found += f" (first on line {other.line})"
+        remedy = "list the same machine twice only with different GPU ids, or gpus: 0"
+        yield entry.problem("", found, f"{remedy}, for example gpus: [0, 1] and gpus: [2, 3]")
         return
 
 
-def _shared_address(address: str, first: Entry, entry: Entry) -> Iterator[Problem]:
-    loopback = ipaddress.ip_address(address).is_loopback
-    if first.host.machine != entry.host.machine and not loopback:
-        yield Problem(
-            entry.line,
-            f"{entry.key}.internal_ip",
-            f"found {address}, which {first.key} has too (line {first.line})",
-            "write each machine's own address",
-            "one machine per address",
-        )
-
-
-def _container_rules(job: Job, lines: Mapping[str, int]) -> Iterator[Problem]:
+def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
+    """Yield the key of the job, what was found there, and the remedy."""
     for key in _CONTAINER_KEYS if job.engine == "process" else ():
         if getattr(job, key):
-            what = f"found {key} with engine: process, which has no container"
-            remedy = "remove it, or use engine: docker"
-            yield Problem(lines.get(key, 0), f"job.{key}", what, remedy)
-    taken = {"dataset": job.dataset and "/data/", "workdir": job.workdir and "/workspace/"}
+            found = f"{key} with engine: process, which has no container"
+            yield key, found, "remove it, or use engine: docker"
+    own = dict.fromkeys(_OWN_FOLDERS, "ddpctl's own folders are")
+    own |= {"/data": "dataset is"} if job.dataset else {}
+    own |= {"/workspace": "workdir is"} if job.workdir else {}
     targets = [("mounts", mount.split(":")[1]) for mount in job.mounts]
-    targets += [("tmpfs", folder) for folder in job.tmpfs]
-    mounted = {target.rstrip("/") for key, target in targets if key == "mounts"}
-    for kind, target in targets:
-        flat = target.rstrip("/")
-        for key, own in taken.items():
-            if own and f"{flat}/".startswith(own):
-                what = f"found a mount at {own.rstrip('/')}, where {key} is mounted"
-                remedy = f"choose another target or remove {key}"
-                yield Problem(lines.get(kind, 0), f"job.{kind}", what, remedy)
-        if kind == "tmpfs" and flat in mounted:
-            what = f"found {shown(flat)}, which is also in job.mounts"
-            yield Problem(lines.get(kind, 0), "job.tmpfs", what, "keep one of them")
+    taken: set[str] = set()
+    for key, target in [*targets, *(("tmpfs", folder) for folder in job.tmpfs)]:
+        flat = target.rstrip("/") or "/"
+        for folder, what in own.items():
+            if flat == folder or flat.startswith(f"{folder}/"):
+                found = f"a mount at {shown(target)}, where {what} mounted"
+                yield key, found, "choose another folder of the container"
+        if flat in taken:
+            yield key, f"two mounts at {shown(flat)}", "keep one of them"
+        taken.add(flat)

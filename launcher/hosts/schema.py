@@ -22,7 +22,6 @@ PathKind: TypeAlias = Literal["file", "env file", "folder"]
 
 FILE = Path(__file__).with_name("hosts.schema.json")
 SCHEMA = json.loads(FILE.read_bytes())
-_DESCRIPTION = re.compile(r"(.*) Value: (.*)\. Default: (.*)\.")
 
 # Keys whose value is more than a number in a range, a choice of words or a local path.
 _HOST_READERS: Mapping[str, Reader] = {
@@ -68,20 +67,19 @@ class Key:
 def _keys(mapping: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Key]:
     keys = {}
     for name, shape in mapping["properties"].items():
-        words = _DESCRIPTION.fullmatch(shape["description"])
-        assert words, name
-        read = readers.get(name) or _reader(shape)
-        keys[name] = Key(read, words[1], words[2], words[3], _PATHS.get(name))
+        meaning, allowed, default = re.split(r" Value: |\. Default: ", shape["description"])
+        number, *word = shape.get("anyOf", [shape])
+        if name in readers:
+            read = readers[name]
+        elif "enum" in shape:
+            read = values.choice(*shape["enum"])
+        elif number["type"] == "integer":
+            words = [each["const"] for each in word]
+            read = values.whole(number["minimum"], number["maximum"], *words)
+        else:
+            read = values.path
+        keys[name] = Key(read, meaning, allowed, default.removesuffix("."), _PATHS.get(name))
     return keys
-
-
-def _reader(shape: Mapping[str, Any]) -> Reader:
-    if words := shape.get("enum"):
-        return values.choice(*words)
-    number, *word = shape.get("anyOf", [shape])
-    if number["type"] == "integer":
-        return values.whole(number["minimum"], number["maximum"], *(w["const"] for w in word))
-    return values.path
 
 
 _SECTIONS = SCHEMA["properties"]
@@ -107,12 +105,12 @@ _SYNONYMS = {
 
 def unknown(name: str, line: int, known: Collection[str]) -> Problem:
     """Return the problem of an unknown key, with the most similar known key."""
-    synonym = _SYNONYMS.get(name.lower().replace("-", "_"))
-    near = synonym if synonym in known else nearest(name, known)
-    homes = [home for home, keys in (("hosts", HOST), ("job", JOB)) if name in keys or name == home]
-    remedy = "correct or remove it"
+    allowed = ", ".join(sorted(known))
+    homes = [f"{home}:" for home, keys in (("hosts", HOST), ("job", JOB)) if name in {*keys, home}]
     if homes:
-        near, remedy = None, f"move it under {' or '.join(f'{home}:' for home in homes)}"
-    return Problem(
-        line, shown(name), "found an unknown key", remedy, ", ".join(sorted(known)), near
-    )
+        remedy, near = f"move it under {' or '.join(homes)}", None
+    else:
+        synonym = _SYNONYMS.get(name.lower().replace("-", "_"))
+        near = synonym if synonym in known else nearest(name, known)
+        remedy = "correct or remove it"
+    return Problem(line, shown(name), "found an unknown key", remedy, allowed, near)

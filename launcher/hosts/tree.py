@@ -1,166 +1,155 @@
-"""YAML as a tree with line numbers: `Scalar`, `Items` and `Table`.
+"""YAML as a tree with line numbers. Scalars stay as written, and tags construct nothing.
 
-Scalars stay as written, and tags construct nothing. Documents designed to exhaust a reader (deep
-nesting, aliases of aliases) are refused before they are walked.
+Documents designed to exhaust a reader (deep nesting, aliases of aliases) are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import yaml
 
 from .problems import Problem, Wrong, shown
 
-MAX_CHARACTERS = 1_000_000
-MAX_DEPTH = 20
 MAX_ALIASES = 100
+LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
 
 # PyYAML's optional C parser is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_RESOLVER: Any = yaml.resolver.Resolver()
 _TAG = "tag:yaml.org,2002:"
-_SCALARS = {
-    f"{_TAG}str": "text",
-    f"{_TAG}null": "nothing",
+_KINDS = {
+    f"{_TAG}str": TEXT,
+    f"{_TAG}null": NOTHING,
     f"{_TAG}int": "a number",
     f"{_TAG}float": "a number",
     f"{_TAG}bool": "a yes/no value",
     f"{_TAG}timestamp": "a date",
-    f"{_TAG}value": "text",
-    f"{_TAG}merge": "text",
+    f"{_TAG}value": TEXT,
+    f"{_TAG}merge": MERGE,
+    f"{_TAG}seq": LIST,
+    f"{_TAG}map": MAPPING,
 }
-_TAGS = {*_SCALARS, f"{_TAG}seq", f"{_TAG}map"}
 
 
 @dataclass(frozen=True)
-class Scalar:
-    """A single value. text: as written. kind: the type that YAML assigns, in words."""
+class Tree:
+    """A value. line: that of its key in a mapping. kind: the type that YAML assigns, in words."""
 
     line: int
-    text: str
-    kind: str = "text"
+    kind: str = TEXT
+    text: str = ""  # of a scalar, as written
+    items: tuple[Tree, ...] = ()  # of a list
+    entries: Mapping[str, Tree] = field(default_factory=dict)  # of a mapping
 
     @property
-    def is_null(self) -> bool:
-        return self.kind == "nothing"
+    def shown(self) -> str:
+        if self.kind in (LIST, MAPPING, NOTHING):
+            return self.kind
+        return shown(self.text) if self.text.strip() else "an empty text"
 
 
-@dataclass(frozen=True)
-class Items:
-    line: int
-    items: tuple[Tree, ...]
-    kind: str = "a list"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A mapping. lines: the line of each key."""
-
-    line: int
-    entries: Mapping[str, Tree]
-    lines: Mapping[str, int] = field(default_factory=dict)
-    kind: str = "a mapping"
-
-
-Tree: TypeAlias = Scalar | Items | Table
+def tree_of(value: object, line: int = 0) -> Tree:
+    """Return the tree of a value that was not written in YAML."""
+    if isinstance(value, Mapping):
+        entries = {str(name): tree_of(each, line) for name, each in value.items()}
+        return Tree(line, MAPPING, entries=entries)
+    if isinstance(value, (list, tuple)):
+        return Tree(line, LIST, items=tuple(tree_of(each, line) for each in value))
+    return value if isinstance(value, Tree) else Tree(line, text=str(value))
 
 
 def read_yaml(text: str, problems: list[Problem]) -> Tree:
     """Parse one document. Raises Wrong if it is not YAML; appends all other problems."""
-    if len(text) > MAX_CHARACTERS:
-        raise Wrong(Problem(0, "", "found more than 1 MB", "is this a hosts file?"))
     try:
-        _refuse_bombs(text)
-        node = yaml.compose(text, Loader=_LOADER)
+        return _Composer(text, problems).document()
     except yaml.MarkedYAMLError as error:
-        raise Wrong(_syntax_error(text, error)) from None
+        mark = error.problem_mark or error.context_mark
+        line = mark.line if mark else -1
+        written = "".join(text.split("\n")[line : line + 1])
+        what, remedy = f"not YAML: {shown(error.problem or '?')}", "fix the YAML at this line"
+        if "\t" in written[: len(written) - len(written.lstrip())]:
+            what, remedy = "found a tab", "indent with spaces"
+        raise Wrong(Problem(line + 1, "", what, remedy)) from None
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         what = f"not YAML: {shown(' '.join(str(error).split()))}"
         raise Wrong(Problem(0, "", what, "save the file as UTF-8 text")) from None
-    return Scalar(1, "", "nothing") if node is None else _Walk(problems).tree(node, "")
+    except RecursionError:
+        raise Wrong(Problem(0, "", "found lists in lists without end", "write one list")) from None
 
 
-def _syntax_error(text: str, error: yaml.MarkedYAMLError) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    line = mark.line if mark else -1
-    written = text.split("\n")[line] if 0 <= line <= text.count("\n") else ""
-    if "\t" in written[: len(written) - len(written.lstrip())]:
-        return Problem(line + 1, "", "found a tab", "indent with spaces")
-    what = f"not YAML: {shown(error.problem or error.context or 'cannot be read')}"
-    return Problem(line + 1, "", what, "fix the YAML at this line")
+class _Composer:
+    """Builds the tree from PyYAML's events. Like PyYAML's own composer, with limits."""
 
-
-def _refuse_bombs(text: str) -> None:
-    """Raise Wrong if walking the document would cost more than its size."""
-    depth = aliases = 0
-    for event in yaml.parse(text, Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        aliases += isinstance(event, yaml.AliasEvent)
-        if depth > MAX_DEPTH or aliases > MAX_ALIASES:
-            deep = f"found nesting more than {MAX_DEPTH} deep"
-            what = deep if depth > MAX_DEPTH else f"found more than {MAX_ALIASES} aliases"
-            raise Wrong(
-                Problem(getattr(event.start_mark, "line", -1) + 1, "", what, "write the values out")
-            )
-
-
-class _Walk:
-    """Converts PyYAML's nodes to ours, each node once, however many aliases refer to it."""
-
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, text: str, problems: list[Problem]) -> None:
+        self.events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
         self.problems = problems
-        self.done: dict[int, Tree | None] = {}  # None: in progress
+        self.anchors: dict[str, Tree] = {}
+        self.aliases = 0
 
-    def tree(self, node: yaml.Node, path: str) -> Tree:
-        line = node.start_mark.line + 1
-        if id(node) not in self.done:
-            self.done[id(node)] = None
-            self.done[id(node)] = self._made(node, line, path)
-        made = self.done[id(node)]
-        if made is None:
-            self.problems.append(Problem(line, path, "an alias of itself", "write the value out"))
-            return Scalar(line, "", "nothing")
-        return made
+    def document(self) -> Tree:
+        next(self.events)  # the start of the stream
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            return Tree(1, NOTHING)
+        tree = self._tree(next(self.events), "")
+        next(self.events)  # the end of the document
+        if not isinstance(event := next(self.events), yaml.StreamEndEvent):
+            raise _not_yaml("found a second document", event)
+        return tree
 
-    def _made(self, node: yaml.Node, line: int, path: str) -> Tree:
-        if node.tag not in _TAGS:
-            what = f"found the YAML tag {shown(node.tag)}"
+    def _tree(self, event: Any, path: str) -> Tree:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            self.aliases += 1
+            if event.anchor not in self.anchors or self.aliases > MAX_ALIASES:
+                many = f"found more than {MAX_ALIASES} aliases"
+                undefined = f"found the alias {event.anchor} of nothing above it"
+                raise _not_yaml(many if self.aliases > MAX_ALIASES else undefined, event)
+            return self.anchors[event.anchor]
+        tag = None if event.tag == "!" else event.tag
+        if tag and tag not in _KINDS:
+            what = f"found the YAML tag {shown(tag)}"
             self.problems.append(Problem(line, path, what, "remove the tag", "plain values"))
-        if isinstance(node, yaml.SequenceNode):
-            parts = enumerate(node.value)
-            return Items(line, tuple(self.tree(part, f"{path}[{i}]") for i, part in parts))
-        if isinstance(node, yaml.MappingNode):
-            return self._table(node, line, path)
-        return Scalar(line, str(node.value), _SCALARS.get(node.tag, "text"))
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Tree] = []
+            while not isinstance(inner := next(self.events), yaml.SequenceEndEvent):
+                items.append(self._tree(inner, f"{path}[{len(items)}]"))
+            tree = Tree(line, LIST, items=tuple(items))
+        elif isinstance(event, yaml.MappingStartEvent):
+            tree = Tree(line, MAPPING, entries=self._entries(path))
+        else:
+            tag = tag or _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
+            tree = Tree(line, _KINDS.get(tag, TEXT), event.value)
+        if event.anchor:
+            self.anchors[event.anchor] = tree
+        return tree
 
-    def _table(self, node: yaml.MappingNode, line: int, path: str) -> Table:
+    def _entries(self, path: str) -> dict[str, Tree]:
         entries: dict[str, Tree] = {}
-        lines: dict[str, int] = {}
         merged: list[Tree] = []
-        for key_node, value_node in node.value:
-            at = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self._tree(event, path)
+            inner = f"{path}.{shown(key.text)}".removeprefix(".")
+            value = replace(self._tree(next(self.events), inner), line=key.line)
+            if key.kind in (LIST, MAPPING):
                 what = "found a key that is not text"
-                self.problems.append(Problem(at, path, what, "use a plain word"))
-                continue
-            key = str(key_node.value)
-            inner = f"{path}.{shown(key)}" if path else shown(key)
-            value = self.tree(value_node, inner)
-            if key_node.tag == f"{_TAG}merge":
-                merged += value.items if isinstance(value, Items) else [value]
-            elif key in entries:
-                what = f"written twice (first on line {lines[key]})"
-                self.problems.append(Problem(at, inner, what, "keep one of them"))
+                self.problems.append(Problem(key.line, path, what, "use a plain word"))
+            elif key.kind == MERGE:
+                merged += value.items or [value]
+            elif key.text in entries:
+                what = f"written twice (first on line {entries[key.text].line})"
+                self.problems.append(Problem(key.line, inner, what, "keep one of them"))
             else:
-                entries[key], lines[key] = value, at
+                entries[key.text] = value
         for other in merged:  # `<<`: own keys win, then earlier mappings
-            if isinstance(other, Table):
-                entries = {**other.entries, **entries}
-                lines = {**other.lines, **lines}
-            else:
+            entries = {**other.entries, **entries}
+            if other.kind != MAPPING:
                 what = f"found `<<` of {other.kind}"
                 self.problems.append(Problem(other.line, path, what, allowed="`<<` of a mapping"))
-        return Table(line, entries, lines)
+        return entries
+
+
+def _not_yaml(what: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)

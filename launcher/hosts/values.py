@@ -1,4 +1,4 @@
-"""Readers for each kind of value in a hosts file.
+"""Readers for each kind of value in a hosts file, and for the values of a host.
 
 A reader takes a tree and returns the value. It raises Wrong with all problems of that value.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from .problems import Problem, Wrong, nearest, shown
-from .tree import Items, Scalar, Table, Tree
+from .tree import LIST, MAPPING, NOTHING, TEXT, Tree
 
 MAX_GPUS = 256
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
@@ -25,8 +25,9 @@ T = TypeVar("T")
 Reader: TypeAlias = Callable[[Tree], object]
 
 
-def wrong(tree: Tree, found: str, remedy: str = "", near: str | None = None) -> Wrong:
-    return Wrong(Problem(tree.line, "", f"found {found}", remedy, near=near))
+def wrong(tree: Tree, remedy: str, found: str = "", near: str | None = None) -> Wrong:
+    """found: what is wrong in words, if not the value itself."""
+    return Wrong(Problem(tree.line, "", f"found {found or tree.shown}", remedy, near=near))
 
 
 def each(parts: Iterable[tuple[str, P]], read: Callable[[P], T]) -> list[T]:
@@ -42,15 +43,11 @@ def each(parts: Iterable[tuple[str, P]], read: Callable[[P], T]) -> list[T]:
     return values
 
 
-def parts(tree: Items) -> Iterable[tuple[str, Tree]]:
-    return ((f"[{i}]", item) for i, item in enumerate(tree.items))
-
-
 def list_of(read: Callable[[Tree], T], example: str) -> Callable[[Tree], tuple[T, ...]]:
     def read_list(tree: Tree) -> tuple[T, ...]:
-        if not isinstance(tree, Items):
-            raise wrong(tree, tree.kind, f"write a list: {example}")
-        return tuple(each(parts(tree), read))
+        if tree.kind != LIST:
+            raise wrong(tree, f"write a list: {example}")
+        return tuple(each(((f"[{i}]", item) for i, item in enumerate(tree.items)), read))
 
     return read_list
 
@@ -61,12 +58,12 @@ def mapping_of(
     """Return a reader of mappings. remedy_for: returns the remedy for a forbidden name, else ""."""
 
     def read_mapping(tree: Tree) -> dict[str, T]:
-        if not isinstance(tree, Table):
-            raise wrong(tree, tree.kind, f"write {example}")
+        if tree.kind != MAPPING:
+            raise wrong(tree, f"write {example}")
 
         def read_entry(name: str) -> tuple[str, T]:
             if remedy := remedy_for(name):
-                raise Wrong(Problem(tree.lines[name], "", f"found the name {shown(name)}", remedy))
+                raise wrong(tree.entries[name], remedy, f"the name {shown(name)}")
             return name, read(tree.entries[name])
 
         return dict(each(((f".{shown(name)}", name) for name in tree.entries), read_entry))
@@ -76,23 +73,23 @@ def mapping_of(
 
 def as_written(tree: Tree) -> str:
     """Read any scalar, including numbers and `yes`, as written in the file."""
-    if not isinstance(tree, Scalar):
-        raise wrong(tree, tree.kind, "write one value")
-    if tree.is_null:
-        raise wrong(tree, "nothing", 'give a value ("" for an empty one) or remove the key')
+    if tree.kind in (LIST, MAPPING):
+        raise wrong(tree, "write one value")
+    if tree.kind == NOTHING:
+        raise wrong(tree, 'give a value ("" for an empty one) or remove the key')
     if _NOT_IN_ARGUMENTS.search(tree.text):
-        raise wrong(tree, shown(tree.text), "remove the character: no program can receive it")
+        raise wrong(tree, "remove the character: no program can receive it")
     return tree.text
 
 
 def text(tree: Tree) -> str:
     """Read a non-empty scalar that YAML treats as text."""
     written = as_written(tree)
-    if tree.kind != "text":
+    if tree.kind != TEXT:
         remedy = f'quote it if you mean the text: "{shown(written)}"'
-        raise wrong(tree, f"{shown(written)} ({tree.kind})", remedy)
+        raise wrong(tree, remedy, f"{shown(written)} ({tree.kind})")
     if not written.strip():
-        raise wrong(tree, "an empty text", "give a value or remove the key")
+        raise wrong(tree, "give a value or remove the key")
     return written
 
 
@@ -100,31 +97,26 @@ def matching(pattern: str, remedy: str) -> Callable[[Tree], str]:
     """Return a reader of texts that match `pattern`."""
 
     def read_text(tree: Tree) -> str:
-        word = text(tree)
-        if not re.fullmatch(pattern, word):
-            raise wrong(tree, shown(word), remedy)
-        return word
+        if not re.fullmatch(pattern, text(tree), re.DOTALL):
+            raise wrong(tree, remedy)
+        return tree.text
 
     return read_text
 
 
-def whole(low: int, high: int, also: str | None = None, remedy: str = "") -> Reader:
+def whole(low: int, high: int, also: str | None = None) -> Reader:
     """Return a reader of integers from `low` to `high`, or of the word `also`."""
 
     def read(tree: Tree) -> object:
         written = as_written(tree)
         if written == also:
             return written
-        if not re.fullmatch(r"-?[0-9]{1,30}", written):
-            near = nearest(written, [also]) if also else None
-            raise wrong(tree, shown(written), remedy or "write a whole number", near)
         if re.fullmatch(r"-?0[0-9]+", written):
-            plain = written.lstrip("-0") or "0"
-            raise wrong(
-                tree, shown(written), f"YAML reads a leading 0 as octal; write {shown(plain)}"
-            )
-        if not low <= int(written) <= high:
-            raise wrong(tree, shown(written), f"write a number from {low} to {high}")
+            plain = shown(written.lstrip("-0") or "0")
+            raise wrong(tree, f"YAML reads a leading 0 as octal; write {plain}")
+        if not (re.fullmatch("-?[0-9]{1,30}", written) and low <= int(written) <= high):
+            near = nearest(written, [also] if also else [])
+            raise wrong(tree, f"write a number from {low} to {high}", near=near)
         return int(written)
 
     return read
@@ -134,7 +126,7 @@ def choice(*words: str) -> Reader:
     def read(tree: Tree) -> object:
         word = as_written(tree)
         if word not in words:
-            raise wrong(tree, shown(word), f"write {' or '.join(words)}", nearest(word, words))
+            raise wrong(tree, f"write {' or '.join(words)}", near=nearest(word, words))
         return word
 
     return read
@@ -142,12 +134,8 @@ def choice(*words: str) -> Reader:
 
 def path(tree: Tree) -> str:
     """Read a path as written; the loader makes it absolute."""
-    if isinstance(tree, Scalar) and tree.is_null and tree.text == "~":
-        return "~"  # YAML reads `~` as null, but the user means the home folder
-    written = text(tree)
-    if written.startswith("~") and not written.startswith("~/") and "/" in written:
-        raise wrong(tree, shown(written), "write the absolute path instead of ~NAME")
-    return written
+    # YAML reads `~` as null, but the user means the home folder.
+    return "~" if tree.kind == NOTHING and tree.text == "~" else text(tree)
 
 
 # Hosts
@@ -155,17 +143,12 @@ def path(tree: Tree) -> str:
 
 def host(tree: Tree) -> str:
     word = text(tree)
-    if ":" in word and "@" not in word:
-        if is_address(word):
-            return word
-        name, _, port = word.rpartition(":")
-        if port.isascii() and port.isdecimal() and name:
-            bare = name.strip("[]")
-            raise wrong(tree, shown(word), f"write host: {shown(bare)} and port: {shown(port)}")
-        raise wrong(tree, shown(word), "only an IPv6 address may contain colons")
-    if word.count("@") == 1 and not word.startswith(("-", "@")):
-        login, _, name = word.partition("@")
-        raise wrong(tree, shown(word), f"write host: {shown(name)} and user: {shown(login)}")
+    if is_address(word):  # IPv6: colons, and a zone after `%`
+        return _one_word(tree, _NOT_IN_HOST)
+    parts = split_login(word)
+    if len(parts) > 1 and not word.startswith("-"):
+        written = " and ".join(f"{key}: {shown(part)}" for key, part in parts.items())
+        raise wrong(tree, f"write {written}")
     return _one_word(tree, _NOT_IN_HOST | {":", "%"})
 
 
@@ -178,11 +161,11 @@ def _one_word(tree: Tree, forbidden: set[str]) -> str:
     word = text(tree)
     bad = sorted({c for c in word if c in forbidden or c.isspace() or not c.isprintable()})
     if word.startswith("-"):
-        raise wrong(tree, shown(word), "ssh would read a name that starts with `-` as an option")
+        raise wrong(tree, "ssh would read a name that starts with `-` as an option")
     if bad:
-        raise wrong(tree, shown(word), f"remove {shown(' '.join(bad))}")
+        raise wrong(tree, f"remove {shown(' '.join(bad))}")
     if len(word) > 253:
-        raise wrong(tree, shown(word), "use at most 253 characters")
+        raise wrong(tree, "use at most 253 characters")
     return word
 
 
@@ -192,45 +175,50 @@ def proxy_jump(tree: Tree) -> str:
     for hop in word.split(","):
         name, port = split_port(hop.removeprefix("ssh://").rpartition("@")[2])
         if not name or name.startswith("-") or "/" in name:
-            raise wrong(tree, shown(word), "write [user@]host[:port], separated by commas")
+            raise wrong(tree, "write [user@]host[:port], separated by commas")
         if port is not None and not (re.fullmatch(r"[1-9][0-9]{0,4}", port) and int(port) < 65536):
-            raise wrong(tree, shown(word), "a port is a number from 1 to 65535")
+            raise wrong(tree, "a port is a number from 1 to 65535")
     return word
+
+
+def split_login(word: str) -> dict[str, str]:
+    """Split `[user@]host[:port]` into the values of the keys that it has."""
+    user, at, rest = word.rpartition("@")
+    name, port = split_port(rest)
+    parts = {"host": name} | ({"user": user} if at else {})
+    return parts if port is None else parts | {"port": port}
 
 
 def split_port(word: str) -> tuple[str, str | None]:
     """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address."""
-    bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word)
-    if bracketed:
+    if bracketed := re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word):
         return bracketed[1], bracketed[2]
-    if word.count(":") == 1:
-        name, _, port = word.partition(":")
-        return name, port
-    return word, None
+    name, colon, port = word.partition(":")
+    return (name, port) if colon and ":" not in port else (word, None)
 
 
 def gpus(tree: Tree) -> object:
     """Read `all`, a count, or a list of ids."""
-    if not isinstance(tree, Items):
-        if isinstance(tree, Scalar) and re.fullmatch(r"\s*\d+(\s*[,\s]\s*\d+)+\s*", tree.text):
-            ids = ", ".join(re.findall(r"\d+", tree.text))
-            raise wrong(tree, shown(tree.text), f"write gpus: [{shown(ids)}]")
-        return whole(0, MAX_GPUS, also="all", remedy="for a CPU host write 0")(tree)
+    if tree.kind != LIST:
+        return whole(0, MAX_GPUS, also="all")(tree)
     if not tree.items:
-        raise wrong(tree, "an empty list", "for a CPU host write gpus: 0")
-    found = [i for i in each(parts(tree), whole(0, MAX_GPUS - 1)) if isinstance(i, int)]
-    if twice := sorted(i for i, count in Counter(found).items() if count > 1):
-        raise wrong(tree, f"GPU {', '.join(map(str, twice))} twice", "name each GPU once")
-    return tuple(found)
+        raise wrong(tree, "for a CPU host write gpus: 0", "an empty list")
+    ids = Counter(_ids(tree))
+    if twice := [str(gpu) for gpu, count in ids.items() if count > 1]:
+        raise wrong(tree, "name each GPU once", f"GPU {', '.join(twice)} twice")
+    return tuple(ids)
+
+
+_ids = list_of(whole(0, MAX_GPUS - 1), "[0, 1]")
 
 
 def internal_ip(tree: Tree) -> str:
     word = text(tree)
     if not is_address(word):
-        raise wrong(tree, shown(word), "write an address without a name, port or mask")
+        raise wrong(tree, "write an address without a name, port or mask")
     address = ipaddress.ip_address(word)
     if address.is_unspecified or address.is_multicast:
-        raise wrong(tree, shown(word), "write an address of one of the host's own interfaces")
+        raise wrong(tree, "write an address of one of the host's own interfaces")
     return word
 
 

@@ -14,7 +14,6 @@ from ..errors import UsageError
 from ..hosts import Cluster, Host
 from ..plan.options import LaunchOptions
 from ..runs.attempt import newest_attempt
-from ..runs.kept_cluster import kept_cluster
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
@@ -64,7 +63,7 @@ def restart_until_done(
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         try:
-            cluster = kept_cluster(folder)
+            cluster = folder.kept_cluster()
             if cluster.job.max_restarts == 0:
                 break
             record = folder.load()

@@ -18,6 +18,7 @@ from launcher.engines.choose import engine_of
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
 from launcher.hosts import Host
 from launcher.plan.plan import place_in
+from launcher.ssh.local import LocalStream
 from launcher.ssh.node import Node
 
 
@@ -131,7 +132,7 @@ def test_a_host_that_sends_without_end_is_cut_off(
 ) -> None:
     place = place_with(tmp_path, 0, json.dumps({"result": "x" * 1000}))
     monkeypatch.setattr("launcher.api.results.MAX_RESULTS", 300)
-    monkeypatch.setattr("launcher.api.results.READ_SIZE", 100)
+    monkeypatch.setattr(LocalStream.read, "__defaults__", (100, None))
     with pytest.raises(DdpctlError, match="gpu0: its results exceed 600 bytes"):
         read_outcomes(attempt(place))
 

@@ -63,13 +63,13 @@ def test_a_file_name_is_no_list_of_hosts(name: str) -> None:
     ("text", "expected"),
     [
         ("gpu1 slots=8\ngpu1 slots=8\n", "hf:2: hosts[1]: found gpu1 twice"),
-        ("gpu1 slots=x\n", "hf:1: hosts[0]: found slots=x"),
-        ("gpu1 slots=-1\n", "hf:1: hosts[0]: found slots=-1"),
-        ("gpu1 slots=\n", "hf:1: hosts[0]: found slots="),
+        ("gpu1 slots=x\n", "hf:1: hosts[0]: found gpu1 slots=x"),
+        ("gpu1 slots=-1\n", "hf:1: hosts[0]: found gpu1 slots=-1"),
+        ("gpu1 slots=\n", "hf:1: hosts[0]: found gpu1 slots="),
         ("gpu1 slot=8\n", "did you mean 'slots'?"),
-        ("gpu1 slots=8 slots=9\n", "found slots=9 twice"),
+        ("gpu1 slots=8 slots=9\n", "found gpu1 slots=8 slots=9"),
         ("gpu1 slots=8\n-oX slots=2\n", "hf:2: hosts[1].host: found -oX"),
-        ("gpu1 slots=8\ngpu2 8\n", "hf:2: hosts[1]: found 8"),
+        ("gpu1 slots=8\ngpu2 8\n", "hf:2: hosts[1]: found gpu2 8"),
     ],
 )
 def test_a_wrong_hostfile(text: str, expected: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hosts_page import document
 
 from launcher.hosts import Host, Job, parse
-from launcher.hosts.doc import document
 from launcher.hosts.schema import DEFAULTS, HOST, JOB, SCHEMA, SECTIONS
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_the_example_is_a_hosts_file() -> None:
 
 
 def test_the_page_says_what_the_schema_says() -> None:
-    assert document(PAGE, EXAMPLE) == PAGE, "run: python -m launcher.hosts.doc"
+    assert document(PAGE, EXAMPLE) == PAGE, "run: python scripts/hosts_page.py"
     assert all(section["description"] in PAGE for section in SCHEMA["properties"].values())
     assert f"Keys: {', '.join(f'`{name}`' for name in DEFAULTS)}, as under `hosts`." in PAGE
 

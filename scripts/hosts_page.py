@@ -1,15 +1,19 @@
-"""Regenerate docs/hosts-file.md, with tables from hosts.schema.json and hosts.example.yaml.
+"""Write docs/hosts-file.md again, with its tables from hosts.schema.json and hosts.example.yaml.
 
-python -m launcher.hosts.doc
+Run: python scripts/hosts_page.py
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from .schema import HOST, JOB, Key
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from launcher.hosts.schema import HOST, JOB, Key  # noqa: E402
 
 
 def document(page: str, example: str) -> str:
@@ -29,6 +33,5 @@ def _table(keys: Mapping[str, Key]) -> str:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[2]
-    path = root / "docs" / "hosts-file.md"
-    path.write_text(document(path.read_text(), (root / "hosts.example.yaml").read_text()))
+    path = ROOT / "docs" / "hosts-file.md"
+    path.write_text(document(path.read_text(), (ROOT / "hosts.example.yaml").read_text()))

@@ -28,10 +28,9 @@ exit "$code"
 
 def command_line(argv: Sequence[str]) -> bytes:
     """Quote `argv` as one line for the login shell. Arguments may have any byte but NUL (ValueError)."""
-    words = [os.fsencode(word) for word in argv]
-    if any(b"\0" in word for word in words):
+    line = os.fsencode(shlex.join(argv))
+    if b"\0" in line:
         raise ValueError("embedded null byte in an argument")
-    line = b" ".join(_quote(word) for word in words)
     if not _DIFFERS.search(line):
         return line
     escaped = _UNSAFE.sub(lambda match: b"\\0%03o" % match[0][0], line)
@@ -47,10 +46,12 @@ def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
     """Return a command that prints a random line before running `argv`, and that line.
 
     The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
-    that echoes its command does not print the token on a line of its own.
+    that echoes its command does not print the token on a line of its own. The shell stays, because
+    paramiko drops the signal that ends a command; a shell reports signal N as exit code 128 + N.
     """
     token = secrets.token_hex(8)
-    return ["sh", "-c", 'echo; echo "$0"; exec "$@"', token, *argv], f"\n{token}\n".encode()
+    framing = 'echo; echo "$0"; "$@"; exit "$?"'
+    return ["sh", "-c", framing, token, *argv], f"\n{token}\n".encode()
 
 
 def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
@@ -64,9 +65,3 @@ def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[
 def watched(argv: Sequence[str]) -> list[str]:
     """Wrap `argv`: its stdin is empty, and it is stopped when the stream to its reader closes."""
     return script(_WATCHED, argv)
-
-
-def _quote(word: bytes) -> bytes:
-    if word and not _UNSAFE.search(word):
-        return word
-    return b"'" + word.replace(b"'", b"'\"'\"'") + b"'"

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 # fish interprets backslashes in single quotes; csh interprets newlines and exclamation marks.
 _DIFFERS = re.compile(rb"[\\\n!]")
@@ -52,14 +52,6 @@ def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
     token = secrets.token_hex(8)
     framing = 'echo; echo "$0"; "$@"; exit "$?"'
     return ["sh", "-c", framing, token, *argv], f"\n{token}\n".encode()
-
-
-def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
-    """Return a command that reads `env` from stdin, hidden from process lists, and the bytes to send."""
-    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
-    preamble = os.fsencode(exports)
-    read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'
-    return script(read, argv), preamble
 
 
 def watched(argv: Sequence[str]) -> list[str]:

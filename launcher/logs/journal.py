@@ -8,7 +8,6 @@ object.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..supervisor.events import Event
@@ -95,15 +94,3 @@ def _record(line: bytes, before: float) -> tuple[Record, int]:
         return Record(time, None, parsed_event(text), [], len(line) + 1), 0
     rank = None if who == b"-" else int(who)
     return Record(time, rank, None, [text], match.start(3) + 1), match.start(3)
-
-
-def by_time(records: Iterable[Record], span: float = 1.0) -> Iterator[list[Record]]:
-    """Yield the records in order, in groups that were written within `span` seconds."""
-    group: list[Record] = []
-    for record in records:
-        if group and not 0 <= record.time - group[0].time < span:
-            yield group
-            group = []
-        group.append(record)
-    if group:
-        yield group

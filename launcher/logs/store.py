@@ -9,6 +9,7 @@ first impossible line on, and `acquire` repairs it.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import BinaryIO
 
 from ..plan.plan import Place
 from ..state import make_folder
-from .journal import Record, by_time
+from .journal import Record
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
@@ -59,7 +60,8 @@ class NodeLog:
         """
         at = offset - sum(record.size for record in records)
         texts = []
-        for group in by_time(records):
+        for _, second in itertools.groupby(records, lambda record: int(record.time)):
+            group = list(second)
             at += sum(record.size for record in group)
             text = b"".join(r.render(host) for r in group if r.event is None)
             if text or at == offset:  # records of events alone advance only the offset

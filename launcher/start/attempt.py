@@ -145,10 +145,9 @@ def prepare_plan(
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
-    progress = push.progress_for(console)
     step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
-        pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+        pushed = push.push(nodes, cluster, parts=parts, console=console, inspected=inspected)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
         claims = each_node(nodes[:1], lambda node: engine_of(node, cluster.job.engine).claims())
     reserved = [int(s.master_port) for s in claims[nodes[0]] if s.alive and s.master_port]

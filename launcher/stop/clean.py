@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from rich.filesize import decimal
+
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
 from ..hosts import Cluster, fold, load
-from ..push.report import format_bytes
 from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
@@ -91,7 +92,7 @@ class Traces:
     def lines(self) -> list[str]:
         return [
             *(f"{self.host}  container  {s.handle}  {s.state}" for s in self.containers),
-            *(f"{self.host}  {self.folder}/{p}  {format_bytes(n)}" for p, n in self.parts.items()),
+            *(f"{self.host}  {self.folder}/{p}  {decimal(n)}" for p, n in self.parts.items()),
         ]
 
 

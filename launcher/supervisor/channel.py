@@ -58,11 +58,11 @@ class Channel:
     The token itself is never sent, and a recorded conversation cannot be replayed.
     """
 
-    def __init__(self, sock: socket.socket, token: str, listening: bool, address: str = "") -> None:
+    def __init__(self, sock: socket.socket, token: str, listening: bool) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock, self.address = sock, address
-        self.opened = self.heard = time.monotonic()
+        self.sock = sock
+        self.heard = time.monotonic()
         self.node_rank: int | None = None  # of the peer, once authenticated
         self._token = token.encode()
         self._listening = listening

@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -20,11 +19,10 @@ from .coordinator import JOIN_GRACE, SETTLE
 from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping, signal_name
 from .journal import Journal
 from .metrics_file import MetricsFile
-from .peers import NodePeer, Peers
-from .proc import adopt_orphans, descendants, kill_descendants, send
+from .peers import NodePeer, Peers, Server
+from .proc import PR_SET_CHILD_SUBREAPER, descendants, kill_descendants, prctl, send
 from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
-from .server import Server
 from .spec import Spec
 from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
@@ -49,7 +47,6 @@ class Supervisor:
         self.ranks = Ranks(spec.nproc_per_node)
         self.stacks = StackTaker(spec)
         self.selector = selectors.DefaultSelector()
-        self.selector.register(signal_socket(), selectors.EVENT_READ, self.on_signal)
         peers = NodePeer if spec.node_rank else Server
         self.peers: Peers = peers(spec, self.journal, self.selector)
         self.liveness = Liveness(spec.output_dir)
@@ -62,12 +59,15 @@ class Supervisor:
         self.reason: Reason | None = None  # why this node stops
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
         self.alone_since: float | None = None  # since when torchrun has had no rank left
+        self.signals: list[int] = []  # received, not handled yet
         self.signalled = False  # we received a signal to stop
         self.killed_torchrun = False  # if so, its exit code means nothing
         self.left: list[int] = []  # processes that survived SIGKILL
 
     def run(self) -> int:
-        adopt_orphans()
+        for number in SIGNALS:
+            signal.signal(number, lambda number, _: self.signals.append(number))
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts ranks whose torchrun dies, to kill and reap them
         self.journal.event(Start(os.getpid(), tuple(self.spec.argv), self.spec.host))
         try:
             self.start()
@@ -87,13 +87,12 @@ class Supervisor:
 
     def start(self) -> None:
         try:
-            self.torchrun.start(self.logs.folder, self.stacks.environment(dict(os.environ)))
+            env = self.stacks.environment(dict(os.environ))
+            pipe = self.torchrun.start(self.logs.folder, env)
+            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
         except OSError as error:
             self.stop(self.why("start", "could not start torchrun: %s" % error))
             self.phase, self.ended_at = "stopped", time.monotonic()
-            return
-        for pipe in self.torchrun.pipes():
-            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
 
     def turn(self) -> None:
         starting = self.phase == "running" and not self.ranks.complete
@@ -103,6 +102,7 @@ class Supervisor:
         wait = LOGS_GROW if growing else RANKS_START if starting else POLL
         for key, _ in self.selector.select(wait):
             key.data(key.fileobj)
+        self.check_signals()
         self.find_ranks()
         self.check_ranks()
         self.check_torchrun()
@@ -125,17 +125,15 @@ class Supervisor:
     # --- observations ---
 
     def on_output(self, pipe: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not self.torchrun.read(pipe):
-                self.selector.unregister(pipe)
+        if not self.torchrun.read():
+            self.selector.unregister(pipe)
 
-    def on_signal(self, source: socket.socket) -> None:
-        for number in source.recv(64):
-            if number in SIGNALS:
-                self.signalled = True
-                kind = "cancelled" if self.cancelled() else "signal"
-                message = "its supervisor received %s" % signal.Signals(number).name
-                self.stop(self.why(kind, message), number)
+    def check_signals(self) -> None:
+        while self.signals:
+            number, self.signalled = self.signals.pop(0), True
+            kind = "cancelled" if self.cancelled() else "signal"
+            message = "its supervisor received %s" % signal.Signals(number).name
+            self.stop(self.why(kind, message), number)
 
     def find_ranks(self) -> None:
         found = self.ranks.find(self.torchrun.pid)
@@ -149,8 +147,6 @@ class Supervisor:
 
     def check_ranks(self) -> None:
         for rank in self.exited_ranks():
-            if rank.exit_code is not None:
-                self.record_exit(rank)
             if rank.exit_code == 0 and self.early is None:
                 message = "exited with code 0 while other ranks were still running"
                 self.early = self.why("early-exit", message, rank)
@@ -163,7 +159,7 @@ class Supervisor:
         self.liveness.look(self.ranks.alive())
 
     def exited_ranks(self) -> list[Rank]:
-        """Return the ranks that have exited since the last check."""
+        """Return the ranks that have exited since the last check. Record those with a known code."""
         exited = self.ranks.look()
         for rank in exited:
             rank.was_stopping = self.reason is not None
@@ -171,6 +167,8 @@ class Supervisor:
                 self.selector.unregister(rank.fd)
                 os.close(rank.fd)
             self.logs.drain(rank.local_rank)
+            if rank.exit_code is not None:
+                self.record_exit(rank)
         return exited
 
     def stop_if_a_rank_failed(self) -> None:
@@ -199,19 +197,17 @@ class Supervisor:
 
     def complete_exits(self, code: int) -> None:
         """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
-        exited = self.exited_ranks()
-        failures = {failure.local_rank: failure for failure in self.torchrun.failures()}
-        for local_rank, failure in failures.items():
-            if local_rank not in self.ranks.by_local_rank:
-                rank = Rank(failure.pid, failure.rank, local_rank)
+        self.exited_ranks()
+        ranks, codes = self.ranks.by_local_rank, {}
+        for failure in self.torchrun.failures():
+            codes[failure.local_rank] = failure.exit_code
+            if failure.local_rank not in ranks:
+                rank = Rank(failure.pid, failure.rank, failure.local_rank)
                 rank.exited, rank.was_stopping = time.time(), self.reason is not None
-                self.ranks.by_local_rank[local_rank] = rank
-        for rank in self.ranks.by_local_rank.values():
-            if rank.exit_code is None or rank in exited:
-                if rank.local_rank in failures:
-                    rank.exit_code = failures[rank.local_rank].exit_code
-                elif code == 0:
-                    rank.exit_code = 0
+                ranks[rank.local_rank] = rank
+        for rank in ranks.values():
+            if rank.exit_code is None:
+                rank.exit_code = codes.get(rank.local_rank, None if code else 0)
                 self.record_exit(rank)
 
     def status(self) -> Status:
@@ -229,23 +225,21 @@ class Supervisor:
         )
 
     def record_exit(self, rank: Rank) -> None:
+        code = rank.exit_code
         message, call_stack = self.logs.error(rank.local_rank)
-        self.journal.event(
-            RankExit(
-                rank.rank,
-                rank.local_rank,
-                rank.exit_code,
-                pid=rank.pid,
-                signal=signal_name(rank.exit_code),
-                time=rank.exited,
-                stopping=rank.was_stopping,
-                message=message,
-                traceback=call_stack,
-                last_lines=tuple(
-                    self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()
-                ),
-            )
+        event = RankExit(
+            rank.rank,
+            rank.local_rank,
+            code,
+            rank.pid,
+            signal_name(code),
+            rank.exited,
+            rank.was_stopping,
+            message,
+            call_stack,
+            tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ()),
         )
+        self.journal.event(event)
 
     # --- stopping ---
 
@@ -294,10 +288,9 @@ class Supervisor:
         while a plain stat may be answered from a cache.
         """
         folder, name = os.path.split(self.spec.cancel_file)
-        try:
+        with contextlib.suppress(OSError):
             return name in os.listdir(folder)
-        except OSError:
-            return False
+        return False
 
     # --- the end ---
 
@@ -320,7 +313,8 @@ class Supervisor:
         self.metrics.remove()
         self.journal.event(End(state, code, reason, tuple(self.left)))
         self.journal.close()
-        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, shell_status(code))
+        failed = 128 - code if code and code < 0 else code or 1  # as a shell does
+        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)
 
     def end_state(self, code: int | None, reason: Reason | None) -> str:
         if self.signalled and self.cancelled():
@@ -336,17 +330,6 @@ class Supervisor:
         return "stopped"
 
 
-def signal_socket() -> socket.socket:
-    """Return a socket that yields the numbers of the signals that we pass on."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    for number in SIGNALS:
-        signal.signal(number, lambda *_: None)
-    return reader
-
-
 def time_to_save(spec: Spec, kind: str) -> float:
     """Return the seconds between SIGTERM and SIGKILL. After a failure, waiting is pointless."""
     grace = stop_grace(spec.stop_timeout)
@@ -360,11 +343,6 @@ def describe_exit(code: int | None) -> str:
         return "exited, and torchrun terminates the others"
     name = signal_name(code)
     return "was killed by %s" % name if name else "exited with code %s" % code
-
-
-def shell_status(code: int | None) -> int:
-    """Convert a signal's exit code to 128 + N, as a shell does."""
-    return 128 - code if code is not None and code < 0 else code or 1
 
 
 def main() -> int:

@@ -1,7 +1,6 @@
 """The connections between an attempt's supervisors, a star around node 0.
 
-This file has the common part, and nodes 1 and up. Nodes send states, not commands: each node its
-status, which node 0 answers with its decision.
+Nodes send states, not commands: each node its status, which node 0 answers with its decision.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .channel import MALFORMED, Channel, Decision, Status
-from .coordinator import SETTLE, Contact, time_limit_reason
-from .events import Clock, Reason, Refused
+from .channel import MALFORMED, Channel, Decision, Refused, Status
+from .coordinator import SETTLE, Contact, Coordinator, time_limit_reason
+from .events import Clock, Reason
+from .events import Refused as RefusedEvent
 from .journal import Journal
 from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between attempts to connect or bind
 REFUSED_EVERY = 60.0  # seconds between events about refused connections
+MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
 TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the other nodes do
 
 
@@ -57,7 +58,7 @@ class Peers:
         """Record refused connections. At most one event a minute, so that they cannot fill the journal."""
         self._refused += 1
         if self.turned >= self._report_refused_at:
-            self.journal.event(Refused(message, self._refused))
+            self.journal.event(RefusedEvent(message, self._refused))
             self._refused, self._report_refused_at = 0, self.turned + REFUSED_EVERY
 
     def listen_to(self, channel: Channel) -> None:
@@ -173,3 +174,107 @@ class NodePeer(Peers):
         self.close()
         if self.contact and self.contact.closed is None:
             self.contact.closed = time.monotonic()
+
+
+class Server(Peers):
+    """Node 0: accepts the other nodes' connections and sends them its coordinator's decisions."""
+
+    def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
+        super().__init__(spec, journal, selector)
+        self.coordinator = Coordinator(spec, self.began)
+        self._strangers: list[Channel] = []  # not authenticated yet
+        self._channels: dict[int, Channel] = {}
+        self._socket: socket.socket | None = None
+        self._bind_at = 0.0
+
+    def contacts(self) -> list[Contact]:
+        return list(self.coordinator.contacts.values())
+
+    def decide(self, status: Status, now: float) -> None:
+        if self._socket is None and self.spec.nnodes > 1 and now >= self._bind_at:
+            self._listen(now)
+        self.coordinator.report(status, now)
+        self.coordinator.decide(now)
+        if self.decision != self.coordinator.decision:
+            self.decision = self.coordinator.decision
+            for rank, channel in list(self._channels.items()):
+                self._answer(channel, rank)
+
+    def receive(self, channel: Channel) -> None:
+        try:
+            for status in channel.receive():
+                self._take(channel, status)
+            if channel.node_rank is not None:
+                self._answer(channel, channel.node_rank)
+        except MALFORMED as error:
+            self.refuse("a connection that %s" % error)
+            self._disconnect(channel)
+        except OSError:
+            self._disconnect(channel)
+
+    def close(self) -> None:
+        """Close the connections after every node could read the last decision."""
+        deadline = time.monotonic() + 1.0
+        while self._channels and self.decision.over and time.monotonic() < deadline:
+            for key, _ in self.selector.select(0.05):
+                key.data(key.fileobj)
+        for channel in [*self._channels.values(), *self._strangers]:
+            self.drop(channel.sock)
+        if self._socket:
+            self.drop(self._socket)
+            self._socket = None
+
+    def _listen(self, now: float) -> None:
+        """Listen on node 0's own address if that is an IP address, else on all addresses."""
+        address = self.spec.internal_ip or self.spec.master_addr
+        try:
+            family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
+        except socket.gaierror:
+            address, family = "", socket.AF_INET
+        where = (address, self.spec.control_port)
+        try:
+            self._socket = socket.create_server(where, family=family, backlog=128)
+        except OSError as error:
+            self.coordinator.port_error, self._bind_at = error, now + RETRY
+            return
+        self.coordinator.port_error = None
+        self._socket.setblocking(False)
+        self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, server: socket.socket) -> None:
+        """Accept a connection. If too many are unauthenticated, the oldest one is closed."""
+        try:
+            channel = Channel(server.accept()[0], self.spec.token, listening=True)
+        except OSError:
+            return
+        if len(self._strangers) >= MAX_STRANGERS + self.spec.nnodes - len(self._channels):
+            self._disconnect(self._strangers[0])
+        self._strangers.append(channel)
+        self.listen_to(channel)
+
+    def _take(self, channel: Channel, status: Status) -> None:
+        rank = status.node_rank
+        if rank not in range(1, self.spec.nnodes) or channel.node_rank not in (None, rank):
+            raise Refused("says that it is node %r" % rank)
+        if channel.node_rank is None:
+            channel.node_rank = rank
+            self._strangers.remove(channel)
+            if rank in self._channels:
+                self.drop(self._channels[rank].sock)
+            self._channels[rank] = channel
+        self.coordinator.report(status, channel.heard)
+
+    def _answer(self, channel: Channel, rank: int) -> None:
+        echo = self.coordinator.statuses[rank].sent
+        try:
+            channel.send(replace(self.decision, echo=echo, now=time.time()))
+        except OSError:
+            self._disconnect(channel)
+
+    def _disconnect(self, channel: Channel) -> None:
+        self.drop(channel.sock)
+        if channel in self._strangers:
+            self._strangers.remove(channel)
+        elif channel.node_rank is not None and self._channels.get(channel.node_rank) is channel:
+            del self._channels[channel.node_rank]
+            self.coordinator.contacts[channel.node_rank].closed = time.monotonic()

@@ -8,6 +8,8 @@ import os
 import signal
 import time
 
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
 
 def read_text(path: str) -> str:
     """Return a file's text; "" if it cannot be read."""
@@ -66,15 +68,6 @@ def pidfd(pid: int) -> int | None:
 
 def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of ranks whose torchrun dies, so that we can kill and reap them."""
-    prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def die_with_parent() -> None:
-    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a killed supervisor leaves no torchrun running
 
 
 def send(pid: int, number: int) -> None:

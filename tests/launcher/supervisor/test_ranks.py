@@ -104,8 +104,7 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
 
 def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
     torchrun = Torchrun(spec(), journal)
-    torchrun._output[2] = Lines(b"-", journal)
-    torchrun._output[2].feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
+    torchrun._lines.feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
     [failure, *_] = torchrun.failures()
     assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, -9)
 

@@ -80,6 +80,7 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
     def names(section: str) -> tuple[str, ...]:
         return tuple(path.rsplit("/", 1)[-1] for path in sections[section])
 
+    writable = sections["writable"]
     memory = dict(re.findall(r"(\w+):\s+([0-9]{1,15})", "\n".join(sections["memory"])))
     driver = re.search(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)", first("driver"))
     return Details(
@@ -93,9 +94,7 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         infiniband_devices=names("infiniband"),
         resolved=first("resolved").partition(" ")[0].strip() or None,
         missing=tuple(sections["missing"]),
-        home_error=""
-        if "yes" in sections["writable"]
-        else first("writable") or "permission denied",
+        home_error="" if "yes" in writable else first("writable") or "permission denied",
         firewalls=tuple(sections["firewall"]),
         holder=_holder(first("holder")),
         kernel_driver=driver[1] if driver else None,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from . import network, rdma
-from .gpus import AMD, Gpu, amd_gpus, group_ids, nvidia_gpus
+from .gpus import AMD, Gpu, amd_gpus, nvidia_gpus
 from .hardware import Details, details
 from .network import Address
 from .nvidia import OWNERS, printable
@@ -148,7 +148,7 @@ class Facts:
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
     rdma_ports: tuple[RdmaPort, ...] = ()
-    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
+    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
     boot_id: str = ""  # equal for two names of one machine; "" if unknown
     seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
@@ -209,6 +209,9 @@ def parse(text: str) -> Facts:
         gpus = amd_gpus(sections["amd"])
     # rows of /proc/net/tcp with ports in hex: "  0: 00000000:1F90 00000000:0000 0A ..."
     ports = (re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", row) for row in sections["listening"])
+    groups = {
+        int(row) for row in sections["gpugroups"][:64] if re.fullmatch("[1-9][0-9]{0,8}", row)
+    }
     started, ended = clock("clock"), clock("end")
     cores = first("cores")
     return Facts(
@@ -228,7 +231,7 @@ def parse(text: str) -> Facts:
         gpus=gpus,
         gpu_error=gpu_error,
         rdma_ports=rdma.rdma_ports(sections["rdma"]),
-        gpu_groups=group_ids(sections["gpugroups"]),
+        gpu_groups=tuple(sorted(groups)),
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,

@@ -10,12 +10,11 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.first_failure import FirstFailure
+from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, dump, load
 from ..logs.events import parsed
@@ -36,10 +35,7 @@ class UnreadableRecord(UsageError):
 
 def timestamp(seconds: float | None = None) -> str:
     """Format a time, by default now, as RFC 3339 in UTC with milliseconds."""
-    moment = datetime.datetime.fromtimestamp(
-        time.time() if seconds is None else seconds, datetime.UTC
-    )
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(time.time() if seconds is None else seconds)
 
 
 def parse_timestamp(text: str | None) -> float | None:
@@ -111,7 +107,6 @@ class RunRecord:
     options: RunOptions = field(default_factory=RunOptions)
     env_names: list[str] = field(default_factory=list)  # names of the variables that the user sets
     adopted: bool = False  # started on another machine; `command` is that of the local hosts file
-    version: int = VERSION
 
     @property
     def state(self) -> str:
@@ -166,10 +161,9 @@ class RunFolder:
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def save(self, record: RunRecord) -> None:
-        document = dataclasses.asdict(record)
-        ordered = {"version": document.pop("version"), "state": record.state, **document}
+        document = {"version": VERSION, "state": record.state, **dataclasses.asdict(record)}
         make_folder(self.path)
-        write_atomically(self.record_file, json.dumps(ordered, indent=2) + "\n")
+        write_atomically(self.record_file, json.dumps(document, indent=2) + "\n")
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
@@ -224,6 +218,22 @@ def run_folder(run_id: str) -> RunFolder:
 def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
     """Return a record with a new PENDING attempt after those of `earlier`."""
     hosts = [node.host.name for node in plan.nodes]
+    inputs = {
+        "image": plan.image_digest,
+        "dataset": plan.dataset_digest,
+        "code": plan.workdir_digest,
+    }
+    attempt = AttemptRecord(
+        attempt=plan.attempt,
+        state="PENDING",
+        created=timestamp(),
+        nodes=[NodeRecord(n.node_rank, n.host.name, n.place.run_dir) for n in plan.nodes],
+        world_size=plan.world_size or 0,
+        master_addr=plan.master_addr,
+        master_port=int(plan.master_port),
+        by=plan.options.by,
+        digests={what: digest for what, digest in inputs.items() if digest},
+    )
     return RunRecord(
         run_id=plan.run_id,
         name=plan.name,
@@ -238,43 +248,22 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         stop_timeout=plan.stop_timeout,
         options=plan.options.of_run(),
         env_names=list(plan.nodes[0].container.env_names),
-        attempts=[*(earlier.attempts if earlier else ()), _new_attempt(plan)],
+        attempts=[*(earlier.attempts if earlier else ()), attempt],
         # a stop may still be unconfirmed on a lost host that is no longer used
         pending_stop=[h for h in earlier.pending_stop if h not in hosts] if earlier else [],
     )
 
 
-def _new_attempt(plan: Plan) -> AttemptRecord:
-    inputs = {
-        "image": plan.image_digest,
-        "dataset": plan.dataset_digest,
-        "code": plan.workdir_digest,
-    }
-    return AttemptRecord(
-        attempt=plan.attempt,
-        state="PENDING",
-        created=timestamp(),
-        nodes=[
-            NodeRecord(node.node_rank, node.host.name, node.place.run_dir) for node in plan.nodes
-        ],
-        world_size=plan.world_size or 0,
-        master_addr=plan.master_addr,
-        master_port=int(plan.master_port),
-        by=plan.options.by,
-        digests={what: digest for what, digest in inputs.items() if digest},
-    )
+def run_folders() -> list[RunFolder]:
+    """Return the folders of all recorded runs, newest first."""
 
+    def created(folder: RunFolder) -> float:
+        # hosts.yaml is written once per attempt, run.json throughout
+        for path in (folder.hosts_file, folder.record_file):
+            with contextlib.suppress(OSError):
+                return path.stat().st_mtime
+        return 0.0
 
-def run_folders() -> Iterator[RunFolder]:
-    """Yield the folders of all recorded runs, newest first."""
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
     known = [f for f in folders if is_run_id(f.run_id) and f.record_file.exists()]
-    yield from sorted(known, key=_created, reverse=True)
-
-
-def _created(folder: RunFolder) -> float:
-    """Return unix seconds. hosts.yaml is written once per attempt, run.json throughout."""
-    for path in (folder.hosts_file, folder.record_file):
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime
-    return 0.0
+    return sorted(known, key=created, reverse=True)

@@ -76,72 +76,56 @@ class ReportedRun:
     attempts: list[ReportedAttempt] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ReportedNode:
-    """A host's report about the newest attempt of one node."""
-
-    run_id: str
-    node_rank: int
-    attempt: int
-    marked: bool
-    written: float
-    run: ReportedRun
-    end: End | None
-
-    def status(self, host: str) -> NodeStatus:
-        """Return the status of a node that has ended or was cancelled."""
-        cancelled = self.end.state == "cancelled" if self.end else self.marked
-        return NodeStatus(
-            attempt=self.attempt,
-            node_rank=self.node_rank,
-            host=host,
-            handle=f".ddpctl/runs/{self.run_id}/nodes/{self.node_rank}/attempt-{self.attempt}",
-            state="cancelled" if cancelled else "exited",
-            exit_code=self.end.exit_code if self.end else None,
-            run_id=self.run_id,
-            name=plain(self.run.name),
-            nnodes=max(len(self.run.hosts), self.node_rank + 1),
-            owner=plain(self.run.owner),
-            ended=self.written,
-        )
+Report = tuple[NodeStatus, ReportedRun]  # about the newest attempt of one node
 
 
 def reported_nodes(
     nodes: Sequence[Node], run_id: str = ""
-) -> tuple[dict[Node, list[ReportedNode]], dict[Node, DdpctlError]]:
+) -> tuple[dict[Node, list[Report]], dict[Node, DdpctlError]]:
     """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
-    def ask(node: Node) -> list[ReportedNode]:
-        rows = parse_reports(node.script(LIST, run_id, timeout=60.0).stdout)
-        return [row for row in rows if run_id in ("", row.run_id)]
+    def ask(node: Node) -> list[Report]:
+        reports = parse_reports(node.script(LIST, run_id, timeout=60.0).stdout, node.name)
+        return [report for report in reports if run_id in ("", report[0].run_id)]
 
     return try_each(one_per_account(nodes), ask)
 
 
-def parse_reports(text: bytes) -> Iterator[ReportedNode]:
-    """Parse LIST's output."""
+def parse_reports(text: bytes, host: str) -> Iterator[Report]:
+    """Parse LIST's output. The state of a node is unknown unless it has ended or was cancelled."""
     rows = text.decode(errors="replace").split("\n")
     for head, document, record in zip(rows[::3], rows[1::3], rows[2::3], strict=False):
-        if (match := HEAD.fullmatch(head)) and is_run_id(match[1]):
-            rank, attempt, marked, written = map(int, match.groups()[1:])
-            try:
-                run = parsed(ReportedRun, json.loads(document))
-            except (ValueError, RecursionError):
-                run = ReportedRun()
-            events = [each.event for each in Reader().feed(record.encode() + b"\n")]
-            end = next((event for event in events if isinstance(event, End)), None)
-            yield ReportedNode(match[1], rank, attempt, marked == 1, written, run, end)
+        match = HEAD.fullmatch(head)
+        if not match or not is_run_id(match[1]):
+            continue
+        run_id, (rank, attempt, marked, written) = match[1], map(int, match.groups()[1:])
+        try:
+            run = parsed(ReportedRun, json.loads(document))
+        except (ValueError, RecursionError):
+            run = ReportedRun()
+        events = [each.event for each in Reader().feed(record.encode() + b"\n")]
+        end = next((event for event in events if isinstance(event, End)), None)
+        cancelled = end.state == "cancelled" if end else marked
+        status = NodeStatus(
+            attempt=attempt,
+            node_rank=rank,
+            host=host,
+            handle=f".ddpctl/runs/{run_id}/nodes/{rank}/attempt-{attempt}",
+            state="cancelled" if cancelled else "exited" if end else "unknown",
+            exit_code=end.exit_code if end else None,
+            run_id=run_id,
+            name=plain(run.name),
+            nnodes=max(len(run.hosts), rank + 1),
+            owner=plain(run.owner),
+            ended=float(written),
+        )
+        yield status, run
 
 
 def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
     """Return the nodes that have ended, each once even if it moved between these hosts."""
     found, _ = reported_nodes(nodes)
-    ended = [
-        row.status(node.name)
-        for node, rows in found.items()
-        for row in rows
-        if row.end or row.marked
-    ]
+    ended = [status for reports in found.values() for status, _ in reports if not status.alive]
     newest: dict[str, int] = {}
     for status in ended:
         newest[status.run_id] = max(newest.get(status.run_id, 0), status.attempt)
@@ -166,16 +150,16 @@ def ask_for_record(
 ) -> tuple[RunRecord, list[Node]]:
     """Build the record from the hosts' reports. Also return the nodes in rank order."""
     found, failures = reported_nodes(nodes, run_id)
-    rows = [(node, row) for node, reported in found.items() for row in reported]
+    rows = [row for reports in found.values() for row in reports]
     if not rows:
         raise UsageError(f"no host has files of {run_id}; only `ddpctl kill` works on such a run")
-    source, newest = max(rows, key=lambda pair: pair[1].attempt)
+    newest, run = max(rows, key=lambda row: row[0].attempt)
     there = {
-        node: [row.node_rank for row in reported if row.attempt == newest.attempt]
-        for node, reported in found.items()
+        node: [status.node_rank for status, _ in reports if status.attempt == newest.attempt]
+        for node, reports in found.items()
     }
     ranks = by_rank(nodes, there, failures, cluster.source)
-    record = record_of(run_id, cluster, newest.run, newest.attempt)
+    record = record_of(run_id, cluster, run, newest.attempt)
     record.hosts = [node.name for node in ranks]
     silent = {node.host.account for node in failures}
     for rank, node in enumerate(ranks):
@@ -183,7 +167,7 @@ def ask_for_record(
         home = "" if node.host.account in silent else f"{node.home()}/"
         record.attempt.nodes.append(NodeRecord(rank, node.name, f"{home}.ddpctl/runs/{run_id}"))
     console.say(
-        f"{run_id}: attempt {newest.attempt} on {len(ranks)} nodes, according to {source.name}; this "
+        f"{run_id}: attempt {newest.attempt} on {len(ranks)} nodes, according to {newest.host}; this "
         "machine has no record of it"
     )
     return record, ranks

@@ -9,7 +9,6 @@ from ..follow.session import EXIT, Session, report_end
 from ..follow.show_logs import print_recorded
 from ..follow.signals import Interrupts
 from ..logs.query import Wanted
-from ..logs.store import known_marks
 from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import FINAL, RunFolder, RunRecord
 from ..runs.unseen import report_unseen
@@ -37,8 +36,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
     ):
         with log_store(folder, console) as store:
             report_unseen(sync_logs(attempt, store, console), console)
-        known = known_marks(folder.logs)
-        print_recorded(folder, Wanted(), known, console, fold=True)
+        known = print_recorded(folder, Wanted(), console, fold=True)
         if record.state not in FINAL:
             run = (attempt, folder, record, console, interrupts, start_recorder, hook)
             return Session(*run, owned=False, known=known).follow()

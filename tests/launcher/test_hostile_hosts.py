@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
-from launcher.api.results import parsed_outcome, split
+from launcher.api.call import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
@@ -162,11 +162,12 @@ def test_records(document: Any, cut: int | None) -> None:
 @some("reports of runs")
 def test_reports_of_runs(words: list[str], document: Any, record: str) -> None:
     text = json.dumps(document)
-    for report in parse_reports("\n".join([*words, text, record]).encode(errors="replace")):
-        assert is_run_id(report.run_id)
-        assert 0 <= report.node_rank < 10_000 and 0 <= report.attempt < 10_000
-        if status := report.status("gpu1"):
-            assert not status.alive and ".." not in PurePosixPath(status.handle).parts
+    rows = "\n".join([*words, text, record]).encode(errors="replace")
+    for status, _ in parse_reports(rows, "gpu1"):
+        assert is_run_id(status.run_id)
+        assert 0 <= status.node_rank < 10_000 and 0 <= status.attempt < 10_000
+        assert status.node_rank < status.nnodes
+        assert ".." not in PurePosixPath(status.handle).parts
 
 
 @given(

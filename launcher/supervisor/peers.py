@@ -16,13 +16,11 @@ from typing import Any
 from .channel import MALFORMED, Channel, Decision, Refused, Status
 from .coordinator import SETTLE, Contact, Coordinator, time_limit_reason
 from .events import Clock, Reason
-from .events import Refused as RefusedEvent
 from .journal import Journal
 from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between attempts to connect or bind
-REFUSED_EVERY = 60.0  # seconds between events about refused connections
 MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
 TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the other nodes do
 
@@ -35,7 +33,6 @@ class Peers:
         self.began = self.turned = time.monotonic()
         self.decision = Decision()  # node 0's newest
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
-        self._refused, self._report_refused_at = 0, 0.0
 
     def turn(self, status: Status) -> None:
         """Exchange messages; called in every turn of the loop. status: this node's own."""
@@ -53,13 +50,6 @@ class Peers:
     def decide(self, status: Status, now: float) -> None: ...
     def receive(self, channel: Channel) -> None: ...
     def close(self) -> None: ...
-
-    def refuse(self, message: str) -> None:
-        """Record refused connections. At most one event a minute, so that they cannot fill the journal."""
-        self._refused += 1
-        if self.turned >= self._report_refused_at:
-            self.journal.event(RefusedEvent(message, self._refused))
-            self._refused, self._report_refused_at = 0, self.turned + REFUSED_EVERY
 
     def listen_to(self, channel: Channel) -> None:
         self.selector.register(channel.sock, selectors.EVENT_READ, lambda _: self.receive(channel))
@@ -124,9 +114,7 @@ class NodePeer(Peers):
         try:
             was_ready = channel.ready
             decisions = channel.receive()
-        except (OSError, *MALFORMED) as error:
-            if not isinstance(error, OSError):
-                self.refuse("node 0, which %s" % error)
+        except (OSError, *MALFORMED):
             self._disconnect()
             return
         if channel.ready and not was_ready:
@@ -206,10 +194,7 @@ class Server(Peers):
                 self._take(channel, status)
             if channel.node_rank is not None:
                 self._answer(channel, channel.node_rank)
-        except MALFORMED as error:
-            self.refuse("a connection that %s" % error)
-            self._disconnect(channel)
-        except OSError:
+        except (OSError, *MALFORMED):
             self._disconnect(channel)
 
     def close(self) -> None:

@@ -17,9 +17,8 @@ from launcher.supervisor import channel, coordinator, peers
 from launcher.supervisor.channel import Channel, Decision, Refused
 from launcher.supervisor.coordinator import RECONNECT
 from launcher.supervisor.events import Clock, Event
-from launcher.supervisor.events import Refused as RefusedEvent
 from launcher.supervisor.journal import Journal
-from launcher.supervisor.peers import REFUSED_EVERY, TIME_LIMIT_MARGIN, NodePeer, Peers, Server
+from launcher.supervisor.peers import TIME_LIMIT_MARGIN, NodePeer, Peers, Server
 
 TOKEN = "a run's secret"
 
@@ -210,7 +209,7 @@ def test_a_stranger_is_refused_and_does_no_harm(pair: Network) -> None:
     stranger = Channel(socket.create_connection(where), "a guess", listening=False)
     pair.until(lambda: stranger.receive() == [] and stranger.ready)
     stranger.send(status(1, reason=why("rank-failed", 1, 0.0), phase="stopped"))
-    pair.until(lambda: bool(pair.events(0, RefusedEvent)))
+    pair.until(lambda: sock_closed(stranger.sock))
     with socket.create_connection(where) as noise:
         noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
         pair.until(lambda: noise.recv(1) == b"" or True)
@@ -307,17 +306,12 @@ def sock_closed(sock: socket.socket) -> bool:
 
 
 def test_bad_hellos_do_not_fill_the_journal(pair: Network, strangers: list[socket.socket]) -> None:
+    before = pair.events(0, Event)
     for _ in range(50):
         strangers.append(connect(pair, 2))
         strangers[-1].sendall(b"hello\nworld\n")
         pair.until(lambda: sock_closed(strangers[-1]))
-    assert [event.count for event in pair.events(0, RefusedEvent)] == [1]
-    end = pair.clock.now + REFUSED_EVERY
-    pair.until(lambda: pair.clock.now > end, step=0.5)
-    strangers.append(connect(pair, 2))
-    strangers[-1].sendall(b"hello\nworld\n")
-    pair.until(lambda: len(pair.events(0, RefusedEvent)) == 2)
-    assert [event.count for event in pair.events(0, RefusedEvent)] == [1, 50]
+    assert pair.events(0, Event) == before
 
 
 # --- the time limit -------------------------------------------------------------------------------
@@ -365,4 +359,3 @@ def test_a_malformed_message_is_refused_even_with_the_token(
     network.until(lambda: other.receive() == [] and other.ready)
     strangers[0].sendall(other._signature(text, 0, False) + b" " + text + b"\n")
     network.until(lambda: sock_closed(strangers[0]))
-    assert len(network.events(0, RefusedEvent)) == 1

@@ -18,9 +18,9 @@ from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
-from ..hosts import Cluster, fold, load
+from ..hosts import Cluster, load
 from ..run_id import is_run_id
-from ..runs.unseen import report_unseen, unseen
+from ..runs.unseen import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
@@ -213,5 +213,4 @@ def end(
     _, failures = try_each(hosts, empty)
     emptied = [node for node in hosts if node in leaders and node not in failures]
     failures |= try_each(emptied, lambda node: run(node, REMOVE))[1]
-    for line in fold.errors({node.name: error for node, error in failures.items()}):
-        console.error(line)
+    report_errors({node.name: error for node, error in failures.items()}, console)

@@ -11,13 +11,13 @@ from ..errors import DdpctlError, UsageError
 from ..hosts import Cluster, fold, load
 from ..hosts.fold import names
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
-from ..runs.record import FINAL, run_folder, timestamp
-from ..runs.unseen import unseen
+from ..runs.record import FINAL, UnreadableRecord, run_folder, run_folders, timestamp
+from ..runs.unseen import report_errors, report_unconfirmed, unseen
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .stop import Stopped, not_confirmed, stop_run
+from .stop import Stopped, stop_run
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
@@ -125,8 +125,18 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
         count = fold.counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
     left = "containers of finished runs may be left"
-    for line in fold.errors({host: f"{host}: {left}: {e}" for host, e in failures.items()}):
-        console.error(line)
+    report_errors({host: f"{host}: {left}: {e}" for host, e in failures.items()}, console)
+
+
+def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+    """Complete stops that run.json lists as unconfirmed on these hosts."""
+    for folder in run_folders():
+        try:
+            pending = folder.load().pending_stop
+        except UnreadableRecord:
+            continue  # the command that needs this record reports it
+        if here := [node for node in nodes if node.name in pending]:
+            kill_run(here, cluster, folder.run_id, console)
 
 
 def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:
@@ -135,17 +145,17 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
     record = folder.load_if_readable(console)
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     machines = one_per_account(nodes)
-    with console.step(f"stopping {run_id} on {len(machines)} hosts"):
+    with console.step(f"stopping {run_id} on {names(node.name for node in machines)}"):
         killed = Killed(run_id, *stop_run(machines, cluster.job.engine, run_id, timeout))
     for host, result in killed.stopped.items():
         if result.found or not result.clean:
             console.detail(f"{host}: {result.describe()}")
-    for line in not_confirmed(killed.failures):
-        console.error(f"{line}; the next contact finishes it")
+    report_unconfirmed(killed.failures, console)
     if killed.stopped:
         console.say(killed.summary())
     if record:
-        record.pending_stop = killed.unconfirmed
+        elsewhere = set(record.pending_stop) - {node.name for node in nodes}
+        record.pending_stop = sorted({*killed.unconfirmed, *elsewhere})
         if record.state not in FINAL:
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
         folder.try_save(record, console)

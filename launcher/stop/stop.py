@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -13,12 +13,9 @@ from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..facts.shared_homes import OWN
-from ..hosts import Cluster, fold
 from ..run_id import is_run_id
-from ..runs.record import UnreadableRecord, run_folders, timestamp
 from ..ssh.many import ask_each
 from ..ssh.node import Node
-from ..terminal.console import Console
 
 # Marks run $1 as cancelled for this host's supervisors, so that SIGTERM does not count as a
 # failure. Each host writes its own mark, because an NFS client may see another host's too late.
@@ -110,30 +107,3 @@ def carriers(node: Node, run_id: str = "") -> list[tuple[int, str, str]]:
     rows = [match for line in output.splitlines() if (match := CARRIER.fullmatch(line))]
     found = [(int(row[1]), row[2], row[3]) for row in rows if is_run_id(row[2])]
     return [row for row in found if run_id in ("", row[1])]
-
-
-def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Complete stops that run.json lists as unconfirmed here; silent hosts stay on the list."""
-    by_name = {node.name: node for node in nodes}
-    for folder in run_folders():
-        try:
-            record = folder.load()
-        except UnreadableRecord:
-            continue  # the command that needs this record reports it
-        here = [by_name[host] for host in record.pending_stop if host in by_name]
-        if not here:
-            continue
-        names = fold.names(node.name for node in here)
-        with console.step(f"finishing the stop of {record.run_id} on {names}"):
-            stopped, _ = stop_run(here, cluster.job.engine, record.run_id, record.stop_timeout)
-        done = {host for host, result in stopped.items() if result.clean}
-        for host in sorted(done):
-            console.say(f"{host}: finished the pending stop of {record.run_id}")
-        record.pending_stop = [host for host in record.pending_stop if host not in done]
-        if record.state == "UNKNOWN" and not record.pending_stop:
-            record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
-        folder.try_save(record, console)
-
-
-def not_confirmed(failures: Mapping[str, DdpctlError]) -> list[str]:
-    return fold.errors({host: f"{host}: stop not confirmed: {e}" for host, e in failures.items()})

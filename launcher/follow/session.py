@@ -21,7 +21,7 @@ from ..logs.store import Mark
 from ..runs.attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..runs.unseen import report_unconfirmed
-from ..stop.stop import stop_run
+from ..stop.kill import stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome

@@ -24,8 +24,7 @@ from ..runs.unseen import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .kill import kill_run
-from .stop import carriers
+from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
 

@@ -191,16 +191,17 @@ def _route(machine: Machine, tried: Iterable[tuple[Address, Collection[Answer]]]
 
 
 def addressed(
-    cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
+    cluster: Cluster, machines: Iterable[Machine], routes: Mapping[int, Route]
 ) -> Cluster:
     """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
-    for first, route in routes.items():
-        if route.address:
-            for rank in machines[first].ranks:
-                hosts[rank] = replace(
-                    hosts[rank],
-                    internal_ip=hosts[rank].internal_ip or route.address,
-                    interface=hosts[rank].interface or route.interface,
-                )
+    for machine in machines:
+        route = routes.get(machine.rank, Route())
+        for rank in machine.ranks if route.address else ():
+            ip, interface = hosts[rank].internal_ip, hosts[rank].interface
+            hosts[rank] = replace(
+                hosts[rank],
+                internal_ip=ip or route.address,
+                interface=interface or route.interface,
+            )
     return replace(cluster, hosts=tuple(hosts))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..facts.network import Address
+from ..facts.network import Address, Interface
 from ..hosts import Cluster
 from .inventory import Answer, Machine, Reach, Route
 
@@ -61,14 +61,9 @@ def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
 
     def preference(address: Address) -> tuple[bool, int, bool, bool]:
         """Fast interfaces first, then the SSH address, then IPv4 before IPv6."""
-        nic = machine.details.interface(address.interface)
-        other = machine.facts.ssh_server_ip != address.ip
-        return (
-            nic is not None and nic.is_bridge,
-            -(nic.speed if nic else 0),
-            other,
-            ":" in address.ip,
-        )
+        nic = machine.details.interface(address.interface) or Interface("", 0, "", 0, False)
+        by_ssh = machine.facts.ssh_server_ip == address.ip
+        return nic.is_bridge, -nic.speed, not by_ssh, ":" in address.ip
 
     return sorted(filter(is_useful, machine.facts.addresses), key=preference)
 

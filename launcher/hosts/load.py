@@ -82,32 +82,28 @@ def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[st
     return made
 
 
-def parse(text: str, source: str, *, base: str | Path | None = None) -> Cluster:
+def parse(text: str, source: str) -> Cluster:
     """Parse `text`. Raises HostsFileError with all problems.
 
-    source: the name in messages. base: the folder of relative paths (default: the folder of
-    source). Does not check whether files exist.
+    source: the name in messages; relative paths are relative to its folder. Does not check whether
+    files exist.
     """
-    reading = _Reading(source, Path(source).parent if base is None else base)
+    reading = _Reading(source, Path(source).parent)
     made = reading.text(text)
     raise_any(source, reading.problems)
     return made
 
 
 def override_job(
-    cluster: Cluster,
-    given: Mapping[str, object],
-    *,
-    cwd: str | Path | None = None,
-    source: str = COMMAND_LINE,
+    cluster: Cluster, given: Mapping[str, object], *, source: str = COMMAND_LINE
 ) -> Cluster:
     """Return the cluster with job values from the command line; None keeps the file's value.
 
     given: by key of the job. `env` is added to the file's; nproc_per_node overrides that of each
-    host. cwd: the folder of relative paths. source: the origin of the values, if not the command
-    line. Raises HostsFileError, which names each wrong flag, including folders that do not exist.
+    host. source: the origin of the values, if not the command line. Raises HostsFileError, which
+    names each wrong flag, including folders that do not exist.
     """
-    reading = _Reading(source, cwd or current_folder())
+    reading = _Reading(source, current_folder())
     read: dict[str, Any] = {}
     if strangers := given.keys() - JOB.keys():
         raise TypeError(f"{source} got an unexpected keyword argument {min(strangers)!r}")

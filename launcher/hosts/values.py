@@ -111,13 +111,11 @@ def whole(low: int, high: int, also: str | None = None) -> Reader:
         written = as_written(tree)
         if written == also:
             return written
-        if re.fullmatch(r"-?0[0-9]+", written):
-            plain = shown(written.lstrip("-0") or "0")
-            raise wrong(tree, f"YAML reads a leading 0 as octal; write {plain}")
-        if not (re.fullmatch("-?[0-9]{1,30}", written) and low <= int(written) <= high):
-            near = nearest(written, [also] if also else [])
-            raise wrong(tree, f"write a number from {low} to {high}", near=near)
-        return int(written)
+        # YAML would read a leading 0 as octal.
+        if re.fullmatch("0|-?[1-9][0-9]{0,29}", written) and low <= int(written) <= high:
+            return int(written)
+        near = nearest(written, [also] if also else [])
+        raise wrong(tree, f"write a plain number from {low} to {high}", near=near)
 
     return read
 
@@ -173,11 +171,10 @@ def proxy_jump(tree: Tree) -> str:
     """Read [user@]host[:port], several separated by commas, or `none`, as for ssh -J."""
     word = _one_word(tree, _NOT_IN_HOST - set("@,[]/"))
     for hop in word.split(","):
-        name, port = split_port(hop.removeprefix("ssh://").rpartition("@")[2])
-        if not name or name.startswith("-") or "/" in name:
+        parts = split_login(hop.removeprefix("ssh://"))
+        port = re.fullmatch("[1-9][0-9]{0,4}", parts.get("port", "22"))
+        if not (re.fullmatch("[^-/][^/]*", parts["host"]) and port and int(port[0]) < 65536):
             raise wrong(tree, "write [user@]host[:port], separated by commas")
-        if port is not None and not (re.fullmatch(r"[1-9][0-9]{0,4}", port) and int(port) < 65536):
-            raise wrong(tree, "a port is a number from 1 to 65535")
     return word
 
 

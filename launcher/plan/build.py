@@ -139,7 +139,14 @@ class _NodeBuilder:
             workspace=f"{run_dir}/workspace",
             data=f"{home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}",
         )
-        self.paths = self._job_paths()
+        job, in_container = self.job, plan.engine.in_container
+        own = IN_CONTAINER if in_container else self.folders
+        self.paths = dataclasses.replace(  # the user's own variables may redirect some
+            own,
+            checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", own.checkpoints),
+            output=job.env.get("DDPCTL_OUTPUT_DIR", own.output),
+            metrics=METRICS_DIR if job.metrics_dir and in_container else job.metrics_dir,
+        )
         found_interface = self.facts.interface_of(self.address) if self.facts else ASKED
         self.interface = self.host.interface or found_interface
         self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
@@ -177,7 +184,10 @@ class _NodeBuilder:
             env |= self.facts.roce_settings(self.address, env_names)
         elif rdma.NAMES.isdisjoint(env_names):
             env |= dict.fromkeys(sorted(rdma.NAMES), ASKED)
-        return Container(
+        return container_of(
+            self.job,
+            self.gpus,
+            self.facts,
             name=self.place.container,
             image=self.found.images[self.rank] if self.found.images else self.job.image,
             entrypoint=SUPERVISOR,
@@ -185,13 +195,8 @@ class _NodeBuilder:
             env_names=env_names,
             labels=self._labels(),
             mounts=self._mounts(),
-            gpus=self.gpus,
-            user=container_user(self.job, self.facts),
-            shm_size=self.job.shm_size,
             stop_timeout=self.job.stop_timeout,
             working_dir=self.paths.workspace if self.job.workdir else None,
-            tmpfs=self.job.tmpfs,
-            **host_access(self.job, bool(self.gpus), self.facts),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -248,17 +253,6 @@ class _NodeBuilder:
         }
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
 
-    def _job_paths(self) -> JobPaths:
-        """Return the folders as the job sees them; the user's own variables may redirect some."""
-        job, in_container = self.job, self.plan.engine.in_container
-        paths = IN_CONTAINER if in_container else self.folders
-        return dataclasses.replace(
-            paths,
-            checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
-            output=job.env.get("DDPCTL_OUTPUT_DIR", paths.output),
-            metrics=METRICS_DIR if job.metrics_dir and in_container else job.metrics_dir,
-        )
-
     def _mounts(self) -> tuple[Mount, ...]:
         own = self.folders
         mounts = [Mount(own.control, IN_CONTAINER.control)]
@@ -276,31 +270,35 @@ class _NodeBuilder:
         return tuple(mounts)
 
 
-def container_user(job: Job, facts: Facts | None) -> str:
-    if job.user == "host":
-        return f"{facts.uid}:{facts.gid}" if facts else "host"
-    return "0:0" if job.user == "root" else job.user
+def container_of(
+    job: Job, gpus: str | tuple[int, ...], facts: Facts | None, **own: Any
+) -> Container:
+    """Return a container with what the job may use of its host. own: the other fields.
 
-
-def host_access(job: Job, has_gpus: bool, facts: Facts | None) -> dict[str, Any]:
-    """Return the fields of a Container that give it access to its host.
-
-    These are AMD GPUs, NCCL's needs (pinned memory, InfiniBand) and the job's additions. The job's
+    These are GPUs, NCCL's needs (pinned memory, InfiniBand) and the job's additions. The job's
     limits override ddpctl's. facts: None if the host was not asked.
     """
+    user = "0:0" if job.user == "root" else job.user
+    if job.user == "host" and facts:
+        user = f"{facts.uid}:{facts.gid}"
     infiniband = facts.infiniband if facts else None
-    amd = has_gpus and facts is not None and facts.has_amd_gpus
-    limits = {"memlock": -1, "stack": STACK_BYTES} if has_gpus or infiniband else {}
+    amd = bool(gpus) and facts is not None and facts.has_amd_gpus
+    limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
     asked = (ASKED,) if infiniband is None else ()
     capabilities = asked or (("IPC_LOCK",) if infiniband else ())
     devices = asked or (*((INFINIBAND,) if infiniband else ()), *(AMD_DEVICES if amd else ()))
-    return {
-        "gpu_vendor": "amd" if amd else "nvidia",
-        "group_add": facts.gpu_groups if amd and facts else (),
-        "ulimits": {**limits, **job.ulimits},
-        "cap_add": tuple(dict.fromkeys((*capabilities, *job.cap_add))),
-        "devices": tuple(dict.fromkeys((*devices, *job.devices))),
-    }
+    return Container(
+        gpus=gpus,
+        gpu_vendor="amd" if amd else "nvidia",
+        user=user,
+        group_add=facts.gpu_groups if amd and facts else (),
+        shm_size=job.shm_size,
+        tmpfs=job.tmpfs,
+        ulimits={**limits, **job.ulimits},
+        cap_add=tuple(dict.fromkeys((*capabilities, *job.cap_add))),
+        devices=tuple(dict.fromkeys((*devices, *job.devices))),
+        **own,
+    )
 
 
 def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 import selectors
-import socket
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from launcher.supervisor import peers
 from launcher.supervisor.channel import Status
 from launcher.supervisor.events import Reason
 from launcher.supervisor.journal import Journal
-from launcher.supervisor.server import Server
 from launcher.supervisor.spec import Spec
 
 STEADY = 10.0  # seconds
@@ -60,7 +57,7 @@ def _spec(rank: int, nodes: int, folder: str) -> Spec:
 
 def _hub(spec: Spec, pipe: Connection) -> None:
     selector = selectors.DefaultSelector()
-    server = Server(spec, Journal(spec.dir, spec.host), selector)
+    server = peers.Server(spec, Journal(spec.dir, spec.host), selector)
     report, received = server.coordinator.report, 0
 
     def counted(status: Status, now: float) -> None:
@@ -71,10 +68,10 @@ def _hub(spec: Spec, pipe: Connection) -> None:
     server.coordinator.report = counted  # type: ignore[method-assign]
     began, own = time.monotonic(), Status(0, alive=1)
     joined = steady = 0.0
-    while not server.over:
+    while not server.decision.over:
         for key, _ in selector.select(0.05):
             key.data(key.fileobj)
-        server.turn(replace(own, phase="stopped", alive=0) if server.verdict else own)
+        server.turn(replace(own, phase="stopped", alive=0) if server.decision.verdict else own)
         now = time.monotonic()
         if not joined and len(server.coordinator.statuses) == spec.nnodes:
             joined, steady, received, cpu = now - began, now, 0, time.process_time()
@@ -87,36 +84,24 @@ def _hub(spec: Spec, pipe: Connection) -> None:
 
 
 def _nodes(nodes: int, folder: str, pipe: Connection) -> Star:
-    class FromItsOwnAddress(socket.socket):
-        """Connects from an address of its own, because node 0 limits connections per address."""
-
-        def connect(self, where: Any) -> None:
-            self.bind((f"127.2.{next(numbers) % 250}.{os.getpid() % 250 + 1}", 0))
-            super().connect(where)
-
-    numbers = iter(range(1 << 30))
-    plain, socket.socket = socket.socket, FromItsOwnAddress  # type: ignore[misc]
     selector, journal = selectors.DefaultSelector(), Journal(folder, "nodes")
     every = [peers.NodePeer(_spec(n, nodes, folder), journal, selector) for n in range(1, nodes)]
     status = {peer: Status(peer.spec.node_rank, alive=1) for peer in every}
     failed = told = 0.0
     found: Any = ()
-    try:
-        while not all(peer.over for peer in every):
-            for key, _ in selector.select(0.05):
-                key.data(key.fileobj)
-            for peer in every:
-                if peer.verdict and status[peer].phase == "running":
-                    status[peer] = replace(status[peer], phase="stopped", alive=0)
-                peer.turn(status[peer])
-            if failed and not told and all(peer.verdict for peer in every):
-                told = time.monotonic() - failed
-            if not failed and pipe.poll():
-                found, failed = pipe.recv(), time.monotonic()
-                victim = every[nodes // 2]
-                reason = Reason("rank-failed", "exited with code 1", victim.spec.node_rank)
-                status[victim] = replace(status[victim], phase="stopped", reason=reason, alive=0)
-    finally:
-        socket.socket = plain  # type: ignore[misc]
+    while not all(peer.decision.over for peer in every):
+        for key, _ in selector.select(0.05):
+            key.data(key.fileobj)
+        for peer in every:
+            if peer.decision.verdict and status[peer].phase == "running":
+                status[peer] = replace(status[peer], phase="stopped", alive=0)
+            peer.turn(status[peer])
+        if failed and not told and all(peer.decision.verdict for peer in every):
+            told = time.monotonic() - failed
+        if not failed and pipe.poll():
+            found, failed = pipe.recv(), time.monotonic()
+            victim = every[nodes // 2]
+            reason = Reason("rank-failed", "exited with code 1", victim.spec.node_rank)
+            status[victim] = replace(status[victim], phase="stopped", reason=reason, alive=0)
     joined, share, heartbeats, memory = found
     return Star(nodes, joined, share, heartbeats, told, time.monotonic() - failed, memory)

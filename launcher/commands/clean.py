@@ -28,12 +28,12 @@ def clean(
 
     console = options.console(quiet, verbose)
 
-    def confirm() -> bool | None:
+    def confirm() -> bool:
         if yes:
             return True
         if as_json or not options.can_ask():
             console.say("nothing removed; pass -y to remove it")
-            return None
+            return False
         if not typer.confirm("Remove all of this?", err=True):
             console.say("nothing removed")
             return False

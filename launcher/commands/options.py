@@ -32,7 +32,9 @@ class OptionalValues(TyperCommand):
 
 
 class WithFolders(OptionalValues):
-    optional: ClassVar = dict.fromkeys(("--dataset", "--workdir"), lambda word: Path(word).is_dir())
+    optional: ClassVar = dict.fromkeys(
+        ("--dataset", "--workdir"), lambda word: word != "" and Path(word).is_dir()
+    )
 
 
 class WithCommandLine(OptionalValues):

@@ -59,10 +59,9 @@ def push(
                 console.json(pruned.document())
             console.say(pruned.summary())
             return 0
-        progress = pushing.progress_for(console)
         try:
             with console.step("pushing what is missing"):
-                result = pushing.push(nodes, cluster, parts=parts, progress=progress, only=True)
+                result = pushing.push(nodes, cluster, parts=parts, console=console, only=True)
         except pushing.HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())

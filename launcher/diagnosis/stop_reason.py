@@ -75,7 +75,7 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
     groups = newest_groups(evidence.nodes)
     if not groups:
         return candidate
-    message = candidate.message.partition(";")[0]  # "no progress for 30 s"
+    message = candidate.message  # "no progress for 30 s"
     odd = stragglers(groups)
     rest = [group for group in groups if group not in odd]
     lines = [line for group in [*odd[:1], *rest[:1]] for line in group.excerpt(FRAMES)]
@@ -89,8 +89,6 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
             local_rank=rank.local_rank,
             message=f"is not where the other ranks are, and there was {message}: {rank.describe()}",
         )
-    if candidate.rank is not None:
-        return candidate  # the supervisors' own guess, from system calls
     if odd:
         names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
         message += f": some ranks are not where the others are: {names}"

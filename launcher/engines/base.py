@@ -40,7 +40,7 @@ class Engine(Protocol):
     def start(self, node: NodePlan) -> None: ...
 
     def wait(self, place: Place) -> NodeStatus:
-        """Block until the node's supervisor has ended; return the final status."""
+        """Block until the node's supervisor has ended; return a status without labels."""
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         """Return the nodes of all runs on this host, or of `run_id`, in any state."""

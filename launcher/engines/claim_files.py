@@ -16,15 +16,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import CommandFailed
-from .status import NodeStatus, Seen, read_status
+from .status import NodeStatus, read_status
 
 FOLDER = Path("/tmp/ddpctl-claims")
 STATES = ("waiting", "created", "running")  # a claim's file is named NAME.STATE
 LARGEST = 65536  # bytes of one file
 
 
-def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
-    """Create a claim; return the file descriptor that keeps it alive."""
+held: dict[str, int] = {}  # file descriptors that keep this process's claims alive, by name
+
+
+def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> None:
+    """Create a claim and hold it until `started` or `remove`."""
     scratch = FOLDER / f".{name}.{os.getpid()}"
     try:
         if not FOLDER.exists():
@@ -43,45 +46,46 @@ def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> int:
             f"{host}: {FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}; "
             "ask root to remove it"
         ) from None
-    return file
+    held[name] = file
 
 
 def started(name: str) -> None:
+    """Leave the claim to the supervisor, which has inherited its lock."""
     (FOLDER / f"{name}.created").rename(FOLDER / f"{name}.running")
+    os.close(held.pop(name))
 
 
 def remove(name: str) -> None:
     for state in STATES:
         with contextlib.suppress(OSError):
             (FOLDER / f"{name}.{state}").unlink()
+    if name in held:
+        os.close(held.pop(name))
 
 
 def claims(host: str) -> Iterator[NodeStatus]:
     """Yield the valid claims. Deletes this user's stale ones."""
     for path in sorted(FOLDER.glob("*.*")):
         state = path.suffix.removeprefix(".")
-        if state not in STATES:
-            continue
         with contextlib.suppress(OSError, ValueError):
-            labels, created = _read(path)
-            seen: Seen = {"state": state, "exit_code": None, "created": created}
-            if status := read_status(host, path.stem, labels, {**seen, "started": created}):
-                yield status
+            if state in STATES and (found := _read(path)):
+                labels, created = found
+                seen = NodeStatus(state=state, created=created, started=created)
+                if status := read_status(host, path.stem, labels, seen):
+                    yield status
 
 
-def _read(path: Path) -> tuple[dict[str, object], float]:
-    """Return labels and unix seconds. Raises OSError or ValueError if no process holds the lock."""
+def _read(path: Path) -> tuple[object, float] | None:
+    """Return labels and unix seconds; None if no process holds the lock. Deletes such a file."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{path} is not a file")
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            labels = json.loads(os.read(file, LARGEST))
-            return (labels if isinstance(labels, dict) else {}), about.st_mtime
+            return None
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         path.unlink()
-        raise ValueError(f"{path} belongs to a process that has ended")
+        return None
+    except BlockingIOError:
+        return json.loads(os.read(file, LARGEST)), about.st_mtime
     finally:
         os.close(file)

@@ -51,10 +51,8 @@ def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus
     what = [f"GPU {ranges(gpus)}"] if gpus else []
     what += sorted(resource for resource in shared if resource not in gpu_ids)
     has = "has" if rival.alive else "waits for" if rival.state == "waiting" else "is about to use"
-    since = rival.since or rival.started
-    when = f" since {_moment(since)}" if since else ""
+    when = ""
+    if since := rival.since or rival.started:
+        moment = datetime.datetime.fromtimestamp(since, datetime.UTC)
+        when = f" since {moment:%Y-%m-%dT%H:%M:%SZ}"
     return f"run {rival.run_id} of {rival.owner} {has} {' and '.join(what)}{when}"
-
-
-def _moment(seconds: float) -> str:
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 import docker.errors
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
-from ..errors import CommandFailed, CommandTimeout, DockerUnavailable
+from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.plan import LABEL, Container, EngineTraits, NodePlan, Place
-from ..run_id import is_run_id
 from ..ssh.node import Node
+from . import images
 from .base import Exec
 from .command import SEARCH
-from .docker_client import Client, docker_of, errors_as_unavailable, translated_errors
+from .docker_client import Api, docker_of
 from .docker_exec import DockerExec
-from .engine_info import Capabilities, EngineInfo, ImageInfo, parse_engine, parse_image
-from .status import NodeStatus, Seen, array, inspected, mapping, read_status, seen_in_list, unix
+from .engine_info import Capabilities, EngineInfo, parse_engine
+from .status import NodeStatus, array, inspected, mapping, read_status, seen_in_list, unix
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
@@ -41,12 +41,8 @@ class Docker:
         self.host = node.name
 
     @property
-    def _client(self) -> Client:
+    def _api(self) -> Api:
         return docker_of(self.node)
-
-    @property
-    def _api(self) -> Any:
-        return self._client.api
 
     # Nodes of runs
 
@@ -54,41 +50,36 @@ class Docker:
         self._create(node.container, secrets, "create the container")
 
     def start(self, node: NodePlan) -> None:
-        with translated_errors(self.host, "start the container"):
+        with self._api.explained("start the container"):
             self._api.start(node.container.name)
 
     def wait(self, place: Place) -> NodeStatus:
-        name = place.container
-        try:
-            self._api.wait(name, timeout=None)
-            seen = inspected(self._api.inspect_container(name))
-        except docker.errors.NotFound:
-            seen = {"state": "dead", "exit_code": None, "error": "the container was removed"}
-        except docker.errors.APIError as error:
-            raise DockerUnavailable(f"{self.host}: {error.explanation or error}") from None
-        return NodeStatus(place.attempt, place.node_rank, self.host, name, **seen)
+        with self._api.explained("wait for the container"):
+            try:
+                self._api.wait(place.container, timeout=None)
+                return inspected(self._api.inspect_container(place.container))
+            except docker.errors.NotFound:
+                return NodeStatus(state="dead", error="the container was removed")
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
-        nodes = self._statuses(row["Id"] for row in self._labelled(label))
-        return [*nodes, *self._tickets(label)]
+        return [*self._inspected(self._labelled(label)), *self._tickets(label)]
 
     def claims(self) -> Sequence[NodeStatus]:
         rows = self._labelled(RUN_LABEL)
-        read = (self._read(_name(row), row.get("Labels"), seen_in_list(row)) for row in rows)
-        return [*(status for status in read if status), *self._tickets(RUN_LABEL)]
+        listed = (self._read(_name(row), row, seen_in_list(row)) for row in rows)
+        return [*(status for status in listed if status), *self._tickets(RUN_LABEL)]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        with translated_errors(self.host, "wait in line"):
+        with self._api.explained("wait in line"):
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
         """Yield tickets: volumes, which need no image, with labels and a creation time."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
-            created = unix(row.get("CreatedAt"))
-            seen: Seen = {"state": "waiting", "exit_code": None, "created": created}
-            if status := self._read(str(row.get("Name")), row.get("Labels"), seen):
+            seen = NodeStatus(state="waiting", created=unix(row.get("CreatedAt")))
+            if status := self._read(str(row.get("Name")), row, seen):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
@@ -108,17 +99,17 @@ class Docker:
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
         below = (r for r in rows if any(p.startswith(f"{folder}/") for p in _mounted(r)))
-        nodes = self._statuses(row["Id"] for row in below)
-        return (*nodes, *(ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired))
+        expired = (ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired)
+        return [*self._inspected(below), *expired]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
-        return DockerExec(self._client, status.handle, command, stdin=stdin, tty=tty)
+        return DockerExec(self._api, status.handle, command, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.state == "waiting":
             return
         with (
-            translated_errors(self.host, "stop the container"),
+            self._api.explained("stop the container"),
             contextlib.suppress(docker.errors.NotFound),
         ):
             if status.state == "paused":
@@ -129,51 +120,35 @@ class Docker:
         if status.state == "waiting":
             self.withdraw(status)
             return
-        with translated_errors(self.host, "remove the container"):
-            self._remove(status.handle)
+        with self._api.explained("remove the container"):
+            try:
+                self._api.remove_container(status.handle, force=True, v=True)
+            except docker.errors.APIError as error:
+                if error.status_code not in (404, CONFLICT):  # gone, or being removed elsewhere
+                    raise
 
-    def _remove(self, name: str) -> None:
-        try:
-            self._api.remove_container(name, force=True, v=True)
-        except docker.errors.APIError as error:
-            if error.status_code not in (404, CONFLICT):  # gone, or being removed elsewhere
-                raise
-
-    def _labelled(self, label: str, *, stopped: bool = True) -> Sequence[dict[str, Any]]:
+    def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
         """Return the containers with this label. Skips entries that the engine should not have listed."""
-        rows = array(self._api.containers(all=stopped, filters={"label": [label]}))
+        rows = array(self._api.containers(all=True, filters={"label": [label]}))
         return [row for row in rows if isinstance(mapping(row).get("Id"), str)]
 
-    def _statuses(self, ids: Iterable[str]) -> Iterator[NodeStatus]:
-        for container in ids:
+    def _inspected(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[NodeStatus]:
+        for row in rows:
             with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
-                answer = mapping(self._api.inspect_container(container))
-                handle = str(answer.get("Name") or container).lstrip("/")
-                labels = mapping(answer.get("Config")).get("Labels")
-                if status := self._read(handle, labels, inspected(answer)):
+                seen = inspected(mapping(self._api.inspect_container(row["Id"])))
+                if status := self._read(_name(row), row, seen):
                     yield status
 
-    def _read(self, handle: str, labels: object, seen: Seen) -> NodeStatus | None:
-        return read_status(self.host, handle, mapping(labels), seen, self._api.clock)
+    def _read(self, name: str, row: Mapping[str, Any], seen: NodeStatus) -> NodeStatus | None:
+        return read_status(self.host, name, row.get("Labels"), seen, self._api.clock)
 
     # For `check`
 
     def engine_info(self, image: str) -> EngineInfo:
-        """Return facts about the engine and `image`. Raises DockerUnavailable or CommandTimeout."""
-        with errors_as_unavailable(self.host):
-            about = self._client.about
-            rows = self._labelled(RUN_LABEL, stopped=False)
-        labels = {row["Id"]: mapping(row.get("Labels")).get(RUN_LABEL, "") for row in rows}
-        runs = {container: run_id for container, run_id in labels.items() if is_run_id(run_id)}
-        return parse_engine(about, self.image_info(image), tuple(self.list()), runs)
-
-    def image_info(self, name: str) -> ImageInfo | None:
-        """Return facts about the image, or None if the engine does not have it."""
-        try:
-            with errors_as_unavailable(self.host):
-                return parse_image(self._api.inspect_image(name))
-        except docker.errors.NotFound:
-            return None
+        """Return facts about the engine and `image`."""
+        with self._api.explained("inspect the engine"):
+            about, nodes = self._api.about, tuple(self.list())
+        return parse_engine(about, images.inspect(self.node, image), nodes)
 
     def python_in_image(self, image: str) -> Sequence[str]:
         """Return the command that runs python3 on the host in the image, with the host's network.
@@ -186,27 +161,23 @@ class Docker:
         """Run a container for at most `timeout` seconds, remove it, and return its output."""
         name = container.name
         self._create(container, {}, "run a test container")
-        with translated_errors(self.host, "run a test container"):
+        with self._api.explained("run a test container"):
             try:
                 self._api.start(name)
-                self._wait_for_test(name, timeout)
+                self._api.wait(name, timeout=timeout)
                 output = bytes(self._api.logs(name, stdout=True, stderr=True))
+            except CommandTimeout:
+                raise CommandTimeout(
+                    f"{self.host}: a test container did not end within {timeout:g} s; "
+                    "look at `docker ps` and the load there"
+                ) from None
             finally:
-                with contextlib.suppress(docker.errors.APIError):
-                    self._remove(name)
+                with contextlib.suppress(DdpctlError):
+                    self.remove(NodeStatus(handle=name))
         return output.decode(errors="replace")
 
-    def _wait_for_test(self, name: str, timeout: int) -> None:
-        try:
-            self._api.wait(name, timeout=timeout)
-        except CommandTimeout:
-            raise CommandTimeout(
-                f"{self.host}: a test container did not end within {timeout:g} s; "
-                "look at `docker ps` and the load there"
-            ) from None
-
     def _create(self, container: Container, secrets: Mapping[str, str], action: str) -> None:
-        can = self._client.can
+        can = self._api.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
             missing = self.node.script(FIND_MISSING, *sources).stdout.decode(errors="replace")
@@ -215,7 +186,7 @@ class Docker:
                     f"{self.host}: could not {action}: {missing.splitlines()[0]} does not exist; "
                     "create it on that host or correct job.mounts"
                 )
-        with translated_errors(self.host, action):
+        with self._api.explained(action):
             self._api.create_container(**create_arguments(container, secrets, can))
 
 

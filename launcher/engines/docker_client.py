@@ -19,9 +19,10 @@ import requests
 import requests.adapters
 import urllib3
 import urllib3.connection
+from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
-from ..errors import CommandFailed, CommandTimeout, DdpctlError, DockerUnavailable
+from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
 from .command import DIAL, IS_DOCKER, NOT_INSTALLED, unavailable
@@ -32,20 +33,35 @@ END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
 WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
+REMEDIES = {  # text in the engine's refusal -> remedy
+    "could not select device driver": "install the NVIDIA container toolkit on that host",
+    "no such image": "push it: `ddpctl push HOSTS --image`",
+    "image not known": "push it: `ddpctl push HOSTS --image`",
+    "unresolvable cdi devices": WRITE_CDI_SPEC,
+    "container-init binary not found": "install catatonit on that host",
+    "is already in use": "another command is starting the same run; if not, run `ddpctl kill` first",
+    "bind source path does not exist": "create the folder on that host or correct job.mounts",
+    "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
+    "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
+    "no space left on device": "free space under Docker's data root on that host",
+    "executable file not found": "the image needs python3 on its PATH",
+}
 
 
-def docker_of(node: Node) -> Client:
+def docker_of(node: Node) -> Api:
     """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
     return node.resource(lambda: _connect(node))
 
 
-def _connect(node: Node) -> Client:
+def _connect(node: Node) -> Api:
     name = node.name
     try:
-        if node.is_local and (os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0):
-            return Client(name, _Api(name, **local_endpoint()))
+        if node.host.is_local and (
+            os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0
+        ):
+            return Api(name, **local_endpoint())
         adapter = _Adapter(lambda: StreamSocket(name, node.open_script(DIAL)))
-        return Client(name, _Api(name, base_url="http://docker:80", adapter=adapter))
+        return Api(name, base_url="http://docker:80", adapter=adapter)
     except docker.errors.DockerException as error:
         if isinstance(error.__cause__, DdpctlError):
             raise error.__cause__ from None
@@ -63,11 +79,16 @@ def local_endpoint() -> dict[str, Any]:
     return {"base_url": context.Host, "tls": context.TLSConfig or False}
 
 
-class Client(docker.DockerClient):
-    def __init__(self, name: str, api: _Api) -> None:
+class Api(docker.APIClient):
+    """The Engine API of one host."""
+
+    clock: float | None = None  # the host's clock in unix seconds, from its newest answer
+    _about: dict[str, Any] | None = None
+
+    def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
         self.name = name
-        self.api: _Api = api
-        self._about: dict[str, Any] | None = None
+        self._adapter = adapter
+        super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -76,37 +97,34 @@ class Client(docker.DockerClient):
         This is no cached_property, which before Python 3.12 locks all hosts while one answers.
         """
         if self._about is None:
-            self._about = dict(self.api.info())
+            self._about = dict(self.info())
         return self._about
 
     @property
     def can(self) -> Capabilities:
         return parse_capabilities(self.about)
 
-    def explain(self, error: BaseException) -> DdpctlError | None:
-        return failure(self.name, error)
+    def explain(self, error: BaseException, action: str = "") -> DdpctlError | None:
+        """Turn an SDK error into one line; None for other errors. action: the action that failed."""
+        if isinstance(error, docker.errors.APIError):
+            text = " ".join(str(error.explanation or error).split())
+            known = [r for pattern, r in REMEDIES.items() if pattern in text.lower()]
+            problem = f"could not {action}" if action else "Docker refused"
+            return CommandFailed("; ".join([f"{self.name}: {problem}: {text}", *known[:1]]))
+        if isinstance(error, docker.errors.DockerException | RequestException | HTTPError):
+            return unavailable(self.name, str(error))
+        return None
 
-
-class _Api(docker.APIClient):
-    def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
-        self._name = name
-        self._adapter = adapter
-        self.clock: float | None = None  # the host's clock in unix seconds, from its newest answer
-        super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
+    @contextlib.contextmanager
+    def explained(self, action: str = "") -> Iterator[None]:
+        """Raise SDK errors as `explain` returns them."""
+        try:
+            yield
+        except (docker.errors.DockerException, RequestException) as error:
+            raise self.explain(error, action) or error from None
 
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
         return self._adapter or super().get_adapter(url)
-
-    def version(self, api_version: bool = True) -> dict[str, Any]:
-        """Answer the SDK's first request, for the API version, from /_ping, which is much cheaper."""
-        if not api_version:
-            ping = self.get(f"{self.base_url}/_ping", timeout=self.timeout)
-            if version := ping.headers.get("Api-Version"):
-                return {"ApiVersion": version}
-        return dict(super().version(api_version))
-
-    def exec_connection(self, exec_id: str, *, tty: bool) -> Upgraded:
-        return Upgraded(self.exec_start(exec_id, tty=tty, socket=True))
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a request. Turns connection errors into one line."""
@@ -114,37 +132,17 @@ class _Api(docker.APIClient):
             kwargs["proxies"] = {}  # this machine's proxies do not apply to the host
         try:
             answer = super().send(request, **kwargs)
-            self.clock = _moment(answer.headers.get("Date")) or self.clock
-            return answer
         except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
             if "timed out" not in str(error):
-                raise unavailable(self._name, str(error)) from None
+                raise unavailable(self.name, str(error)) from None
             raise CommandTimeout(
-                f"{self._name}: Docker did not answer {request.method} {request.path_url} within "
+                f"{self.name}: Docker did not answer {request.method} {request.path_url} within "
                 f"{kwargs.get('timeout')} s; check whether dockerd or a disk hangs there"
             ) from None
-
-
-def _moment(date: str | None) -> float | None:
-    """Convert an HTTP date to unix seconds."""
-    try:
-        return email.utils.parsedate_to_datetime(date).timestamp() if date else None
-    except (ValueError, OverflowError):
-        return None
-
-
-class Upgraded:
-    """An upgraded connection: the input and output of a command in a container."""
-
-    def __init__(self, sock: Any) -> None:
-        self.reader: io.BufferedReader = sock._response.raw._fp.fp  # may have buffered some output
-        raw = getattr(sock, "_sock", sock)  # with a local engine, `sock` is the socket itself
-        raw.settimeout(None)  # a command may print nothing for hours
-        self.sendall: Callable[[bytes], None] = raw.sendall
-        self._shutdown = raw.shutdown
-
-    def close_write(self) -> None:
-        self._shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ValueError, OverflowError):  # without a date, or with a wrong one
+            date = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))
+            self.clock = date.timestamp()
+        return answer
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
@@ -229,59 +227,3 @@ class StreamSocket:
                 return NOT_INSTALLED
             return text or f"`docker system dial-stdio` exited with {code} and printed nothing"
         return "the engine closed the connection"
-
-
-def failure(name: str, error: BaseException, action: str = "") -> DdpctlError | None:
-    """Turn an SDK error into one line; None for other errors. action: the action that failed."""
-    if isinstance(error, docker.errors.APIError):
-        text = _error_text(error)
-        remedy = next(
-            (f"; {remedy}" for pattern, remedy in _REMEDIES.items() if pattern in text.lower()), ""
-        )
-        problem = f"could not {action}" if action else "Docker refused"
-        return CommandFailed(f"{name}: {problem}: {text}{remedy}")
-    if isinstance(error, docker.errors.DockerException | requests.RequestException | HTTPError):
-        return unavailable(name, str(error))
-    return None
-
-
-def _error_text(error: BaseException) -> str:
-    return " ".join(str(getattr(error, "explanation", None) or error).split())
-
-
-@contextlib.contextmanager
-def translated_errors(name: str, action: str = "") -> Iterator[None]:
-    """Turn SDK errors into one line: host, failed action, remedy."""
-    try:
-        yield
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        raise failure(name, error, action) or error from None
-
-
-@contextlib.contextmanager
-def errors_as_unavailable(name: str) -> Iterator[None]:
-    """Turn every error except NotFound into DockerUnavailable."""
-    try:
-        yield
-    except docker.errors.NotFound:
-        raise
-    except (docker.errors.DockerException, requests.RequestException) as error:
-        raise DockerUnavailable(
-            f"{name}: its container engine returned an error: {_error_text(error)}; "
-            "look at `journalctl` there"
-        ) from None
-
-
-_REMEDIES = {  # text in the engine's refusal -> remedy
-    "could not select device driver": "install the NVIDIA container toolkit on that host",
-    "no such image": "push it: `ddpctl push HOSTS --image`",
-    "image not known": "push it: `ddpctl push HOSTS --image`",
-    "unresolvable cdi devices": WRITE_CDI_SPEC,
-    "container-init binary not found": "install catatonit on that host",
-    "is already in use": "another command is starting the same run; if not, run `ddpctl kill` first",
-    "bind source path does not exist": "create the folder on that host or correct job.mounts",
-    "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
-    "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
-    "no space left on device": "free space under Docker's data root on that host",
-    "executable file not found": "the image needs python3 on its PATH",
-}

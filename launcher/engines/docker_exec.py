@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import docker.errors
 
 from ..ssh.stream import CHUNK
-from .docker_client import Client, translated_errors
+from .docker_client import Api
 
 HEADER_BYTES = 8  # of a frame: stream number, three zeros, size of the data
 POLL = 0.05  # seconds between polls for the start or the end of the command
@@ -20,46 +22,48 @@ class DockerExec:
     """Satisfies launcher.engines.base.Exec."""
 
     def __init__(
-        self, client: Client, container: str, command: Sequence[str], *, stdin: bool, tty: bool
+        self, api: Api, container: str, command: Sequence[str], *, stdin: bool, tty: bool
     ) -> None:
-        self._client, self._tty = client, tty
-        with translated_errors(client.name, "run the command"):
-            made = client.api.exec_create(container, list(command), stdin=stdin, tty=tty)
-            self._id: str = made["Id"]
-            self._connection = client.api.exec_connection(self._id, tty=tty)
+        self._api, self._tty = api, tty
+        with api.explained("run the command"):
+            self._id = api.exec_create(container, list(command), stdin=stdin, tty=tty)["Id"]
+            upgraded: Any = api.exec_start(self._id, tty=tty, socket=True)
+        self._reader = upgraded._response.raw._fp.fp  # may have buffered some output
+        # with a local engine, `upgraded` is the socket itself
+        self._socket = getattr(upgraded, "_sock", upgraded)
+        self._socket.settimeout(None)  # a command may print nothing for hours
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        reader = self._connection.reader
         if self._tty:
-            while data := reader.read1(CHUNK):
+            while data := self._reader.read1(CHUNK):
                 yield 1, data
             return
-        while len(header := reader.read(HEADER_BYTES)) == HEADER_BYTES:
+        while len(header := self._reader.read(HEADER_BYTES)) == HEADER_BYTES:
             stream, left = header[0], int.from_bytes(header[4:], "big")
-            while left and (data := reader.read1(min(left, CHUNK))):
+            while left and (data := self._reader.read1(min(left, CHUNK))):
                 left -= len(data)
                 yield stream, data
 
     def write(self, data: bytes) -> None:
-        self._connection.sendall(data)
+        self._socket.sendall(data)
 
     def close_stdin(self) -> None:
-        self._connection.close_write()
+        self._socket.shutdown(socket.SHUT_WR)
 
     def resize(self, rows: int, columns: int) -> None:
         """Resize the terminal. Retries, because the engine refuses until the command has started."""
         deadline = time.monotonic() + RESIZE_TIMEOUT
         while time.monotonic() < deadline:
             try:
-                self._client.api.exec_resize(self._id, height=rows, width=columns)
+                self._api.exec_resize(self._id, height=rows, width=columns)
                 return
             except docker.errors.APIError:
                 time.sleep(POLL)
 
     def wait(self) -> int:
-        with translated_errors(self._client.name, "ask for the command's exit code"):
+        with self._api.explained("ask for the command's exit code"):
             try:
-                while (seen := self._client.api.exec_inspect(self._id)).get("Running"):
+                while (seen := self._api.exec_inspect(self._id)).get("Running"):
                     time.sleep(POLL)
             except docker.errors.NotFound:
                 return CONTAINER_GONE

@@ -71,14 +71,10 @@ class EngineInfo:
     can: Capabilities = field(default_factory=Capabilities)
     image: ImageInfo | None = None
     nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers on the host, in any state
-    containers: Mapping[str, str] = field(default_factory=dict)  # container id -> run id
 
 
 def parse_engine(
-    about: Mapping[str, Any],
-    image: ImageInfo | None,
-    nodes: tuple[NodeStatus, ...],
-    containers: Mapping[str, str],
+    about: Mapping[str, Any], image: ImageInfo | None, nodes: tuple[NodeStatus, ...]
 ) -> EngineInfo:
     """Parse the engine's facts. about: the answer to /info."""
     return EngineInfo(
@@ -90,7 +86,6 @@ def parse_engine(
         can=parse_capabilities(about),
         image=image,
         nodes=nodes,
-        containers=containers,
     )
 
 

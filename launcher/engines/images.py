@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import docker.errors
+from requests.exceptions import RequestException
 
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from .command import SEARCH, unavailable
-from .docker import Docker
-from .docker_client import docker_of, translated_errors
-from .engine_info import ImageInfo
+from .docker_client import docker_of
+from .engine_info import ImageInfo, parse_image
 from .status import array
 
 TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
@@ -26,8 +27,13 @@ $engine image ls -aq --no-trunc | sort -u |
 
 
 def inspect(node: Node, name: str) -> ImageInfo | None:
-    """Return the image's facts, or None if it is missing. Raises DockerUnavailable."""
-    return Docker(node).image_info(name)
+    """Return the image's facts, or None if it is missing."""
+    api: Any = docker_of(node)
+    with api.explained("inspect the image"):
+        try:
+            return parse_image(api.inspect_image(name))
+        except docker.errors.NotFound:
+            return None
 
 
 def layers_of_images(node: Node) -> list[list[str]]:
@@ -35,15 +41,11 @@ def layers_of_images(node: Node) -> list[list[str]]:
     done = node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
     if done.code != 0:
         raise unavailable(node.name, done.stderr.decode(errors="replace"))
-    return [_layers(line) for line in done.stdout.splitlines()]
-
-
-def _layers(line: bytes) -> list[str]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return []
-    return [str(layer) for layer in array(found)]
+    found = []
+    for line in done.stdout.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append([str(layer) for layer in array(json.loads(line))])
+    return found
 
 
 def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
@@ -52,8 +54,8 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
     An engine may load an image that lacks layers and fail only when it creates a container. So this
     creates and removes one. refs: names or ids of the image; the first that works counts.
     """
-    api = docker_of(node).api
-    with translated_errors(node.name):
+    api = docker_of(node)
+    with api.explained():
         for ref in refs:
             try:
                 made = api.create_container(
@@ -87,8 +89,9 @@ def pull(node: Node, name: str) -> ImageInfo:
 
 def needs_diff_ids(node: Node) -> bool:
     """Return whether an image archive must refer to omitted layers by diff id."""
-    with translated_errors(node.name):
-        return not docker_of(node).can.knows_compressed_layers
+    api = docker_of(node)
+    with api.explained():
+        return not api.can.knows_compressed_layers
 
 
 def load_command(node: Node) -> tuple[str, ...]:
@@ -98,18 +101,18 @@ def load_command(node: Node) -> tuple[str, ...]:
 
 def save(node: Node, name: str) -> Iterator[bytes]:
     """Yield the image archive, as from `docker save`."""
-    with translated_errors(node.name):
-        yield from docker_of(node).api.get_image(name)
+    api = docker_of(node)
+    with api.explained():
+        yield from api.get_image(name)
 
 
 def push_to(node: Node, name: str, repository: str, tag: str) -> None:
     """Tag an image as `repository:tag` and push it. `untag` removes the tag."""
-    client = docker_of(node)
-    api = client.api
+    api = docker_of(node)
     api.timeout = TRANSFER_TIMEOUT
-    with translated_errors(node.name):
-        if not client.can.pushes_without_tls:
-            raise CommandFailed(f"{client.can.product} pushes only to registries with TLS")
+    with api.explained():
+        if not api.can.pushes_without_tls:
+            raise CommandFailed(f"{api.can.product} pushes only to registries with TLS")
         api.tag(name, repository, tag)
         for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
             if "error" in message:
@@ -118,13 +121,13 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
 
 def untag(node: Node, name: str) -> None:
     """Remove one name of an image. The image remains if it has another name."""
-    with contextlib.suppress(DdpctlError), translated_errors(node.name):
-        docker_of(node).api.remove_image(name, noprune=True)
+    with contextlib.suppress(DdpctlError, RequestException):
+        docker_of(node).remove_image(name, noprune=True)
 
 
 def tags(node: Node, pattern: str) -> list[str]:
     """Return the image names that match a `reference` filter; [] if the engine does not answer."""
-    with contextlib.suppress(DdpctlError), translated_errors(node.name):
-        found = docker_of(node).api.images(filters={"reference": pattern})
+    with contextlib.suppress(DdpctlError, RequestException):
+        found = docker_of(node).images(filters={"reference": pattern})
         return [tag for image in found for tag in image.get("RepoTags") or ()]
     return []

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from ..errors import CommandFailed
 from ..logs.journal import Reader
-from ..plan.plan import LABEL, EngineTraits, NodePlan, Place, container_name
+from ..plan.plan import EngineTraits, NodePlan, Place, container_name
 from ..plan.supervisor_spec import BUNDLE, ISOLATED
 from ..run_id import is_run_id
 from ..ssh.node import Node
@@ -32,7 +32,7 @@ from ..supervisor.proc import proc_environ, proc_stat
 from . import claim_files
 from .base import Exec
 from .process_exec import LocalExec
-from .status import NodeStatus, Seen, read_status
+from .status import NodeStatus, read_status
 
 POLL = 0.1  # seconds between checks of a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to disappear after SIGKILL
@@ -47,13 +47,12 @@ class LocalProcesses:
     def __init__(self, node: Node) -> None:
         self.host = node.name
         self.runs = home_folder() / ".ddpctl" / "runs"
-        self._locks: dict[str, int] = {}  # file descriptors that keep claims alive, by name
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        labels = {k.removeprefix(f"{LABEL}."): v for k, v in node.container.labels.items()}
+        labels = dict(node.container.labels)
         (Path(node.place.control_dir) / "labels.json").write_text(json.dumps(labels))
         self._environment = {**os.environ, **node.container.env, **secrets}
-        self._publish(node.container.name, "created", node.container.labels)
+        claim_files.publish(self.host, node.container.name, "created", labels)
 
     def start(self, node: NodePlan) -> None:
         control, name = Path(node.place.control_dir), node.container.name
@@ -66,18 +65,17 @@ class LocalProcesses:
                 stderr=out,
                 env=self._environment,
                 start_new_session=True,  # the terminal's Ctrl-C must reach only the launcher
-                pass_fds=[self._locks[name]],
+                pass_fds=[claim_files.held[name]],
             )
         began = proc_stat(process.pid)[19:20] or ["gone"]
         (control / "pid").write_text(f"{process.pid} {began[0]}")
         claim_files.started(name)
-        os.close(self._locks.pop(name))
 
     def wait(self, place: Place) -> NodeStatus:
         control = Path(place.control_dir)
-        while (seen := _seen(control))["state"] == "running":
+        while (seen := _seen(control)).state == "running":
             time.sleep(POLL)
-        return NodeStatus(place.attempt, place.node_rank, self.host, str(control), **seen)
+        return seen
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         found = [
@@ -91,19 +89,11 @@ class LocalProcesses:
         return list(claim_files.claims(self.host))
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        self._publish(name, "waiting", labels)
+        claim_files.publish(self.host, name, "waiting", labels)
 
     def withdraw(self, status: NodeStatus) -> bool:
-        self._retract(status.handle)
+        claim_files.remove(status.handle)
         return True
-
-    def _publish(self, name: str, state: str, labels: Mapping[str, str]) -> None:
-        self._locks[name] = claim_files.publish(self.host, name, state, labels)
-
-    def _retract(self, name: str) -> None:
-        claim_files.remove(name)
-        if name in self._locks:
-            os.close(self._locks.pop(name))
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
@@ -112,11 +102,10 @@ class LocalProcesses:
         control = Path(status.handle)
         pid, _ = _recorded(control)
         try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            cwd = json.loads((control / "spec.json").read_bytes())["cwd"]
-            cwd = cwd or str(Path(f"/proc/{pid}/cwd").readlink())
-            env = dict(os.fsdecode(entry).split("=", 1) for entry in environ if b"=" in entry)
-            return LocalExec(command, env=env, cwd=cwd, stdin=stdin, tty=tty)
+            if not (environment := proc_environ(pid or 0)):
+                raise ProcessLookupError("its supervisor has ended")
+            cwd = json.loads(_text(control / "spec.json"))["cwd"] or f"/proc/{pid}/cwd"
+            return LocalExec(command, environment, cwd, stdin=stdin, tty=tty)
         except (OSError, ValueError, KeyError) as error:
             raise CommandFailed(
                 f"{self.host}: cannot run {command[0]} beside node {status.node_rank}: {error}; "
@@ -127,24 +116,24 @@ class LocalProcesses:
         pid, started = _recorded(Path(status.handle))
         if pid is None:  # waiting in line, or never started
             return
-        deadline = time.monotonic() + timeout
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, KILL_TIMEOUT)):
             if not _running(pid, started):
                 return
             os.kill(pid, number)
+            deadline = time.monotonic() + seconds
             while _running(pid, started) and time.monotonic() < deadline:
                 time.sleep(POLL)
-            deadline = time.monotonic() + KILL_TIMEOUT
         _kill_orphans(status.run_id, status.node_rank)
 
     def remove(self, status: NodeStatus) -> None:
         if status.state == "waiting":
-            self._retract(status.handle)
+            claim_files.remove(status.handle)
             return
         (Path(status.handle) / "labels.json").unlink(missing_ok=True)
-        self._retract(container_name(status.run_id, status.node_rank))
+        claim_files.remove(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
+        """Yield control folders of this host: hosts may share the home folder."""
         for node in sorted(self.runs.glob("*/nodes/*")):
             folder = node.parent.parent.name
             if not is_run_id(folder) or run_id not in (None, folder):
@@ -154,46 +143,43 @@ class LocalProcesses:
                 for path in node.glob("attempt-*")
                 if re.fullmatch(r"attempt-[0-9]{1,7}", path.name)
                 and (path / "labels.json").exists()
-                and _is_own(path)
+                and _text(path / "host").strip() == platform.node()
             }
             if attempts:
                 yield attempts[max(attempts)]
 
 
-def _is_own(control: Path) -> bool:
-    """Return whether a control folder belongs to this host: hosts may share the home folder."""
+def _text(path: Path) -> str:
+    """Return the file's text; "" if it cannot be read."""
     try:
-        return (control / "host").read_text().strip() == platform.node()
+        return path.read_text()
     except (OSError, ValueError):
-        return False
+        return ""
 
 
-def _seen(control: Path) -> Seen:
+def _seen(control: Path) -> NodeStatus:
     pid, started = _recorded(control)
-    exited = pid is not None and not _running(pid, started)
-    end = _end(control / "journal") if exited else None
-    return {
-        "state": "created" if pid is None else "exited" if exited else "running",
-        "exit_code": end.exit_code if end else None,
-        "started": _modified(control / "pid"),
-        "ended": _modified(control / "journal") if exited else None,
-    }
+    if pid is None:
+        return NodeStatus(state="created")
+    began = _modified(control / "pid")
+    if _running(pid, started):
+        return NodeStatus(state="running", started=began)
+    journal = control / "journal"
+    return NodeStatus(
+        state="exited", exit_code=_exit_code(journal), started=began, ended=_modified(journal)
+    )
 
 
-def _labels(control: Path) -> dict[str, object]:
+def _labels(control: Path) -> object:
     try:
-        labels = json.loads((control / "labels.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return labels if isinstance(labels, dict) else {}
+        return json.loads(_text(control / "labels.json"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _recorded(control: Path) -> tuple[int | None, str]:
     """Return process id and start time from the `pid` file; None for a malformed file."""
-    try:
-        match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", (control / "pid").read_text())
-    except (OSError, ValueError):
-        return None, ""
+    match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", _text(control / "pid"))
     return (int(match[1]), match[2]) if match else (None, "")
 
 
@@ -215,7 +201,8 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _end(journal: Path) -> End | None:
+def _exit_code(journal: Path) -> int | None:
+    """Return the exit code in the `end` event; None without one."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
@@ -224,7 +211,7 @@ def _end(journal: Path) -> End | None:
         return None
     whole = tail.partition(b"\n")[2] if len(tail) == TAIL_BYTES else tail
     ends = [record.event for record in Reader().feed(whole) if isinstance(record.event, End)]
-    return ends[-1] if ends else None
+    return ends[-1].exit_code if ends else None
 
 
 def _modified(path: Path) -> float | None:

@@ -21,13 +21,7 @@ class LocalExec:
     """Satisfies launcher.engines.base.Exec."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        stdin: bool,
-        tty: bool,
+        self, command: Sequence[str], env: Mapping[str, str], cwd: str, *, stdin: bool, tty: bool
     ) -> None:
         self._terminal: int | None
         self._terminal, inside = pty.openpty() if tty else (None, None)

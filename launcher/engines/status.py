@@ -10,8 +10,8 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..plan.plan import LABEL
 from ..run_id import RUN_ID
@@ -19,13 +19,19 @@ from ..run_id import RUN_ID
 GONE = ("exited", "cancelled", "dead", "created", "waiting")  # no process runs
 UNSTARTED = ("created", "waiting")
 LEASE = 60.0  # seconds; a launch starts or renews what it has created within this time
-LIMIT = 1_000_000  # maximum attempt and maximum number of nodes
 LATEST = 1e11  # unix seconds
 TEXT_LIMIT = 300  # characters kept of a text from a host
 STATES = frozenset(("created", "running", "paused", "restarting", "removing", "exited", "dead"))
 NEVER = "0001"  # the year of a time that means "never"
-GPUS = re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII)
-SINCE = re.compile(r"[0-9]{1,11}(\.[0-9]{1,3})?")
+POSITIVE = re.compile("[1-9][0-9]{0,5}")
+LABELS = {  # a node is skipped unless these labels match
+    "run-id": RUN_ID,
+    "attempt": POSITIVE,
+    "nnodes": POSITIVE,
+    "node-rank": re.compile("[0-9]{1,6}"),
+    "gpus": re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII),
+    "since": re.compile(r"([0-9]{1,11}(\.[0-9]{1,3})?)?"),
+}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 log = logging.getLogger("ddpctl")
 
@@ -34,12 +40,12 @@ log = logging.getLogger("ddpctl")
 class NodeStatus:
     """One node of one attempt, as its host's engine reports it."""
 
-    attempt: int
-    node_rank: int
-    host: str
-    handle: str  # container name or control folder; the argument for stop and remove
-    state: str  # waiting created running paused restarting removing exited cancelled dead unknown
-    exit_code: int | None  # None while it runs, or if unknown
+    attempt: int = 0
+    node_rank: int = 0
+    host: str = ""
+    handle: str = ""  # container name or control folder; the argument for stop and remove
+    state: str = "unknown"  # or one of STATES, waiting, cancelled
+    exit_code: int | None = None  # None while it runs, or if unknown
     run_id: str = ""  # this and the next three are "" and 0 after the node was removed
     name: str = ""  # of the run; "" if it has none
     nnodes: int = 0
@@ -82,107 +88,67 @@ class NodeStatus:
         return self.state in UNSTARTED and self.age > LEASE
 
 
-class Seen(TypedDict):
-    """The fields of a NodeStatus that come from the engine. The others come from the labels."""
-
-    state: str
-    exit_code: int | None
-    oom_killed: NotRequired[bool]
-    started: NotRequired[float | None]
-    ended: NotRequired[float | None]
-    error: NotRequired[str]
-    image: NotRequired[str]
-    container: NotRequired[str]
-    created: NotRequired[float | None]
-
-
 def read_status(
-    host: str,
-    handle: str,
-    labels: Mapping[str, object] | None,
-    seen: Seen,
-    clock: float | None = None,
+    host: str, handle: str, labels: object, seen: NodeStatus, clock: float | None = None
 ) -> NodeStatus | None:
-    """Return the node that the labels describe, or None after one warning.
+    """Return the node in `seen` with what its labels say, or None after one warning.
 
     labels: keys with or without LABEL's prefix. clock: the host's current time; None if unknown.
     """
-    created = seen.get("created")
-    bare = {key.removeprefix(f"{LABEL}."): value for key, value in (labels or {}).items()}
-    port = str(bare.get("master-port"))
-    try:
-        nnodes = _number(bare, "nnodes", 1, LIMIT)
-        gpus = _label(bare, "gpus", GPUS, "list of UUIDs", "")
-        return NodeStatus(
-            run_id=_label(bare, "run-id", RUN_ID, "run id"),
-            name=plain(bare.get("name")),
-            attempt=_number(bare, "attempt", 1, LIMIT),
-            node_rank=_number(bare, "node-rank", 0, nnodes - 1),
-            nnodes=nnodes,
-            owner=plain(bare.get("owner")),
-            host=host,
-            handle=handle,
-            master_port=port if re.fullmatch(r"[0-9]{1,5}", port) else "",
-            gpus=tuple(gpus.split(",")) if gpus else (),
-            since=float(_label(bare, "since", SINCE, "time", "0")),
-            age=clock - created if clock and created else 0.0,
-            **seen,
-        )
-    except ValueError as error:
+    bare = {key.removeprefix(f"{LABEL}."): value for key, value in mapping(labels).items()}
+    text = {key: str(bare.get(key) or "") for key in LABELS}
+    odd = [key for key, form in LABELS.items() if not form.fullmatch(text[key])]
+    if not odd and int(text["node-rank"]) >= int(text["nnodes"]):
+        odd = ["node-rank"]
+    if odd:
         _warn_once(
             f"ddpctl: warning: {host}: skipped {plain(handle)}, which has labels that ddpctl does not "
-            f"write: {error}; remove it there if it is not in use"
+            f"write: {odd[0]} {plain(text[odd[0]])!r}; remove it there if it is not in use"
         )
         return None
+    port = str(bare.get("master-port"))
+    return replace(
+        seen,
+        run_id=text["run-id"],
+        name=plain(bare.get("name")),
+        attempt=int(text["attempt"]),
+        node_rank=int(text["node-rank"]),
+        nnodes=int(text["nnodes"]),
+        owner=plain(bare.get("owner")),
+        host=host,
+        handle=handle,
+        master_port=port if re.fullmatch(r"[0-9]{1,5}", port) else "",
+        gpus=tuple(text["gpus"].split(",")) if text["gpus"] else (),
+        since=float(text["since"] or 0),
+        age=clock - seen.created if clock and seen.created else 0.0,
+    )
 
 
-def _label(
-    labels: Mapping[str, object], key: str, form: re.Pattern[str], what: str, absent: str = ""
-) -> str:
-    """Return the text of a label. Raises ValueError if it does not have this form."""
-    text = labels.get(key) or absent
-    if not isinstance(text, str) or not form.fullmatch(text):
-        raise ValueError(f"{key} {plain(text)!r} is not a {what}")
-    return text
-
-
-def _number(labels: Mapping[str, object], key: str, least: int, most: int) -> int:
-    number = int(_label(labels, key, re.compile("[0-9]{1,7}"), "number"))
-    if not least <= number <= most:
-        raise ValueError(f"{key} {number} is not between {least} and {most}")
-    return number
-
-
-def inspected(answer: Mapping[str, Any]) -> Seen:
+def inspected(answer: Mapping[str, Any]) -> NodeStatus:
     """Return a container's state from the Engine API's `inspect`. Checks all types."""
     state = mapping(answer.get("State"))
     status = _state(state.get("Status"))
     ended = status in ("exited", "dead")
     # After a reboot, Podman reports exit code 0 and no end time for containers that were running.
     code = None if str(state.get("FinishedAt")).startswith(NEVER) else state.get("ExitCode")
-    return {
-        "state": status,
-        "exit_code": code if ended and isinstance(code, int) else None,
-        "oom_killed": state.get("OOMKilled") is True,
-        "started": unix(state.get("StartedAt")),
-        "ended": unix(state.get("FinishedAt")) if ended else None,
-        "error": plain(state.get("Error")),
-        "image": plain(mapping(answer.get("Config")).get("Image")),
-        "container": plain(answer.get("Id")),
-        "created": unix(answer.get("Created")),
-    }
+    return NodeStatus(
+        state=status,
+        exit_code=code if ended and isinstance(code, int) else None,
+        oom_killed=state.get("OOMKilled") is True,
+        created=unix(answer.get("Created")),
+        started=unix(state.get("StartedAt")),
+        ended=unix(state.get("FinishedAt")) if ended else None,
+        error=plain(state.get("Error")),
+        image=plain(mapping(answer.get("Config")).get("Image")),
+        container=plain(answer.get("Id")),
+    )
 
 
-def seen_in_list(row: Mapping[str, Any]) -> Seen:
+def seen_in_list(row: Mapping[str, Any]) -> NodeStatus:
     """Return a container's state from the Engine API's list, which has fewer fields than `inspect`."""
     created = row.get("Created")
     moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
-    return {
-        "state": _state(row.get("State")),
-        "exit_code": None,
-        "started": moment,
-        "created": moment,
-    }
+    return NodeStatus(state=_state(row.get("State")), created=moment, started=moment)
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from . import network
 from .network import Interface, Route
@@ -46,7 +48,6 @@ class Details:
     resolved: str | None = None  # the IP address that the host's own name resolves to
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
-    tools: frozenset[str] = frozenset()
     firewalls: tuple[str, ...] = ()
     holder: Holder | None = None
     kernel_driver: str | None = None  # version of the loaded NVIDIA module
@@ -65,48 +66,46 @@ class Details:
         return next((i for i in self.interfaces if i.name == name), None)
 
     def gateway_to(self, ip: str) -> str | None:
-        """Return the gateway on the route to `ip`; None if there is none."""
-        return network.gateway_to(ip, self.routes)
+        """Return the gateway on the route to `ip`; None without a gateway or a route."""
+        route = next((route for route in self.routes if ip_address(ip) in route.network), None)
+        return (route.gateway or None) if route else None
 
 
-def details(sections: Mapping[str, Sequence[str]]) -> Details:
+def details(sections: defaultdict[str, list[str]]) -> Details:
     """Parse the sections of the script's output. Unreadable values keep their defaults."""
 
-    def lines(name: str) -> Sequence[str]:
-        return sections.get(name, ())
-
     def first(name: str) -> str:
-        return next(iter(lines(name)), "")
+        return next(iter(sections[name]), "")
 
-    def commands(name: str) -> list[str]:
-        return [line.rsplit("/", 1)[-1] for line in lines(name)]
+    def names(section: str) -> tuple[str, ...]:
+        return tuple(path.rsplit("/", 1)[-1] for path in sections[section])
 
-    memory = dict(re.findall(r"(\w+):\s+([0-9]{1,15})", "\n".join(lines("memory"))))
-    writable = lines("writable")
+    memory = dict(re.findall(r"(\w+):\s+([0-9]{1,15})", "\n".join(sections["memory"])))
     driver = re.search(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)", first("driver"))
     return Details(
-        disks=tuple(_disks(lines("disk"))),
+        disks=tuple(_disks(sections["disk"])),
         memory_kib=int(memory.get("MemTotal", 0)),
         memory_available_kib=int(memory.get("MemAvailable", 0)),
         memlock=first("memlock") or "unlimited",
-        interfaces=network.interfaces(lines("interfaces")),
+        interfaces=network.interfaces(sections["interfaces"]),
         network=f"{boot} {first('network')}" if (boot := first("boot")) else "",
-        routes=network.routes(lines("net")),
-        infiniband_devices=tuple(lines("ibdevices")),
+        routes=network.routes(sections["net"]),
+        infiniband_devices=names("infiniband"),
         resolved=first("resolved").partition(" ")[0].strip() or None,
-        missing=tuple(lines("missing")),
-        home_error="" if "yes" in writable else first("writable") or "permission denied",
-        tools=frozenset(commands("tools")),
-        firewalls=tuple(lines("firewall")),
+        missing=tuple(sections["missing"]),
+        home_error=""
+        if "yes" in sections["writable"]
+        else first("writable") or "permission denied",
+        firewalls=tuple(sections["firewall"]),
         holder=_holder(first("holder")),
         kernel_driver=driver[1] if driver else None,
-        nvswitches=len(lines("nvswitch")),
-        fabric_manager=bool(lines("fabricmanager")),
-        toolkit=tuple(commands("toolkit")),
-        cdi=bool(lines("cdi")),
-        subuids=bool(lines("subuids")),
-        lingers=not lines("logout"),
-        nvidia=parse_nvidia("\n".join(lines("nvidia")), lines("gpuowners"), lines("xid")),
+        nvswitches=len(sections["nvswitch"]),
+        fabric_manager=bool(sections["fabricmanager"]),
+        toolkit=names("toolkit"),
+        cdi=bool(sections["cdi"]),
+        subuids=bool(sections["subuids"]),
+        lingers=not sections["logout"],
+        nvidia=parse_nvidia("\n".join(sections["nvidia"]), sections["gpuowners"], sections["xid"]),
     )
 
 

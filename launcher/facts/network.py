@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 _HEX = re.compile(r"[0-9A-F]{8}")
 
@@ -56,35 +57,24 @@ def routes(lines: Sequence[str]) -> tuple[Route, ...]:
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
     """Return the host's own addresses with interfaces. lines: /proc/net/route, fib_trie, if_inet6."""
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
-    found = []
-    for ip in dict.fromkeys(_local_ipv4(lines)):
-        if ip.is_loopback:
-            found.append(Address(str(ip), "lo"))
-        elif route := next((route for route in attached if ip in route.network), None):
-            found.append(Address(str(ip), route.interface, str(route.network)))
-    return (*found, *_own_ipv6(lines))
-
-
-def _local_ipv4(lines: Sequence[str]) -> Iterator[IPv4Address]:
-    """Yield the host's own addresses: `|-- IP` followed by `/32 host LOCAL` in /proc/net/fib_trie."""
-    ip = ""
+    ip, v4, v6 = "", [], []
     for line in lines:
         if match := re.search(r"\|-- ([0-9.]+)", line):
             ip = match[1]
-        elif "/32 host LOCAL" in line:
-            try:
-                yield IPv4Address(ip)
-            except ValueError:
-                continue
-
-
-def _own_ipv6(lines: Sequence[str]) -> Iterator[Address]:
-    """Parse rows of /proc/net/if_inet6, such as "fd00...02 02 40 00 80 eth0"."""
-    for line in lines:
-        if match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
+        elif "/32 host LOCAL" in line:  # follows its address in fib_trie
+            with contextlib.suppress(ValueError):
+                v4.append(IPv4Address(ip))
+        elif match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
             address = IPv6Address(int(match[1], 16))
             if not address.is_link_local:
-                yield Address(str(address), match[3])
+                v6.append(Address(str(address), match[3]))
+    found = []
+    for own in dict.fromkeys(v4):
+        if own.is_loopback:
+            found.append(Address(str(own), "lo"))
+        elif route := next((route for route in attached if own in route.network), None):
+            found.append(Address(str(own), route.interface, str(route.network)))
+    return (*found, *v6)
 
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
@@ -96,10 +86,3 @@ def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
             mbits = int(speed) if re.fullmatch("[0-9]{1,9}", speed) else 0
             found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
     return tuple(found)
-
-
-def gateway_to(ip: str, table: Sequence[Route]) -> str | None:
-    """Return the gateway on the route to `ip`; None without a gateway or a route."""
-    there = ip_address(ip)
-    route = next((route for route in table if there in route.network), None)
-    return route.gateway or None if route else None

@@ -1,4 +1,4 @@
-"""The fields of `nvidia-smi -q -x` that matter for a launch."""
+"""What nvidia-smi says of a host's GPUs: their state for `check`, their use for `ps`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ _SLOWED = tuple(
     for name in ("event", "throttle")
     for reason in ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 )
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
 _OWNER = re.compile(
     r"([0-9]{1,9})\t(\S{0,40})\t([0-9a-f]{64}|)\t(\S{0,64})\t([0-9]{1,11}|)\t(.{0,60})"
 )
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
+_SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # [N/A] on a GPU that shares the CPU's memory
+_GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")
+_APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
 
 # Prints user, container id, run id, start (unix seconds) and name of processes by pid, where known.
 OWNERS = r"""
@@ -42,6 +45,18 @@ for pid; do
 done 2>/dev/null
 }
 """
+# Prints a row per GPU, a row per program on one, and the owners of these programs.
+USE = (
+    OWNERS
+    + r"""
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
+ask() { timeout 20 nvidia-smi "$@" --format=csv,noheader,nounits 2>/dev/null; }
+ask --query-gpu=index,uuid,utilization.gpu,memory.used,memory.total,name | sed 's/^/gpu, /'
+apps=$(ask --query-compute-apps=gpu_uuid,pid,used_memory)
+printf '%s\n' "$apps" | sed 's/^/app, /'
+owners $(printf '%s\n' "$apps" | cut -d , -f 2)
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ class Process:
     """
 
     pid: int
-    mib: int
+    mib: int = 0
     name: str = ""
     user: str = ""
     container: str = ""
@@ -69,14 +84,9 @@ class GpuState:
     repair_pending: bool = False  # the next reset replaces faulty memory
     repair_failed: bool = False
     slowed: bool = False  # throttled by temperature or power
-    lanes: tuple[int, int] = (0, 0)  # PCIe lanes in use, and the maximum; 0 if not reported
+    narrow: bool = False  # uses fewer PCIe lanes than it could
     pci: str = ""  # domain:bus:device
     processes: tuple[Process, ...] = ()
-
-    @property
-    def narrow(self) -> bool:
-        """Whether the GPU uses fewer PCIe lanes than it could."""
-        return self.lanes[0] < self.lanes[1]
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,19 @@ class Nvidia:
     cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     gpus: tuple[GpuState, ...] = ()
     xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each error since boot
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """use: percent. used, total: MiB. None if the driver does not report the value."""
+
+    index: int
+    uuid: str
+    name: str
+    use: int | None
+    used: int | None
+    total: int | None
+    processes: tuple[Process, ...] = ()
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
@@ -97,23 +120,38 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
         return Nvidia(xids=xids)
-    known = owners_of(owners)
-    gpus = tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.iter("gpu")))
+    known = _owners(owners)
     cuda = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", _text(log, "cuda_version"))
     return Nvidia(
         driver=_text(log, "driver_version") or None,
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
-        gpus=gpus,
+        gpus=tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.iter("gpu"))),
         xids=xids,
     )
 
 
-def owners_of(lines: Iterable[str]) -> dict[str, Process]:
+def parse_use(text: str) -> tuple[GpuUse, ...]:
+    """Parse USE's output. Skips malformed rows."""
+    lines = [printable(line) for line in text.split("\n")]
+    owners = _owners(lines)
+    processes: dict[str, list[Process]] = {}
+    for app in filter(None, map(_APP.fullmatch, lines)):
+        process = owners.get(app[2], Process(int(app[2])))
+        process = dataclasses.replace(process, mib=_number(app[3]))
+        processes.setdefault(app[1], []).append(process)
+    found = []
+    for row in filter(None, map(_GPU.fullmatch, lines)):
+        use, used, total = (int(n) if n.isdecimal() else None for n in row.group(3, 4, 5))
+        theirs = tuple(processes.get(row[2], ()))
+        found.append(GpuUse(int(row[1]), row[2], row[6], use, used, total, theirs))
+    return tuple(found)
+
+
+def _owners(lines: Iterable[str]) -> dict[str, Process]:
     """Return the processes in OWNERS' output by pid, without their memory."""
     return {
         row[1]: Process(
             int(row[1]),
-            0,
             name=row[6],
             user=row[2],
             container=row[3],
@@ -126,19 +164,28 @@ def owners_of(lines: Iterable[str]) -> dict[str, Process]:
 
 
 def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) -> GpuState:
+    def any_is(word: str, *paths: str) -> bool:
+        return any(_text(gpu, path) == word for path in paths)
+
+    def lanes(name: str) -> int:
+        return _number(_text(gpu, f"pci/pci_gpu_link_info/link_widths/{name}_link_width"))
+
+    errors = gpu.iterfind("ecc_errors/volatile/*")
+    counts = [_number(_text(each, ".")) for each in errors if "uncorrectable" in each.tag]
+    before_ampere = _number(_text(gpu, "ecc_errors/volatile/double_bit/total"))
     return GpuState(
         index=index,
         ecc=_text(gpu, "ecc_mode/current_ecc"),
         mig=_text(gpu, "mig_mode/current_mig"),
-        uncorrectable=_uncorrectable(gpu),
-        repair_pending=_is(gpu, "Yes", *_REPAIR_PENDING),
-        repair_failed=_is(gpu, "Yes", "remapped_rows/remapped_row_failure"),
-        slowed=_is(gpu, "Active", *_SLOWED),
-        lanes=_lanes(gpu),
+        uncorrectable=before_ampere + sum(counts),
+        repair_pending=any_is("Yes", *_REPAIR_PENDING),
+        repair_failed=any_is("Yes", "remapped_rows/remapped_row_failure"),
+        slowed=any_is("Active", *_SLOWED),
+        narrow=0 < lanes("current") < lanes("max"),
         pci=_pci(gpu.get("id", "")),
         processes=tuple(
             dataclasses.replace(
-                owners.get(pid := _text(process, "pid"), Process(_number(pid), 0)),
+                owners.get(pid := _text(process, "pid"), Process(_number(pid))),
                 mib=_number(_text(process, "used_memory")),
                 name=_text(process, "process_name").rsplit("/", 1)[-1],
             )
@@ -154,27 +201,6 @@ def _pci(text: str) -> str:
     return match[1] if match else ""
 
 
-def _is(gpu: ElementTree.Element, word: str, *paths: str) -> bool:
-    return any(_text(gpu, path) == word for path in paths)
-
-
-def _uncorrectable(gpu: ElementTree.Element) -> int:
-    """Count uncorrectable ECC errors, called double-bit errors before Ampere."""
-    counts = [_number(_text(gpu, "ecc_errors/volatile/double_bit/total"))]
-    for counter in gpu.iterfind("ecc_errors/volatile/*"):
-        if "uncorrectable" in counter.tag:
-            counts.append(_number((counter.text or "").strip()))
-    return sum(counts)
-
-
-def _lanes(gpu: ElementTree.Element) -> tuple[int, int]:
-    current, most = (
-        _number(_text(gpu, f"pci/pci_gpu_link_info/link_widths/{name}_link_width"))
-        for name in ("current", "max")
-    )
-    return (current, most) if current and most else (0, 0)
-
-
 def _text(node: ElementTree.Element, path: str) -> str:
     return (node.findtext(path) or "").strip()
 
@@ -182,3 +208,10 @@ def _text(node: ElementTree.Element, path: str) -> str:
 def _number(text: str) -> int:
     match = re.match(r"[0-9]{1,12}", text)
     return int(match[0]) if match else 0
+
+
+def printable(line: str) -> str:
+    """Replace the control characters in a line from a host."""
+    if line.replace("\t", "").isprintable():
+        return line
+    return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-# Prints a row per port, then a row per GID that is an IPv4 address: index, address, interface, type
+# Prints a row per port, then a row per GID that is an IPv4 address: index, address, type
 SCRIPT = r"""
 rdma() {
 for p in /sys/class/infiniband/*/ports/*; do
@@ -17,12 +17,12 @@ for p in /sys/class/infiniband/*/ports/*; do
   d=${p%/ports/*}
   printf 'port\t%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "${p##*/}" "$state" "$layer" "$rate"
   for g in "$p"/gids/*; do
-    gid='' ndev='' type=''
+    gid='' type=''
     { read -r gid < "$g"; } 2>/dev/null
     case $gid in 0000:0000:0000:0000:0000:ffff:*) ;; *) continue ;; esac
     i=${g##*/}
-    { read -r ndev < "$p/gid_attrs/ndevs/$i"; read -r type < "$p/gid_attrs/types/$i"; } 2>/dev/null
-    printf 'gid\t%s\t%s\t%s\t%s\n' "$i" "${gid#0000:0000:0000:0000:0000:ffff:}" "$ndev" "$type"
+    { read -r type < "$p/gid_attrs/types/$i"; } 2>/dev/null
+    printf 'gid\t%s\t%s\t%s\n' "$i" "${gid#0000:0000:0000:0000:0000:ffff:}" "$type"
   done
 done
 }
@@ -30,7 +30,7 @@ done
 _PORT = re.compile(
     r"port\t([\w.-]{1,64})\t([0-9]{1,3})\t(?:[0-9]: )?(\w{1,20})\t(\w{1,20})(?:\t([0-9]{1,6})\S* Gb.*)?"
 )
-_GID = re.compile(r"gid\t([0-9]{1,4})\t([0-9a-f]{4}):([0-9a-f]{4})\t(\S{0,15})\t([\w/ .]{0,20})")
+_GID = re.compile(r"gid\t([0-9]{1,4})\t([0-9a-f]{4}):([0-9a-f]{4})\t([\w/ .]{0,20})")
 MOST_ROWS = 4096
 NAMES = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})
 
@@ -39,7 +39,6 @@ NAMES = frozenset({"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"})
 class Gid:
     index: int
     ip: str
-    interface: str
     type: str  # RoCE v2, or IB/RoCE v1
 
     @property
@@ -78,7 +77,7 @@ def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
                 ports.append((RdmaPort(name, match[3], ethernet, int(match[5] or 0)), gids))
         elif match := _GID.fullmatch(line):
             ip = str(IPv4Address(int(match[2] + match[3], 16)))
-            gids.append(Gid(int(match[1]), ip, match[4], match[5]))
+            gids.append(Gid(int(match[1]), ip, match[4]))
     return tuple(dataclasses.replace(port, gids=tuple(gids)) for port, gids in ports)
 
 
@@ -90,15 +89,13 @@ def nccl_settings(ports: Sequence[RdmaPort], ip: str) -> Mapping[str, str]:
     index.
     """
     up = [port for port in ports if port.is_up]
-    own = next((p for p in up if p.is_ethernet and (g := p.gid_of(ip)) and g.is_roce_v2), None)
-    gid = own.gid_of(ip) if own else None
-    if own is None or gid is None:
+    v2 = {port: [gid.index for gid in port.gids if gid.is_roce_v2] for port in up}
+    gids = ((port, port.gid_of(ip)) for port in up if port.is_ethernet)
+    own, index = next(((port, g.index) for port, g in gids if g and g.is_roce_v2), (None, 0))
+    others = [port for port in up if index not in v2[port]]
+    if own is None or not all(port.is_ethernet for port in up):
         return {}
-    v2 = {port.name: [g.index for g in port.gids if g.is_roce_v2] for port in up}
-    for port in up:
-        if not port.is_ethernet or (
-            gid.index not in v2[port.name] and (v2[port.name] or port.gbits > own.gbits)
-        ):
-            return {}
-    names = ",".join(port.name for port in up if gid.index in v2[port.name])
-    return {"NCCL_IB_HCA": f"={names}", "NCCL_IB_GID_INDEX": str(gid.index)}
+    if any(v2[port] or port.gbits > own.gbits for port in others):
+        return {}
+    names = ",".join(port.name for port in up if index in v2[port])
+    return {"NCCL_IB_HCA": f"={names}", "NCCL_IB_GID_INDEX": str(index)}

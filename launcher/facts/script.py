@@ -7,23 +7,24 @@ does as much as possible itself, because processes are what costs a small host m
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from . import network, rdma
 from .gpus import AMD, Gpu, amd_gpus, group_ids, nvidia_gpus
 from .hardware import Details, details
 from .network import Address
-from .nvidia import OWNERS
+from .nvidia import OWNERS, printable
 from .rdma import RdmaPort
 
 SCRIPT = (
-    r"""
+    AMD
+    + rdma.SCRIPT
+    + OWNERS
+    + r"""
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 s() { printf '\n@@%s\n' "$1"; }
-%AMD%
-%RDMA%
-%OWNERS%
 check() {
 root=$1; port=$2; shift 2
 s writable
@@ -48,9 +49,7 @@ for d in /sys/class/net/*; do
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
 s network; readlink /proc/self/ns/net
-s ibdevices; [ -d /dev/infiniband ] && ls /dev/infiniband
 s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
-s tools; for c in bash python3 perl tar docker ss; do command -v "$c"; done 2>/dev/null
 s subuids; { grep "^$(id -un):" /etc/subuid || getsubids "$(id -un)"; } 2>/dev/null
 s logout
 [ -d /run/systemd/system ] && [ ! -e "/var/lib/systemd/linger/$(id -un)" ] && echo "ends all"
@@ -118,9 +117,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 s end; date +%s.%N
-""".replace("%AMD%", AMD.strip())
-    .replace("%RDMA%", rdma.SCRIPT.strip())
-    .replace("%OWNERS%", OWNERS.strip())
+"""
 )
 """Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 
@@ -184,25 +181,40 @@ class Facts:
 
 def parse(text: str) -> Facts:
     """Parse the script's output. Raises ValueError for any other text."""
-    sections = _sections(text)
+    sections: defaultdict[str, list[str]] = defaultdict(list)
+    lines: list[str] = []  # of one section
+    for line in filter(str.strip, text.split("\n")):
+        if line.startswith("@@"):
+            lines = sections[line[2:].strip()]
+        else:
+            lines.append(printable(line.rstrip()))
     if "end" not in sections:
         raise ValueError("the script did not finish")
 
     def first(name: str) -> str:
-        return next((line.strip().replace("\t", "?") for line in sections.get(name, [])), "")
+        return next((line.strip().replace("\t", "?") for line in sections[name]), "")
 
-    uid, user, gid = _identity(first("user"))
+    def clock(name: str) -> float:  # of `date +%s.%N`; busybox prints %N literally
+        match = re.match(r"[0-9]{1,12}(\.[0-9]{1,9})?", first(name))
+        return float(match[0]) if match else 0.0
+
+    # such as "uid=7(ann) gid=8(staff) groups=..."; a uid may lack a name
+    identity = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", first("user"))
+    if not identity:
+        raise ValueError(f"`id` printed {first('user')!r}")
     system, hostname, *release = first("system").split() or ["", ""]
     ssh = first("ssh").split()
-    gpus, gpu_error = nvidia_gpus(sections.get("gpus", []))
+    gpus, gpu_error = nvidia_gpus(sections["gpus"])
     if not gpus and not gpu_error:
-        gpus = amd_gpus(sections.get("amd", []))
-    started, ended = _clock(first("clock")), _clock(first("end"))
+        gpus = amd_gpus(sections["amd"])
+    # rows of /proc/net/tcp with ports in hex: "  0: 00000000:1F90 00000000:0000 0A ..."
+    ports = (re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", row) for row in sections["listening"])
+    started, ended = clock("clock"), clock("end")
     cores = first("cores")
     return Facts(
-        user=user,
-        uid=uid,
-        gid=gid,
+        user=identity[2] or "",
+        uid=int(identity[1]),
+        gid=int(identity[3]),
         home=first("home"),
         hostname=hostname,
         kernel=" ".join([system, *release]),
@@ -210,54 +222,15 @@ def parse(text: str) -> Facts:
         clock=(started + ended) / 2,
         ssh_server_ip=ssh[2] if len(ssh) == 4 else None,
         ssh_client_ip=ssh[0] if len(ssh) == 4 else None,
-        addresses=network.addresses(sections.get("net", [])),
-        listening=frozenset(_ports(sections.get("listening", []))),
-        infiniband=bool(sections.get("infiniband")),
+        addresses=network.addresses(sections["net"]),
+        listening=frozenset(int(port[1], 16) for port in ports if port),
+        infiniband=bool(sections["infiniband"]),
         gpus=gpus,
         gpu_error=gpu_error,
-        rdma_ports=rdma.rdma_ports(sections.get("rdma", [])),
-        gpu_groups=group_ids(sections.get("gpugroups", [])),
+        rdma_ports=rdma.rdma_ports(sections["rdma"]),
+        gpu_groups=group_ids(sections["gpugroups"]),
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
         resolved=folder if (folder := first("folder")).startswith("/") else "",
     )
-
-
-def _sections(text: str) -> dict[str, list[str]]:
-    """Return the lines under each `@@name`, without empty lines. Control characters become `?`."""
-    found: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in text.split("\n"):
-        if line.startswith("@@"):
-            lines = found.setdefault(line[2:].strip(), [])
-        elif line.strip():
-            lines.append(printable(line.rstrip()))
-    return found
-
-
-def printable(line: str) -> str:
-    if line.replace("\t", "").isprintable():
-        return line
-    return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)
-
-
-def _identity(text: str) -> tuple[int, str, int]:
-    """Parse uid, name and gid from `id`: "uid=7(ann) gid=8(staff) groups=...". A uid may lack a name."""
-    match = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", text)
-    if not match:
-        raise ValueError(f"`id` printed {text!r}")
-    return int(match[1]), match[2] or "", int(match[3])
-
-
-def _clock(text: str) -> float:
-    """Parse the seconds of `date +%s.%N`; busybox prints %N literally."""
-    match = re.match(r"[0-9]{1,12}(\.[0-9]{1,9})?", text)
-    return float(match[0]) if match else 0.0
-
-
-def _ports(lines: Sequence[str]) -> Iterator[int]:
-    """Parse ports (hex) from rows of /proc/net/tcp: "  0: 00000000:1F90 00000000:0000 0A ..."."""
-    for line in lines:
-        if match := re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", line):
-            yield int(match[1], 16)

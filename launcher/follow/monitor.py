@@ -18,10 +18,9 @@ from typing import NamedTuple
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.attempt import RunningAttempt
 from ..logs.events import Unreadable
-from ..logs.journal import Record
 from ..logs.store import LogStore, Mark, offset_in
 from ..supervisor.events import End, Event, Usage
-from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Exited, Item, NodeWatcher
+from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Item, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
@@ -65,15 +64,16 @@ class NodeOutcome(NodeEvidence):
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
-    end_received: float = 0.0  # time.monotonic()
+    consumed: int = 0  # bytes of the journal; 0 until the known events have arrived
     exited: bool = False  # according to the engine
-    lost_since: float | None = None  # time.monotonic() when contact was lost
+    size: int = 0  # bytes of the journal once the container has ended
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
-
-    def add_lines(self, record: Record) -> None:
-        newest = record.lines[-TAIL_LINES:]
-        self.tail.extend(Line(record.time, record.rank, text) for text in newest)
+    # by time.monotonic()
+    reported_at: float = 0.0  # the last report of the node's watcher
+    end_received: float = 0.0
+    probed_at: float = 0.0
+    lost_since: float | None = None  # None: in contact
 
     @property
     def succeeded(self) -> bool:
@@ -110,12 +110,7 @@ class Monitor:
             NodeWatcher(member, offset_in(known, member.place), self._put, self._closed)
             for member in attempt.members
         ]
-        # journal bytes read, by node rank; 0 until the known events have arrived
-        self._consumed = dict.fromkeys(self.outcomes, 0)
         self._caught_up = False  # the queue was empty: what is missing now has not arrived
-        self._sizes: dict[int, int] = {}  # bytes of the journals whose containers have ended
-        self._reported: dict[int, float] = {}  # time.monotonic() of each node's last report
-        self._probed: dict[int, float] = {}  # time.monotonic() of the last probe
         self._changes: dict[str, ContactChange] = {}  # not yet reported, by host
         self._changed = 0.0  # time.monotonic() of the first unreported change
 
@@ -159,40 +154,35 @@ class Monitor:
             except queue.Empty:
                 self._caught_up = True
                 return
-            yield from self._take(item)
             wait = 0.0
-
-    def _take(self, item: Item) -> Iterator[Seen]:
-        self._reported[item.node_rank] = time.monotonic()
-        if isinstance(item, Batch):
-            yield from self._take_batch(item)
-        elif isinstance(item, Exited):
             outcome = self.outcomes[item.node_rank]
-            outcome.exited, outcome.oom_killed = True, item.status.oom_killed
-            if outcome.end is None:
-                outcome.exit_code = item.status.exit_code
-            self._sizes[item.node_rank] = item.size
-        else:
-            yield from self._take_contact(item)
+            outcome.reported_at = time.monotonic()
+            if isinstance(item, Batch):
+                yield from self._take_batch(outcome, item)
+            elif isinstance(item, Contact):
+                yield from self._take_contact(outcome, item)
+            else:
+                outcome.exited, outcome.size = True, item.size
+                outcome.oom_killed = item.status.oom_killed
+                if outcome.end is None:
+                    outcome.exit_code = item.status.exit_code
 
-    def _take_batch(self, batch: Batch) -> Iterator[Lines | str]:
-        outcome = self.outcomes[batch.node_rank]
+    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Lines | str]:
+        outcome.consumed = batch.consumed
         for record in batch.records:
-            if record.event is None:
-                outcome.add_lines(record)
-                continue
-            if isinstance(record.event, Unreadable):
-                if record.event.known and not outcome.unreadable:
-                    outcome.unreadable = True
-                    yield f"{outcome.host}: skipping unreadable events in its journal"
-                continue
-            if isinstance(record.event, Usage):  # one every few seconds, as long as the run lasts
-                outcome.usage = record.event
-                continue
-            outcome.events.append((record.time, record.event))
-            if isinstance(record.event, End):
-                outcome.exit_code, outcome.end_received = record.event.exit_code, time.monotonic()
-        self._consumed[batch.node_rank] = batch.consumed
+            event = record.event
+            if event is None:
+                newest = record.lines[-TAIL_LINES:]
+                outcome.tail.extend(Line(record.time, record.rank, text) for text in newest)
+            elif isinstance(event, Usage):  # one every few seconds, as long as the run lasts
+                outcome.usage = event
+            elif not isinstance(event, Unreadable):
+                outcome.events.append((record.time, event))
+                if isinstance(event, End):
+                    outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
+            elif event.known and not outcome.unreadable:
+                outcome.unreadable = True
+                yield f"{outcome.host}: skipping unreadable events in its journal"
         text = None
         if self.store and batch.records:
             try:
@@ -207,12 +197,13 @@ class Monitor:
         if text:
             yield Lines(batch.node_rank, text)
 
-    def _take_contact(self, item: Contact) -> Iterator[list[ContactChange]]:
-        outcome = self.outcomes[item.node_rank]
+    def _take_contact(self, outcome: NodeOutcome, item: Contact) -> Iterator[list[ContactChange]]:
         was_lost = outcome.lost_since is not None
         if item.lost is None:
             outcome.lost_since = outcome.unseen = None
-            text = f"{outcome.host}: contact restored" if was_lost else ""
+            if not was_lost:
+                return
+            text = f"{outcome.host}: contact restored"
         elif item.gone and outcome.end is not None:
             return  # the end of the node arrived during the probe
         elif was_lost and not item.gone:
@@ -220,18 +211,15 @@ class Monitor:
         else:
             outcome.gone, outcome.unseen = item.gone, item.lost
             outcome.lost_since = outcome.lost_since or time.monotonic()
-            then = (
-                "not waiting for it: another node has failed"
-                if item.gone
-                else "the run goes on, still trying to reach it"
-            )
+            then = "the run goes on, still trying to reach it"
+            if item.gone:
+                then = "not waiting for it: another node has failed"
             text = f"lost contact with {item.lost}; {then}"
-        if text:
-            if outcome.host in self._changes:
-                yield from self._take_changes()
-            self._changed = self._changed if self._changes else time.monotonic()
-            change = ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
-            self._changes[outcome.host] = change
+        if outcome.host in self._changes:
+            yield from self._take_changes()
+        self._changed = self._changed if self._changes else time.monotonic()
+        change = ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
+        self._changes[outcome.host] = change
 
     def _take_changes(self) -> Iterator[list[ContactChange]]:
         if self._changes:
@@ -250,15 +238,15 @@ class Monitor:
 
     def _conclude(self) -> Iterator[NodeOutcome]:
         now = time.monotonic()
-        ended = [o for o in self._waiting() if self._has_ended(o, now)]
-        for outcome in ended:
-            outcome.done = True
-            yield outcome
+        yield from self._finish([o for o in self._waiting() if self._has_ended(o, now)])
         self._probe_remaining_nodes(now)
         if self._remaining_nodes_are_lost(now):
-            for outcome in self._waiting():
-                outcome.done = True
-                yield outcome
+            yield from self._finish(self._waiting())
+
+    def _finish(self, outcomes: list[NodeOutcome]) -> Iterator[NodeOutcome]:
+        for outcome in outcomes:
+            outcome.done = True
+            yield outcome
 
     def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
         if outcome.gone:
@@ -266,10 +254,8 @@ class Monitor:
         if outcome.end is not None:  # sufficient if the engine no longer answers
             silent = now - outcome.end_received > ENGINE_TIMEOUT
             return outcome.exited or (silent and self._caught_up)
-        if not outcome.exited:
-            return False
-        late = now - self._reported[outcome.node_rank] > DRAIN_TIMEOUT and self._caught_up
-        return late or self._consumed[outcome.node_rank] >= self._sizes[outcome.node_rank]
+        late = now - outcome.reported_at > DRAIN_TIMEOUT and self._caught_up
+        return outcome.exited and (late or outcome.consumed >= outcome.size)
 
     def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.
@@ -284,10 +270,8 @@ class Monitor:
         lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "peer-lost"}
         if all(outcome.node_rank in lost_by_peers for outcome in waiting):
             return now - max(outcome.end_received for outcome in ended) > ENGINE_TIMEOUT
-        silent = [o.lost_since for o in waiting if o.lost_since is not None]
-        if len(silent) < len(waiting) or not any(outcome.failed for outcome in ended):
-            return False
-        return now - max(silent) > SILENCE_TIMEOUT
+        silent = [now if o.lost_since is None else o.lost_since for o in waiting]
+        return any(o.failed for o in ended) and now - max(silent) > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self, now: float) -> None:
         """Probe the nodes that still seem to run a while after another node failed.
@@ -295,17 +279,12 @@ class Monitor:
         After a failure all nodes end within seconds. One that does not may have lost power, and SSH
         alone takes much longer to notice.
         """
-        failures = [
-            o.end_received
-            for o in self.outcomes.values()
-            if o.failed or (o.end is not None and not o.succeeded)
-        ]
-        if not failures or now - min(failures) < PROBE_DELAY:
+        ended = [o for o in self.outcomes.values() if (o.done or o.end) and not o.succeeded]
+        if now - min((o.end_received for o in ended), default=now) < PROBE_DELAY:
             return
         for watcher in self._watchers:
             outcome = self.outcomes[watcher.rank]
-            if outcome.done or outcome.end is not None or outcome.gone:
-                continue
-            if now - self._probed.get(watcher.rank, 0.0) >= PROBE_TIMEOUT:
-                self._probed[watcher.rank] = now
+            seems_to_run = not (outcome.done or outcome.gone or outcome.end)
+            if seems_to_run and now - outcome.probed_at >= PROBE_TIMEOUT:
+                outcome.probed_at = now
                 watcher.probe()

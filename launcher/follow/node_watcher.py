@@ -14,7 +14,7 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal import Reader, Record
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE, Stream
+from ..ssh.stream import Stream
 from ..supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node's container has ended. size: bytes of its journal; 0 if the journal was read completely."""
+    """The node's container has ended. size: bytes of its journal; 0 if it was read, or cannot be."""
 
     node_rank: int
     status: NodeStatus
@@ -101,20 +101,20 @@ class NodeWatcher:
             node.close()
 
     def _read_journal(self) -> None:
-        reader = Reader()
-        offset = self._offset
+        reader, offset, tries = Reader(), self._offset, 0
         known_events = offset > 0
-        tries = 0
         while not self._closed.is_set():
+            reason = f"{self.node.name} (its log stream ended)"
             try:
-                if known_events:
-                    self._put(Batch(self.rank, self._read_known_events(), offset, offset))
+                if known_events:  # their lines were shown, but the diagnosis needs them
+                    done = self.node.script(EVENTS, self.place.journal, str(offset), "\t!\t")
+                    self._put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
                     known_events = False
                 stream = self._stream = self.node.open_script(
                     TAIL, str(offset + 1), self.place.journal, stdin=False
                 )
                 self._put(Contact(self.rank, None))
-                while data := stream.read(READ_SIZE):
+                while data := stream.read():
                     tries = 0
                     offset += len(data)
                     records = reader.feed(data)
@@ -123,23 +123,21 @@ class NodeWatcher:
                         self._read_whole = True
                         return
                 stream.close()
-                self._retry(tries, f"{self.node.name} (its log stream ended)")
             except DdpctlError as error:
-                self._retry(tries, str(error))
+                reason = str(error)
+            self._retry(tries, reason)
             tries += 1
-
-    def _read_known_events(self) -> list[Record]:
-        """Return the events before the offset. Their lines were shown, but the diagnosis needs them."""
-        done = self.node.script(EVENTS, self.place.journal, str(self._offset), "\t!\t")
-        return Reader().feed(done.stdout)
 
     def _wait_for_exit(self) -> None:
         tries = 0
         while not self._closed.is_set():
             try:
                 status = self.engine.wait(self.place)
-                size = 0 if self._read_whole else self._journal_size()
-                self._put(Exited(self.rank, status, size))
+                size = b""
+                if not self._read_whole:
+                    size = self.node.script('wc -c < "$1"', self.place.journal).stdout.strip()
+                number = int(size[:18]) if size.isdigit() else 0
+                self._put(Exited(self.rank, status, number))
                 return
             except DdpctlError as error:
                 self._retry(tries, str(error))
@@ -152,8 +150,3 @@ class NodeWatcher:
         if tries:
             self._put(Contact(self.rank, reason))
         self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
-
-    def _journal_size(self) -> int:
-        """Return the size in bytes; 0 if the journal cannot be read."""
-        size = self.node.script('wc -c < "$1"', self.place.journal).stdout.strip()
-        return int(size[:18]) if size.isdigit() else 0

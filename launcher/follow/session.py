@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import Evidence
 from ..diagnosis.failure_kinds import FailureKind
-from ..diagnosis.first_failure import FirstFailure, first_failure, headline
+from ..diagnosis.first_failure import first_failure, headline
 from ..engines.attempt import RunningAttempt
 from ..errors import DdpctlError
 from ..hosts import fold
 from ..logs.store import Mark
+from ..runs.attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..runs.sync_logs import log_store
 from ..stop.stop import not_confirmed, stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome
-from .panel import panel_lines, view
-from .progress import ProgressPoller
+from .panel import Panel
 from .show_logs import RunLines
 from .signals import Interrupts
 
@@ -78,21 +77,17 @@ class Session:
     @contextlib.contextmanager
     def _panel(self) -> Iterator[None]:
         """Show nodes and progress below the log lines."""
-        poller = ProgressPoller(self.attempt)
-        number = self.record.attempt.attempt
-        began = parse_timestamp(self.record.attempt.started) or time.time()
-
-        def render(columns: int, rows: int) -> list[str]:
-            up = time.time() - began
-            outcomes = self._monitor.outcomes
-            shown = view(self.record.run_id, number, outcomes, poller.progress, up, time.time())
-            return panel_lines(shown, columns, rows)
-
+        attempt = self.record.attempt
+        began = parse_timestamp(attempt.started) or time.time()
+        panel = Panel(self.record.run_id, attempt.attempt, began, self._monitor.outcomes)
+        closed = threading.Event()
+        poll = (self.attempt.members[0], closed)
+        threading.Thread(target=panel.poll_progress, args=poll, daemon=True).start()
         try:
-            with self.console.live(Live(render)):
+            with self.console.live(Live(panel.lines)):
                 yield
         finally:
-            poller.close()
+            closed.set()
 
     def _to_the_end(self) -> int:
         for event in self._monitor.events():
@@ -182,19 +177,18 @@ class Session:
             return
         hosts = len({node.name for node in self.attempt.nodes})
         self.console.say(f"stopping the run on {hosts} hosts")
-        self._stopping = threading.Thread(target=self._stop_everywhere, args=(cancel,), daemon=True)
-        self._stopping.start()
+        timeout: float = self.record.stop_timeout
+        if not cancel:
+            timeout = min(timeout, PEER_STOP_TIMEOUT)
 
-    def _stop_everywhere(self, cancel: bool) -> None:
-        timeout = self.record.stop_timeout
-        _, self._unconfirmed = stop_run(
-            self.attempt.nodes,
-            self.record.engine,
-            self.folder.run_id,
-            timeout if cancel else min(timeout, PEER_STOP_TIMEOUT),
-            remove=False,
-            cancel=cancel,
-        )
+        def stop() -> None:
+            nodes, engine = self.attempt.nodes, self.record.engine
+            _, self._unconfirmed = stop_run(
+                nodes, engine, self.folder.run_id, timeout, remove=False, cancel=cancel
+            )
+
+        self._stopping = threading.Thread(target=stop, daemon=True)
+        self._stopping.start()
 
     def _only_unreachable_left(self) -> bool:
         """Return whether the stop is complete except for nodes that are out of reach."""
@@ -232,10 +226,12 @@ class Session:
             attempt.state = "CANCELLED"
         else:
             attempt.state = "FAILED"
-        failure = self._first_failure(outcomes)
-        timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
-        if attempt.state == "FAILED" or timed_out:
-            attempt.first_failure = failure
+        if attempt.state != "SUCCEEDED":
+            for outcome, skew in zip(outcomes, self.clock_skews, strict=False):
+                outcome.clock_skew = skew
+            failure = first_failure(Evidence(attempt.world_size, outcomes))
+            if attempt.state == "FAILED" or (failure and failure.kind == FailureKind.TIME_LIMIT):
+                attempt.first_failure = failure
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
@@ -247,13 +243,6 @@ class Session:
         if self._interrupted:
             return EXIT_UNCONFIRMED if self._unconfirmed else EXIT_INTERRUPTED
         return EXIT[attempt.state]
-
-    def _first_failure(self, outcomes: Sequence[NodeOutcome]) -> FirstFailure | None:
-        if all(outcome.succeeded for outcome in outcomes):
-            return None
-        for outcome, skew in zip(outcomes, self.clock_skews, strict=False):
-            outcome.clock_skew = skew
-        return first_failure(Evidence(self.record.attempt.world_size, outcomes))
 
 
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Mapping
 
-from ..engines.attempt import RunningAttempt
 from ..errors import UsageError
 from ..logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
-from ..logs.store import LogStore, Mark, known_marks
+from ..logs.store import Mark, known_marks
 from ..logs.torchrun_traceback import TorchrunTracebacks
-from ..runs.attempt import newest_attempt
+from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
-from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..terminal.console import Console
 from .monitor import Lines, Monitor
@@ -54,13 +51,15 @@ def chosen(
     record: None if it cannot be read. Raises UsageError if the run has no such node or rank.
     """
     attempts = record.attempts if record else []
-    known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
-    if record and (strangers := set(wanted.hosts or ()) - known_hosts):
-        listed = ", ".join(sorted(known_hosts))
-        raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
-    numbers = [attempt.attempt for attempt in attempts]
-    if record and wanted.attempt is not None and wanted.attempt not in numbers:
-        raise UsageError(f"--attempt {wanted.attempt}: the run has attempts 1 to {numbers[-1]}")
+    if attempts:
+        known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
+        if strangers := set(wanted.hosts or ()) - known_hosts:
+            listed = ", ".join(sorted(known_hosts))
+            raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
+        if wanted.attempt is not None and not 1 <= wanted.attempt <= len(attempts):
+            raise UsageError(
+                f"--attempt {wanted.attempt}: the run has attempts 1 to {len(attempts)}"
+            )
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     return dataclasses.replace(
@@ -73,50 +72,39 @@ def chosen(
 def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
     """Print the logs. Return 0, or 4 if lines are missing because a host did not answer."""
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
-        failures = sync_logs(attempt, store, console) if store else {}
-        known = known_marks(folder.logs)
-        print_recorded(folder, wanted, known, console, fold=False)
+        failures = sync_logs(attempt, store, console)
+        known = print_recorded(folder, wanted, console, fold=False)
         report_unseen(failures, console)
         if follow and wanted.attempt in (None, attempt.members[0].place.attempt):
-            _follow(attempt, store, known, wanted, console)
+            with Interrupts() as interrupts, interrupts.held():
+                for event in Monitor(attempt, known, store).events():
+                    if isinstance(event, Lines):
+                        console.lines(wanted.choose(event.node_rank, event.text))
+                        continue
+                    console.flush()
+                    if isinstance(event, str):
+                        console.say(event)
+                    if interrupts.take() is not None:
+                        break  # closes the monitor
+            console.settle()
     return 4 if failures else 0
 
 
 def print_recorded(
-    folder: RunFolder, wanted: Wanted, known: Mapping[int, Mark], console: Console, *, fold: bool
-) -> None:
-    """Print this machine's copy up to `known`; stderr shows where attempts start. fold: see RunLines."""
+    folder: RunFolder, wanted: Wanted, console: Console, *, fold: bool
+) -> dict[int, Mark]:
+    """Print this machine's copy, each attempt after its number on stderr; return its end."""
+    known = known_marks(folder.logs)
     lines = RunLines(console, fold=fold)
-    numbers: list[int | None] = [*attempts_in(folder.logs, known)]
-    if wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2:
-        numbers = [wanted.attempt]
-    for number in numbers:
-        if len(numbers) > 1:
+    numbers = attempts_in(folder.logs, known)
+    all_at_once = wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2
+    for number in [wanted.attempt] if all_at_once else numbers:
+        if not all_at_once:
             console.say(f"attempt {number}:")
         for recorded in merged(folder.logs, dataclasses.replace(wanted, attempt=number), known):
             lines.show(*recorded)
         lines.settle()
-
-
-def _follow(
-    attempt: RunningAttempt,
-    store: LogStore | None,
-    known: Mapping[int, Mark],
-    wanted: Wanted,
-    console: Console,
-) -> None:
-    with Interrupts() as interrupts, interrupts.held():
-        for event in Monitor(attempt, known, store).events():
-            if isinstance(event, Lines):
-                if chosen := wanted.choose(event.node_rank, event.text):
-                    console.lines(chosen)
-                continue
-            console.flush()
-            if isinstance(event, str):
-                console.say(event)
-            if interrupts.take() is not None:
-                break  # closes the monitor
-    console.settle()
+    return known
 
 
 def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:

@@ -1,113 +1,245 @@
-"""Print the `ps` table, once or repeatedly."""
+"""The `ps` command: ask the hosts for their runs and GPUs, and print tables, once or repeatedly."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from ..engines.claims import goes_first, rivals
 from ..engines.status import NodeStatus
-from ..errors import DdpctlError
-from ..facts.gpu_use import SCRIPT, GpuUse, parse
+from ..errors import DdpctlError, HostsFileError
+from ..facts.nvidia import USE, GpuUse, parse_use
+from ..hosts import Cluster, load
 from ..hosts.fold import names
-from ..runs.gpus import HEAD as GPU_HEAD
-from ..runs.gpus import GpuRow, folded, joined, summary
-from ..runs.gpus import document as gpu_document
-from ..runs.record import timestamp
-from ..runs.status import (
-    Connected,
-    all_connected,
-    by_run,
-    clusters_to_ask,
-    document,
-    list_runs,
-    run_state,
-    waits_for,
-)
-from ..runs.unseen import report_unseen
+from ..runs.find import list_nodes
+from ..runs.gpus import GPU_HEAD, GpuRow, document, folded, joined, summary
+from ..runs.record import FINAL, run_folders, timestamp
+from ..runs.reported import ended_nodes
+from ..runs.unseen import report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account
-from ..ssh.node import Node
+from ..ssh.node import Node, connected
 from ..stop.stop import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
-from .progress import PROGRESS, Progress, parse_progress
+from .progress import Progress, read_progress
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
 DROPPED = ("ATTEMPT", "OWNER", "SINCE", "NODES", "EXIT", "MEMORY")  # least important first
 EXIT_UNSEEN = 4
 TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
+DEFAULT_HOSTS = Path("hosts.yaml")
+Connected = Sequence[tuple[Cluster, Sequence[Node]]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    hosts: str | None  # a hosts file or list; None: see `clusters`
+    everything: bool  # finished runs too
+    per_node: bool  # a row per node instead of a row per run
+
+    def clusters(self, console: Console) -> list[Cluster]:
+        """Return the clusters to query: the hosts file's or, without one, several.
+
+        Those are ./hosts.yaml and the clusters of this machine's runs: live ones, or all. Warns
+        about a file or record that cannot be read.
+        """
+        if self.hosts is not None:
+            return [load(self.hosts, job_files=False)]
+        files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
+        for folder in run_folders():
+            record = folder.load_if_readable(console)
+            if self.everything or record is None or record.state not in FINAL:
+                files.append(folder.hosts_file)
+        clusters: dict[object, Cluster] = {}
+        for file in files:
+            try:
+                cluster = load(file, job_files=False)
+            except HostsFileError as error:
+                console.say(f"warning: {error}")
+                continue
+            accounts = frozenset(host.account for host in cluster.hosts)
+            clusters.setdefault((accounts, cluster.job.engine), cluster)
+        return list(clusters.values())
+
+    @contextlib.contextmanager
+    def connected(self, console: Console) -> Iterator[Connected]:
+        with contextlib.ExitStack() as stack:
+            clusters = self.clusters(console)
+            yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The nodes of one run. waits_for: ids of the runs ahead of it in line."""
+
+    nodes: Sequence[NodeStatus]
+    waits_for: Sequence[str]
+
+    @property
+    def is_live(self) -> bool:
+        return any(node.alive or node.waits for node in self.nodes)
+
+    @property
+    def state(self) -> str:
+        if any(node.alive for node in self.nodes):
+            return "RUNNING"
+        if self.is_live:
+            return "WAITING"
+        states = {node.state for node in self.nodes}
+        if states == {"created"}:
+            return "PENDING"
+        if "cancelled" in states:
+            return "CANCELLED"
+        codes = {node.exit_code for node in self.nodes}
+        if codes - {0, None}:
+            return "FAILED"
+        complete = len(self.nodes) == self.nodes[0].nnodes
+        return "SUCCEEDED" if complete and codes == {0} else "UNKNOWN"
+
+    def document(self) -> dict[str, Any]:
+        of_run = ("run_id", "name", "nnodes", "owner")
+        rows = [asdict(node) for node in self.nodes]
+        return {key: rows[0][key] for key in (*of_run, "attempt")} | {
+            "nodes": [{k: v for k, v in row.items() if k not in of_run} for row in rows],
+            "state": self.state,
+            "waits_for": self.waits_for,
+        }
+
+    def row(self, progress: Progress | None) -> list[str]:
+        first, state = self.nodes[0], self.state
+        since = min((node.started for node in self.nodes if node.started), default=None)
+        if state == "WAITING":
+            since = first.since
+            state = f"WAITING for {', '.join(self.waits_for) or 'its start'}"
+        if state != "RUNNING":
+            since = max((node.ended for node in self.nodes if node.ended), default=since)
+        alive = sum(node.alive for node in self.nodes)
+        return [
+            first.run_id,
+            state,
+            str(first.attempt),
+            f"{alive}/{first.nnodes}" if state == "RUNNING" else str(first.nnodes),
+            first.owner,
+            _time(since),
+            progress.brief if progress else "-",
+            names(dict.fromkeys(node.host for node in self.nodes)),
+        ]
+
+    def node_rows(self) -> list[list[str]]:
+        """Return a row per node, those in an unusual state first."""
+        states = [node.state for node in self.nodes]
+        usual = max(states, key=states.count)
+        return [
+            [
+                node.run_id,
+                str(node.attempt),
+                f"{node.node_rank}/{node.nnodes}",
+                node.host,
+                node.state,
+                "-" if node.exit_code is None else str(node.exit_code),
+                node.owner,
+                _time(node.ended or node.started or (node.since if node.waits else None)),
+            ]
+            for node in sorted(self.nodes, key=lambda node: node.state == usual)
+        ]
 
 
 @dataclass(frozen=True)
 class Seen:
     """Answers of the hosts. failures: hosts that did not answer. progress: live runs, by id."""
 
-    statuses: list[NodeStatus]
+    selection: Selection
+    hosts: Sequence[str]
+    runs: Sequence[Run]
     failures: Mapping[str, DdpctlError]
-    gpus: list[GpuRow]
+    gpus: Sequence[GpuRow]
     progress: Mapping[str, Progress]
 
-
-def look(clusters: Connected, *, everything: bool) -> Seen:
-    """Query runs, then the GPUs and the progress of live runs."""
-    statuses, failures = list_runs(clusters, everything=everything)
-    nodes = one_per_account(node for _, nodes in clusters for node in nodes)
-    progress: dict[str, Progress] = {}
-
-    def ask(node: Node) -> tuple[GpuUse, ...]:
-        for status in statuses:
-            if status.alive and status.node_rank == 0 and status.host == node.name:
-                done = node.script(
-                    PROGRESS, f".ddpctl/runs/{status.run_id}/output", timeout=TIMEOUT
-                )
-                if found := parse_progress(done.stdout, status.attempt):
-                    progress[status.run_id] = found
-        if node.host.gpus == 0:
-            return ()
-        return parse(node.script(SCRIPT, timeout=TIMEOUT).stdout.decode(errors="replace"))
-
-    found, _ = ask_each([node for node in nodes if node.name not in failures], ask)
-    return Seen(statuses, failures, joined(found, statuses), progress)
-
-
-@dataclass(frozen=True)
-class Selection:
-    hosts: str | None  # a hosts file or list; None: see clusters_to_ask
-    everything: bool  # finished runs too
-    per_node: bool  # a row per node instead of a row per run
-
-    def of(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        alive = {status.run_id for status in statuses if status.alive or status.waits}
-        return [status for status in statuses if self.everything or status.run_id in alive]
-
-    def tables(self, seen: Seen, columns: float = math.inf) -> list[str]:
+    def tables(self, columns: float = math.inf) -> list[str]:
         """Return the tables of runs, if any, and of GPUs. columns: width of the terminal."""
-        shown = self.of(seen.statuses)
         found = []
-        if shown and self.per_node:
-            nodes = [status for run in by_run(shown) for status in unusual_first(run)]
-            found.append(fitting([_node_row(status) for status in nodes], NODE_HEAD, columns))
-        elif shown:
-            runs = [_run_row(n, seen.statuses, seen.progress) for n in by_run(shown)]
-            found.append(fitting(runs, RUN_HEAD, columns))
-        if seen.gpus:
-            rows = [[*cells, _time(since)] for cells, since in folded(seen.gpus)]
-            found.append(f"{summary(seen.gpus)}\n{fitting(rows, GPU_HEAD, columns)}")
+        if self.runs and self.selection.per_node:
+            rows = [row for run in self.runs for row in run.node_rows()]
+            found.append(fitting(rows, NODE_HEAD, columns))
+        elif self.runs:
+            rows = [run.row(self.progress.get(run.nodes[0].run_id)) for run in self.runs]
+            found.append(fitting(rows, RUN_HEAD, columns))
+        if self.gpus:
+            rows = [[*cells, _time(since)] for cells, since in folded(self.gpus)]
+            found.append(f"{summary(self.gpus)}\n{fitting(rows, GPU_HEAD, columns)}")
         return found
 
-    def nothing(self, clusters: Connected) -> str:
-        hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
-        if not hosts:
+    def nothing(self) -> str:
+        """Return the message for the case that there is no run to show."""
+        if not self.hosts:
             return (
                 "this machine has no record of a live run, and there is no ./hosts.yaml; "
                 "`ddpctl ps HOSTS` asks the hosts in a hosts file"
             )
-        if self.everything:
-            return f"no run on {names(hosts)}"
-        return f"no live run on {names(hosts)}; --all shows finished runs too"
+        if self.selection.everything:
+            return f"no run on {names(self.hosts)}"
+        return f"no live run on {names(self.hosts)}; --all shows finished runs too"
+
+
+def look(clusters: Connected, selection: Selection, console: Console) -> Seen:
+    """Complete pending stops, then query runs, then the GPUs and the progress of live runs."""
+    found: dict[tuple[str, str], NodeStatus] = {}
+    failures: dict[str, DdpctlError] = {}
+    for cluster, nodes in clusters:
+        finish_pending(nodes, cluster, console)
+        statuses, failed = list_nodes(nodes, cluster)
+        failures |= failed
+        found |= {(status.host, status.handle): status for status in statuses}
+        # also runs of which only folders remain, such as killed ones
+        known = {(s.run_id, s.node_rank, s.attempt): s for s in statuses}
+        for status in ended_nodes(nodes) if selection.everything else ():
+            container = known.get((status.run_id, status.node_rank, status.attempt))
+            if container is None:
+                found.setdefault((status.host, status.handle), status)
+            elif status.state == "cancelled" and not container.alive:
+                # the container only shows that it was stopped
+                found[container.host, container.handle] = replace(container, state="cancelled")
+    machines = one_per_account(node for _, nodes in clusters for node in nodes)
+    progress: dict[str, Progress] = {}
+
+    def ask(node: Node) -> tuple[GpuUse, ...]:
+        for status in found.values():
+            if status.alive and status.node_rank == 0 and status.host == node.name:
+                run_dir = f".ddpctl/runs/{status.run_id}"
+                if newest := read_progress(node, run_dir, status.attempt, TIMEOUT):
+                    progress[status.run_id] = newest
+        if node.host.gpus == 0:
+            return ()
+        return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
+
+    gpus, _ = ask_each([node for node in machines if node.name not in failures], ask)
+    hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
+    runs = [run for run in runs_of(found.values()) if selection.everything or run.is_live]
+    return Seen(selection, hosts, runs, failures, joined(gpus, found.values()), progress)
+
+
+def runs_of(statuses: Collection[NodeStatus]) -> list[Run]:
+    """Group the nodes by run, newest run first."""
+    by_run: dict[str, list[NodeStatus]] = {}
+    for status in sorted(statuses, key=lambda s: (s.run_id, s.node_rank)):
+        by_run.setdefault(status.run_id, []).append(status)
+    runs = []
+    for run_id, nodes in by_run.items():
+        ahead = {
+            rival.run_id
+            for node in nodes
+            if node.waits
+            for rival in rivals(run_id, node.resources, statuses)
+            if rival.host == node.host and goes_first(rival, (node.since, run_id))
+        }
+        runs.append(Run(nodes, sorted(ahead)))
+    return sorted(runs, key=lambda run: -max(n.started or n.ended or n.since for n in run.nodes))
 
 
 def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) -> str:
@@ -123,48 +255,55 @@ def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) 
 
 def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
     """Print the tables. Return 0, or 4 if a host did not answer."""
-    clusters_asked = clusters_to_ask(selection.hosts, console, everything=selection.everything)
-    with all_connected(clusters_asked) as clusters:
-        for cluster, nodes in clusters:
-            finish_pending(nodes, cluster, console)
-        with console.step(f"asking {sum(len(nodes) for _, nodes in clusters)} hosts"):
-            seen = look(clusters, everything=selection.everything)
-        shown = selection.of(seen.statuses)
-        if as_json:
-            console.json({**document(shown, seen.failures), "gpus": gpu_document(seen.gpus)})
-        else:
-            if not shown:
-                console.say(selection.nothing(clusters))
-            if tables := selection.tables(seen):
-                console.print("\n\n".join(tables))
+    with (
+        selection.connected(console) as clusters,
+        console.step(f"asking {sum(len(nodes) for _, nodes in clusters)} hosts"),
+    ):
+        seen = look(clusters, selection, console)
+    if as_json:
+        console.json(
+            {
+                "version": 1,
+                "runs": [run.document() for run in seen.runs],
+                "unseen": unseen(seen.failures),
+                "gpus": document(seen.gpus),
+            }
+        )
+    else:
+        if not seen.runs:
+            console.say(seen.nothing())
+        if tables := seen.tables():
+            console.print("\n\n".join(tables))
     report_unseen(seen.failures, console)
     return EXIT_UNSEEN if seen.failures else 0
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
     """Print tables every `interval` seconds until Ctrl-C: redrawn on a terminal, else if they differ."""
-    text, seen, parts = "", Seen([], {}, [], {}), [""]
+    text = ""
+    seen: Seen | None = None
+
+    def shown(columns: float = math.inf) -> str:
+        if seen is None:
+            return ""
+        parts = [f"no answer from {error}" for error in seen.failures.values()]
+        if not seen.runs:
+            parts.append(seen.nothing())
+        return "\n\n".join([*parts, *seen.tables(columns)])
 
     def render(columns: int, rows: int) -> list[str]:
-        shown = "\n\n".join([*parts, *selection.tables(seen, columns)])
-        return live.fitted(f"{timestamp()[:19]}Z\n{shown}", columns, rows)
+        return live.fitted(f"{timestamp()[:19]}Z\n{shown(columns)}", columns, rows)
 
     display = live.Live(render, share=0.9)
     on_terminal = live.wanted(plain=False, quiet=console.quiet)
-    clusters_asked = clusters_to_ask(selection.hosts, console, everything=selection.everything)
     try:
         with (
-            all_connected(clusters_asked) as clusters,
+            selection.connected(console) as clusters,
             console.live(display) if on_terminal else contextlib.nullcontext(),
         ):
             while True:
-                for cluster, nodes in clusters:
-                    finish_pending(nodes, cluster, console)
-                seen = look(clusters, everything=selection.everything)
-                parts = [f"no answer from {error}" for error in seen.failures.values()]
-                if not selection.of(seen.statuses):
-                    parts.append(selection.nothing(clusters))
-                before, text = text, "\n\n".join([*parts, *selection.tables(seen)])
+                seen = look(clusters, selection, console)
+                before, text = text, shown()
                 if on_terminal:
                     display.draw()
                 elif text != before:
@@ -173,51 +312,6 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
     except KeyboardInterrupt:
         if on_terminal:
             console.print(text)  # keep the newest table on the screen
-
-
-def _run_row(
-    nodes: Sequence[NodeStatus],
-    everything: Sequence[NodeStatus],
-    progress: Mapping[str, Progress],
-) -> list[str]:
-    first = nodes[0]
-    alive = sum(node.alive for node in nodes)
-    state = run_state(nodes)
-    since = min((node.started for node in nodes if node.started), default=None)
-    if state == "WAITING":
-        since = first.since
-        state = f"WAITING for {', '.join(waits_for(nodes, everything)) or 'its start'}"
-    ended = max((node.ended for node in nodes if node.ended), default=None)
-    return [
-        first.run_id,
-        state,
-        str(first.attempt),
-        f"{alive}/{first.nnodes}" if state == "RUNNING" else str(first.nnodes),
-        first.owner,
-        _time(since if state == "RUNNING" else ended or since),
-        progress[first.run_id].brief if first.run_id in progress else "-",
-        names(dict.fromkeys(node.host for node in nodes)),
-    ]
-
-
-def unusual_first(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
-    """Sort a run's nodes, those in an unusual state first."""
-    states = [node.state for node in nodes]
-    usual = max(states, key=states.count)
-    return sorted(nodes, key=lambda node: node.state == usual)
-
-
-def _node_row(status: NodeStatus) -> list[str]:
-    return [
-        status.run_id,
-        str(status.attempt),
-        f"{status.node_rank}/{status.nnodes}",
-        status.host,
-        status.state,
-        "-" if status.exit_code is None else str(status.exit_code),
-        status.owner,
-        _time(status.ended or status.started or (status.since if status.waits else None)),
-    ]
 
 
 def _time(seconds: float | None) -> str:

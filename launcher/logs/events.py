@@ -51,18 +51,15 @@ def parsed(kind: type[T], document: Any) -> T:
     """Build a dataclass from its JSON object. Ignores unknown fields; raises ValueError."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
-    hints = _hints(kind).items()
+    fields = {
+        name: _value(hint, document[name])
+        for name, hint in typing.get_type_hints(kind).items()
+        if name in document and typing.get_origin(hint) is not ClassVar
+    }
     try:
-        return kind(
-            **{name: _value(hint, document[name]) for name, hint in hints if name in document}
-        )
+        return kind(**fields)
     except TypeError as error:  # a field is missing
         raise ValueError(str(error)) from None
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
 
 def _value(hint: Any, value: Any) -> Any:
@@ -77,10 +74,8 @@ def _value(hint: Any, value: Any) -> Any:
         return parsed(typing.cast(type, hint), value)
     if hint is str and isinstance(value, str):
         return clean(value)
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is int and type(value) is int and abs(value) < 1 << 63:
-        return value
     if hint is float and type(value) in (int, float) and abs(value) < LARGEST:
         return float(value)
+    if type(value) is hint and (hint is bool or (hint is int and abs(value) < 1 << 63)):
+        return value
     raise ValueError(f"not {hint}: {value!r:.100}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..hosts.fold import names, ranges
 from .query import PREFIX
@@ -18,19 +19,19 @@ WAIT = 0.5  # seconds that a group of a live run waits for more ranks
 
 @dataclass
 class Group:
-    """One text, and the ranks or hosts that wrote it."""
+    """One text, and the ranks that wrote it, or the hosts if it belongs to no rank."""
 
-    text: bytes  # with its newline
+    text: tuple[type, bytes]  # int for ranks or str for hosts; the text with its newline
     first: bytes  # the first line of the group, with its prefix
     born: float
-    ranks: list[int] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)  # for lines without a rank
+    who: list[Any] = field(default_factory=list)
 
     def render(self) -> bytes:
-        if len(self.ranks) + len(self.hosts) == 1:
+        if len(self.who) == 1:
             return self.first
-        who = ranges(self.ranks) if self.ranks else names(self.hosts)
-        return b"[%b] %b" % (who.encode(), self.text)
+        of, text = self.text
+        who = ranges(self.who) if of is int else names(self.who)
+        return b"[%b] %b" % (who.encode(), text)
 
 
 class Fold:
@@ -40,7 +41,7 @@ class Fold:
         self._limit = limit
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
-        self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups by text
+        self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups by text
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank
 
     def feed(self, line: bytes, now: float = 0.0) -> list[bytes]:
@@ -48,24 +49,16 @@ class Fold:
         match = PREFIX.match(line)
         if match is None:
             return [*self.take_all(), line]
-        who: int | str = int(match[2]) if match[2] else match[1].decode(errors="replace")
-        text = line[match.end() :]
-        key = (isinstance(who, int), text)
-        last = self._last.get(who, -1)
-        alike = self._alike.setdefault(key, [])
-        place = bisect.bisect_right(alike, last)
-        number = alike[place] if place < len(alike) else None
-        if number is None:
-            number = self._next
+        who = int(match[2]) if match[2] else match[1].decode(errors="replace")
+        text = (type(who), line[match.end() :])
+        alike = self._alike.setdefault(text, [])
+        place = bisect.bisect_right(alike, self._last.get(who, -1))
+        if place == len(alike):
+            alike.append(self._next)
+            self._open[self._next] = Group(text, line, now)
             self._next += 1
-            self._open[number] = Group(text, line, now)
-            alike.append(number)
-        group = self._open[number]
-        if isinstance(who, int):
-            group.ranks.append(who)
-        else:
-            group.hosts.append(who)
-        self._last[who] = number
+        self._last[who] = alike[place]
+        self._open[alike[place]].who.append(who)
         return self._take(len(self._open) - self._limit)
 
     def take_older(self, now: float, wait: float = WAIT) -> list[bytes]:
@@ -79,9 +72,9 @@ class Fold:
         taken = []
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))
-            key = (bool(group.ranks), group.text)
-            del self._alike[key][0]  # the oldest group is also the oldest with its text
-            if not self._alike[key]:
-                del self._alike[key]
+            alike = self._alike[group.text]
+            del alike[0]  # the oldest group is also the oldest with its text
+            if not alike:
+                del self._alike[group.text]
             taken.append(group.render())
         return taken

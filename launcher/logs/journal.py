@@ -7,14 +7,14 @@ object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
 from dataclasses import dataclass, replace
 
 from ..supervisor.events import Event
-from .events import LARGEST, parsed_event
+from .events import parsed_event
 
 LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long before this
-RANK_DIGITS = 7
+RECORD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -44,50 +44,40 @@ class Reader:
     """Parses a stream of bytes into records. Only whole lines become records."""
 
     def __init__(self) -> None:
-        self._partial: list[bytes] = []
-        self._cut = 0  # bytes of the partial line that were dropped
-        self.pending = 0  # bytes of the partial line
+        self._partial = bytearray()  # the unfinished line, up to LONGEST_LINE
+        self.pending = 0  # bytes of the unfinished line
         self._time = 0.0  # of the last record
 
     def feed(self, data: bytes) -> list[Record]:
-        *lines, rest = data.split(b"\n")
+        first, *lines = data.split(b"\n")
+        self._partial += first[: LONGEST_LINE - len(self._partial)]
+        self.pending += len(first)
         if not lines:
-            self._keep(rest)
             return []
-        self._keep(lines[0])
-        lines[0], cut = b"".join(self._partial), self._cut
-        self._partial, self._cut, self.pending = [], 0, 0
-        self._keep(rest)
         records = []
-        if cut:
-            record, _ = _record(lines.pop(0), self._time)
-            records = [replace(record, overhead=record.overhead + cut)]
-        records += _records(lines, records[-1].time if records else self._time)
-        self._time = records[-1].time
+        if cut := self.pending - len(self._partial):
+            [long] = self._records([bytes(self._partial)])
+            records = [replace(long, overhead=long.overhead + cut)]
+        else:
+            lines.insert(0, bytes(self._partial))
+        rest = lines.pop()
+        self._partial, self.pending = bytearray(rest[:LONGEST_LINE]), len(rest)
+        return records + self._records(lines)
+
+    def _records(self, lines: list[bytes]) -> list[Record]:
+        """Parse a million lines a second: a line like the one before is only compared."""
+        records: list[Record] = []
+        found: list[bytes] = []
+        head = b"\n"  # prefix of further lines of the same record; no line begins with a newline
+        for line in lines:
+            if line.startswith(head):
+                found.append(line[len(head) :])
+                continue
+            record, size = _record(line, self._time)
+            records.append(record)
+            self._time, found = record.time, record.lines
+            head = line[:size] or b"\n"
         return records
-
-    def _keep(self, data: bytes) -> None:
-        room = max(0, LONGEST_LINE - (self.pending - self._cut))
-        self.pending += len(data)
-        self._cut += max(0, len(data) - room)
-        if data[:room]:
-            self._partial.append(data[:room])
-
-
-def _records(lines: list[bytes], time: float) -> list[Record]:
-    """Parse lines. Fast for a million lines a second: a line like the one before is only compared."""
-    records: list[Record] = []
-    found: list[bytes] = []
-    head = b"\n"  # prefix of further lines of the same record; no line begins with a newline
-    for line in lines:
-        if line.startswith(head):
-            found.append(line[len(head) :])
-            continue
-        record, size = _record(line, time)
-        records.append(record)
-        time, found = record.time, record.lines
-        head = line[:size] or b"\n"
-    return records
 
 
 def _record(line: bytes, before: float) -> tuple[Record, int]:
@@ -96,29 +86,11 @@ def _record(line: bytes, before: float) -> tuple[Record, int]:
     A malformed line, as after a full disk, becomes output without a rank at the time of the record
     before.
     """
-    try:
-        stamp, who, text = line.split(b"\t", 2)
-        time = float(stamp)
-        if not 0 <= time < LARGEST:
-            raise ValueError("not a time")
-        if who == b"!":
-            return Record(time, None, parsed_event(text), [], len(line) + 1), 0
-        if who != b"-" and not (who.isdigit() and len(who) <= RANK_DIGITS):
-            raise ValueError("not a rank")
-        rank = None if who == b"-" else int(who)
-        head = len(line) - len(text)
-        return Record(time, rank, None, [text], head + 1), head
-    except ValueError:
+    match = RECORD.fullmatch(line)
+    if not match:
         return Record(before, None, None, [line], 1), 0
-
-
-def by_time(records: Iterable[Record], span: float = 1.0) -> Iterator[list[Record]]:
-    """Yield the records in order, in groups that were written within `span` seconds."""
-    group: list[Record] = []
-    for record in records:
-        if group and not 0 <= record.time - group[0].time < span:
-            yield group
-            group = []
-        group.append(record)
-    if group:
-        yield group
+    time, who, text = float(match[1]), match[2], match[3]
+    if who == b"!":
+        return Record(time, None, parsed_event(text), [], len(line) + 1), 0
+    rank = None if who == b"-" else int(who)
+    return Record(time, rank, None, [text], match.start(3) + 1), match.start(3)

@@ -20,10 +20,8 @@ def entries(text: bytes) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def number(value: object) -> float | None:
+def number(value: Any) -> float | None:
     """Return a finite number that can be shown, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not abs(value) <= LARGEST:
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
         return None
     return 0.0 if abs(value) < 1 / LARGEST else float(value)

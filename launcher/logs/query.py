@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from .store import Mark, known_marks, read_index
 
-NOTHING: Mapping[int, Mark] = MappingProxyType({})
 PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
 
@@ -35,18 +34,15 @@ class Wanted:
         if self.ranks is None and self.hosts is None and self.grep is None:
             return text
         # splitlines would also split at a carriage return
-        lines = (line + b"\n" for line in text.split(b"\n")[:-1])
-        return b"".join(line for line in lines if self._takes(line))
+        return b"".join(line + b"\n" for line in text.split(b"\n")[:-1] if self._takes(line))
 
     def _takes(self, line: bytes) -> bool:
-        match = PREFIX.match(line)
-        if self.ranks is not None and not (match and match[2] and int(match[2]) in self.ranks):
-            return False
-        if self.hosts is not None and not (
-            match and match[1].decode(errors="replace") in self.hosts
-        ):
-            return False
-        return self.grep is None or self.grep.search(line) is not None
+        host, rank = match.groups() if (match := PREFIX.match(line)) else (b"", None)
+        return (
+            (self.ranks is None or (rank is not None and int(rank) in self.ranks))
+            and (self.hosts is None or host.decode(errors="replace") in self.hosts)
+            and (self.grep is None or self.grep.search(line) is not None)
+        )
 
 
 def parse_numbers(text: str, count: int) -> frozenset[int]:
@@ -65,27 +61,23 @@ def merged(
     folder: Path,
     wanted: Wanted,
     known: Mapping[int, Mark] | None = None,
-    shown: Mapping[int, Mark] = NOTHING,
+    shown: Mapping[int, Mark] | None = None,
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the recorded lines with their node rank, in batches by time, up to the marks `known`.
 
     shown: the marks to begin at; by default the first line.
     """
     marks = known_marks(folder) if known is None else known
-    batches = _batches(folder, wanted, marks, shown)
+    batches = _batches(folder, wanted, marks, shown or {})
     chosen = ((rank, text) for rank, batch in batches if (text := wanted.choose(rank, batch)))
-    return chosen if wanted.tail is None else _last(wanted.tail, chosen)
+    if wanted.tail is None:
+        return chosen
+    lines = ((rank, line + b"\n") for rank, text in chosen for line in text.split(b"\n")[:-1])
+    return iter(deque(lines, maxlen=wanted.tail))
 
 
 def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
     return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
-
-
-def _last(count: int, batches: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    lines: deque[tuple[int, bytes]] = deque(maxlen=count)
-    for rank, text in batches:
-        lines.extend((rank, line + b"\n") for line in text.split(b"\n")[:-1])
-    return iter(lines)
 
 
 def _batches(
@@ -95,21 +87,19 @@ def _batches(
     for node_rank, last in known.items():
         start = shown[node_rank].size if node_rank in shown else 0
         for mark in read_index(folder, node_rank).marks:
-            if mark.size > start and mark.size <= last.size:
+            if start < mark.size <= last.size:
                 late = wanted.since is None or mark.time >= wanted.since
                 if late and wanted.attempt in (None, mark.attempt):
                     spans.append((mark.time, node_rank, start, mark.size))
                 start = mark.size
-    files = {}
-    try:
+    with contextlib.ExitStack() as opened:
+        files = {
+            node_rank: opened.enter_context((folder / f"node-{node_rank}.log").open("rb"))
+            for node_rank in {node_rank for _, node_rank, _, _ in spans}
+        }
         for _, node_rank, start, end in sorted(spans):
-            if node_rank not in files:
-                files[node_rank] = (folder / f"node-{node_rank}.log").open("rb")
             files[node_rank].seek(start)
             yield node_rank, files[node_rank].read(end - start)
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def parse_since(text: str, now: float) -> float:

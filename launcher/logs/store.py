@@ -9,7 +9,7 @@ first impossible line on, and `acquire` repairs it.
 from __future__ import annotations
 
 import fcntl
-import os
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ..plan.plan import Place
 from ..state import make_folder
-from .journal import Record, by_time
+from .journal import Record
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
@@ -45,15 +45,12 @@ class NodeLog:
     """The log of one node, open for writing in one process at a time."""
 
     def __init__(self, folder: Path, node_rank: int) -> None:
-        self.path = folder / f"node-{node_rank}.log"
-        self.index = folder / f".node-{node_rank}.index"
         known = read_index(folder, node_rank)
         self.mark = known.last
-        self._log: BinaryIO = self.path.open("ab")
+        self._log = (folder / f"node-{node_rank}.log").open("ab")
         self._log.truncate(self.mark.size)
-        if self.index.exists():
-            os.truncate(self.index, known.size)
-        self._index = self.index.open("a")
+        self._index = (folder / f".node-{node_rank}.index").open("a")
+        self._index.truncate(known.size)
 
     def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
         """Append the records' lines and return them. offset: the end of the records in the journal.
@@ -63,7 +60,8 @@ class NodeLog:
         """
         at = offset - sum(record.size for record in records)
         texts = []
-        for group in by_time(records):
+        for _, second in itertools.groupby(records, lambda record: int(record.time)):
+            group = list(second)
             at += sum(record.size for record in group)
             text = b"".join(r.render(host) for r in group if r.event is None)
             if text or at == offset:  # records of events alone advance only the offset
@@ -103,11 +101,10 @@ class LogStore:
             lock.close()
             return None
         store = cls(folder, lock)
-        for node_rank in node_ranks(folder):
+        for node_rank in known_marks(folder):
             if read_index(folder, node_rank).damaged:
                 log = folder / f"node-{node_rank}.log"
-                if log.exists():
-                    shutil.copyfile(log, f"{log}.damaged")
+                shutil.copyfile(log, f"{log}.damaged")
                 store.node(node_rank)  # cuts off damaged data
                 warn(f"{log}: its index was damaged; reading the rest from the host again")
         return store
@@ -134,15 +131,11 @@ class Index:
         return self.marks[-1] if self.marks else Mark(0.0, 0, 0, 0)
 
 
-def node_ranks(folder: Path) -> list[int]:
-    """Return the node ranks that this machine has logs of."""
-    found = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
-    return sorted(int(match[1]) for match in found if match)
-
-
 def known_marks(folder: Path) -> dict[int, Mark]:
     """Return the last mark of each node that this machine has logs of."""
-    return {node_rank: read_index(folder, node_rank).last for node_rank in node_ranks(folder)}
+    found = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
+    ranks = sorted(int(match[1]) for match in found if match)
+    return {node_rank: read_index(folder, node_rank).last for node_rank in ranks}
 
 
 def read_index(folder: Path, node_rank: int) -> Index:

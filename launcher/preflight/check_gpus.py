@@ -141,7 +141,8 @@ def check_shared(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 def check_free(machine: Machine, seen: Inventory) -> Iterator[Problem]:
     """Check that no run uses the GPUs or waits for them, and no other process uses them."""
-    ids, containers = machine.gpus_by_uuid, machine.engine.containers if machine.engine else {}
+    ids = machine.gpus_by_uuid
+    containers = {node.container: node.run_id for node in machine.run_nodes if node.container}
     for rival in rivals("", ids, machine.run_nodes):
         if goes_first(rival, LAST) and not seen.waits:
             remedy = "launch with --wait to wait in line, or choose other GPUs"

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..engines.choose import container_engine
+from ..engines import images
+from ..engines.choose import container_engine, engine_traits
 from ..engines.engine_info import ImageInfo
-from ..errors import CommandTimeout, DdpctlError, DockerUnavailable, HostUnreachable, PreflightError
+from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Cluster, Host, Job
@@ -158,7 +159,7 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
         try:
             if found := container_engine(node, job.engine):
                 engine = found.engine_info(job.image)
-        except (DockerUnavailable, CommandTimeout) as error:
+        except DdpctlError as error:
             engine_error = str(error)
         facts = asked.result()
     if engine and engine.root != USUAL_ROOT:
@@ -170,6 +171,5 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
 def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-        engine = container_engine(node, job.engine)
-        return engine.image_info(job.image) if engine else None
+        return images.inspect(node, job.image) if engine_traits(job.engine).in_container else None
     return None

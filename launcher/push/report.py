@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import DdpctlError, HostUnreachable, PushFailed
-from ..ssh.node import Node
+from rich.filesize import decimal
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
+from ..errors import DdpctlError, HostUnreachable, PushFailed
+from ..hosts.fold import counted
+from ..ssh.node import Node
 
 
 @dataclass
@@ -52,14 +53,14 @@ class PushReport:
         received = sum(host.received_bytes for host in self.hosts)
         files = sum(host.files_sent for host in self.hosts)
         layers = sum(host.layers_sent for host in self.hosts)
-        count = len(self.hosts)
-        ready = f"{count - failed} of {count}" if failed else f"{count}"
-        ready += " host" if count == 1 else " hosts"
-        if not received:
-            return f"{ready} ready in {self.seconds:.1f} s: nothing to send"
+        ready = f"{len(self.hosts) - failed} of " if failed else ""
+        sent = (
+            f"{decimal(self.sent_bytes)} sent from here, {decimal(received)} received "
+            f"({layers} layers, {files} files)"
+        )
         return (
-            f"{ready} ready in {self.seconds:.1f} s: {format_bytes(self.sent_bytes)} sent from here, "
-            f"{format_bytes(received)} received ({layers} layers, {files} files)"
+            f"{ready}{counted(len(self.hosts), 'host')} ready in {self.seconds:.1f} s: "
+            f"{sent if received else 'nothing to send'}"
         )
 
 
@@ -72,11 +73,3 @@ class HostsNotReady(PushFailed):
         self.report = report
         if all(isinstance(error, HostUnreachable) for error in failures.values()):
             self.exit_code = HostUnreachable.exit_code
-
-
-def format_bytes(count: float) -> str:
-    """Format bytes in powers of ten: 1.5 MB."""
-    power = 0
-    while abs(count) >= 1000 and power < len(UNITS) - 1:
-        count, power = count / 1000, power + 1
-    return f"{count:.1f} {UNITS[power]}" if power else f"{count:.0f} B"

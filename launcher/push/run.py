@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 from ..engines import images
 from ..engines.choose import engine_traits
 from ..engines.engine_info import ImageInfo
-from ..errors import DdpctlError, DockerUnavailable, PushFailed
-from ..hosts import Cluster, Host
+from ..errors import DdpctlError, PushFailed
+from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
+from ..terminal.console import Console
 from .files.scan import Tree, scan_job, shown
 from .files.tree import TreePush
-from .image.push_image import Outcome, different_images, push_image
-from .progress import Progress, Tracker
+from .image.push_image import Outcome, check_image, push_image
+from .progress import Progress
 from .report import HostsNotReady, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
@@ -59,7 +61,7 @@ class PushResult:
 @dataclass(frozen=True)
 class HostState:
     has: frozenset[str]  # any of dataset, workdir, python3
-    relay_address: str  # address at which other hosts can fetch from it; "" if they cannot
+    address: str  # where this machine or the last jump host reached it; "" if unknown
 
 
 def push(
@@ -67,7 +69,7 @@ def push(
     cluster: Cluster,
     *,
     parts: Set[Part],
-    progress: Progress,
+    console: Console,
     only: bool = False,
     inspected: Inspected | None = None,
 ) -> PushResult:
@@ -78,21 +80,19 @@ def push(
     machine cannot send a part at all.
     """
     machines = one_per_account(nodes)
-    tracker = Tracker(machines, progress)
-    with connected([Host(host="local")]) as [local]:
-        try:
-            run = _Push(cluster, parts, parts if only else ALL, local, tracker, inspected)
-            reached, failures = try_each(machines, Node.connect)
-            with progress:
-                found, failed = run.run(list(reached))
-        except OSError as error:  # not stdout: that must not end the command like a closed stdout
-            raise PushFailed(f"this machine: the push failed: {error}; push again") from error
-    report = tracker.finish()
+    progress = Progress(machines, console)
+    try:
+        with connected([Host(host="local")]) as [local]:
+            run = _Push(cluster.job, parts, parts if only else ALL, local, progress, inspected)
+            found, failures = run.run(machines)
+    except OSError as error:  # not stdout: that must not end the command like a closed stdout
+        raise PushFailed(f"this machine: the push failed: {error}; push again") from error
+    finally:
+        report = progress.close()
     # The id on this machine, else on the first host; run.json records it.
     report.image_digest = next((image.id for image in (run.here, *found.values()) if image), None)
-    failures |= failed
     for node, failure in failures.items():
-        tracker.hosts[node].error = str(failure)
+        progress.hosts[node].error = str(failure)
     if failures:
         raise HostsNotReady(failures, report)
     by_account = {node.host.account: found[node].id if run.image else "" for node in machines}
@@ -104,62 +104,65 @@ class _Push:
 
     def __init__(
         self,
-        cluster: Cluster,
+        job: Job,
         parts: Set[Part],
         needed: Set[Part],
         local: Node,
-        tracker: Tracker,
+        progress: Progress,
         inspected: Inspected | None,
     ) -> None:
         """Scan the folders. needed: `parts` to send, and those that must exist on the hosts."""
-        job = cluster.job
-        self.parts, self.local, self.tracker, self.inspected = parts, local, tracker, inspected
+        self.parts, self.local, self.progress, self.inspected = parts, local, progress, inspected
         needs_image = "image" in needed and engine_traits(job.engine).in_container
         self.image = job.image if needs_image else ""
         self.trees = scan_job(job, needed)
         for tree in self.trees.values():
             if tree.skipped:
                 more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
-                tracker.say(f"{shown(tree.skipped[0])}{more}: not a file, folder or link; skipped")
-        self.here = inspected.here if inspected else self._image_here()
-        tracker.report.dataset_digest = self._digest("dataset") or None
-        tracker.report.workdir_digest = self._digest("workdir") or None
+                notice = f"{shown(tree.skipped[0])}{more}: not a file, folder or link; skipped"
+                progress.say(notice)
+        self.here = inspected.here if inspected else None
+        if self.image and not inspected:
+            try:
+                self.here = images.inspect(local, self.image)
+            except DdpctlError:
+                pass  # no engine here; the hosts may have the image or pull it
+        progress.report.dataset_digest = self._digest("dataset")
+        progress.report.workdir_digest = self._digest("workdir")
 
-    def _image_here(self) -> ImageInfo | None:
-        try:
-            return images.inspect(self.local, self.image) if self.image else None
-        except DockerUnavailable:
-            return None  # no engine here; the hosts may have the image or pull it
-
-    def _digest(self, part: str) -> str:
-        return self.trees[part].manifest.digest if part in self.trees else ""
+    def _digest(self, part: str) -> str | None:
+        return self.trees[part].manifest.digest if part in self.trees else None
 
     def run(self, nodes: Sequence[Node]) -> Outcome:
         """Push all parts. Return each host's image, and the failed hosts with their errors."""
         states, failures = try_each(nodes, self._inspect)
+        relays = {
+            node: node.host.internal_ip or state.address
+            for node, state in states.items()
+            if "python3" in state.has and not node.host.is_local
+        }
         found: dict[Node, ImageInfo] = {}
-        relays = {node: state.relay_address for node, state in states.items()}
-        fanout = Fanout({node: ip for node, ip in relays.items() if ip}, self.tracker)
-        try:
+        with closing(Fanout({n: ip for n, ip in relays.items() if ip}, self.progress)) as fanout:
             if self.image:
-                found, failed = self._image(list(states), fanout)
+                found, failed = self._push_image(list(states), fanout)
                 failures |= failed
             for part, tree in self.trees.items():
-                ready = {node: state for node, state in states.items() if node not in failures}
-                failures |= self._tree(part, tree, ready, fanout)
-        finally:
-            fanout.close()
+                there = {node: state.has for node, state in states.items() if node not in failures}
+                failures |= self._push_tree(part, tree, there, fanout)
         return found, failures
 
     def _inspect(self, node: Node) -> HostState:
-        digests = self._digest("dataset"), self._digest("workdir")
+        digests = self._digest("dataset") or "", self._digest("workdir") or ""
         what = "its shell did not run a plain script"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
         has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
-        can_relay = "python3" in has and not node.is_local
-        return HostState(has, (node.host.internal_ip or _address(text)) if can_relay else "")
+        connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
+        try:
+            return HostState(has, str(ipaddress.ip_address(connection[1])) if connection else "")
+        except ValueError:
+            return HostState(has, "")
 
-    def _image(self, nodes: Sequence[Node], fanout: Fanout) -> Outcome:
+    def _push_image(self, nodes: Sequence[Node], fanout: Fanout) -> Outcome:
         there: Mapping[Node, ImageInfo | None]
         failures: dict[Node, DdpctlError] = {}
         if self.inspected:
@@ -168,46 +171,24 @@ class _Push:
             there, failures = try_each(nodes, lambda node: images.inspect(node, self.image))
         if "image" in self.parts:
             found, failed = push_image(
-                self.image, self.here, there, self.local, fanout, self.tracker
+                self.image, self.here, there, self.local, fanout, self.progress
             )
-            return found, {**failures, **failed}
-        found = {node: image for node, image in there.items() if image is not None}
-        for node in there:
-            if node not in found:
-                failures[node] = PushFailed(
-                    f"{node.name}: does not have {self.image}; run `ddpctl push HOSTS --image`"
-                )
-        remedy = "`ddpctl push HOSTS --image` makes them the same"
-        return found, {**failures, **different_images(self.image, found, remedy)}
+        else:
+            found, failed = check_image(self.image, there)
+        return found, {**failures, **failed}
 
-    def _tree(
-        self, part: str, tree: Tree, states: Mapping[Node, HostState], fanout: Fanout
+    def _push_tree(
+        self, part: str, tree: Tree, there: Mapping[Node, Collection[str]], fanout: Fanout
     ) -> dict[Node, DdpctlError]:
-        missing = [node for node, state in states.items() if part not in state.has]
-        for node in states:
+        missing = [node for node, has in there.items() if part not in has]
+        remedy = f"does not have the current {part}; run `ddpctl push HOSTS --{part}`"
+        failures: dict[Node, DdpctlError]
+        failures = {node: PushFailed(f"{node.name}: {remedy}") for node in missing}
+        if missing and part in self.parts:
+            failures = TreePush(tree, part, fanout, self.progress).run(missing)
+        for node in there:
             if node not in missing:
-                setattr(self.tracker.hosts[node], part, "present")
-                self.tracker.hosts[node].files_skipped += tree.manifest.files
-        if not missing:
-            return {}
-        if part not in self.parts:
-            return {
-                node: PushFailed(
-                    f"{node.name}: does not have the current {part}; run `ddpctl push HOSTS --{part}`"
-                )
-                for node in missing
-            }
-        failures = TreePush(tree, part, fanout, self.tracker).run(missing)
-        for node in missing:
+                self.progress.hosts[node].files_skipped += tree.manifest.files
             if node not in failures:
-                setattr(self.tracker.hosts[node], part, "sent")
+                setattr(self.progress.hosts[node], part, "sent" if node in missing else "present")
         return failures
-
-
-def _address(text: str) -> str:
-    """Return the address at which this machine or the last jump host reached the host; "" if unknown."""
-    connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
-    try:
-        return str(ipaddress.ip_address(connection[1])) if connection else ""
-    except ValueError:
-        return ""

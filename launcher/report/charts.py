@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pygal
+from pygal.etree import etree
 
 from ..logs.events import CONTROL
 from .numbers import Chart, Point, is_detail
@@ -18,6 +19,7 @@ WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
 SHORT = re.compile(r"(\.\d)\d+")  # to round to a tenth of a unit
+etree.to_etree()  # pygal would draw with lxml where that is installed, and its elements differ
 
 
 def text(value: object) -> str:
@@ -33,16 +35,12 @@ def figures(charts: Sequence[Chart]) -> str:
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""
-    rules = "".join(
-        f".color-{n}{{--c:{colour_of(n)}}}"
-        f"body:has(#s{n}:not(:checked)) .series.color-{n}{{display:none}}"
-        for n in range(len(names))
-    )
-    legend = "".join(
-        f'<li class="color-{n}"><label><input type="checkbox" id="s{n}" checked><i></i>'
-        f"{text(name)}</label></li>"
-        for n, name in enumerate(names)
-    )
+    rules, legend = "", ""
+    for n, name in enumerate(names):
+        rules += f".color-{n}{{--c:{colour_of(n)}}}"
+        rules += f"body:has(#s{n}:not(:checked)) .series.color-{n}{{display:none}}"
+        legend += f'<li class="color-{n}"><label><input type="checkbox" id="s{n}" checked><i></i>'
+        legend += f"{text(name)}</label></li>"
     drawn = "".join(
         f'<figure class="chart"><figcaption>{text(chart.title)} '
         f'<span class="soft">by {text(chart.x)}</span></figcaption>'
@@ -60,21 +58,20 @@ def svg(chart: Chart, names: Sequence[str]) -> str:
     xs = [x for points in curves for x, _ in points]
     ys = [y for points in curves for _, y in points]
     log = chart.log and min(ys) > 0  # pygal's own logarithmic scale applies to both axes
+    scale = math.log10 if log else float
     low, high = (min(ys), max(ys)) if chart.top is None else (0.0, max(chart.top, *ys))
+    ticks = [{"value": scale(y), "label": f"{y:g}"} for y in powers(low, high)] if log else None
     drawing = pygal.XY(
         width=WIDTH,
         height=HEIGHT,
         margin=4,
         margin_right=14,
         spacing=6,
-        range=_range(*map(math.log10, (low, high))) if log else _range(low, high),
+        range=_range(scale(low), scale(high)),
         xrange=_range(min(xs), max(xs)),
-        y_labels=[{"value": math.log10(y), "label": f"{y:g}"} for y in powers(low, high)]
-        if log
-        else None,
+        y_labels=ticks,
         max_scale=8,
         show_legend=False,
-        dots_size=2.5,
         css=[],
         js=[],
         disable_xml_declaration=True,
@@ -82,29 +79,16 @@ def svg(chart: Chart, names: Sequence[str]) -> str:
         x_value_formatter=lambda x: f"{x:.6g}",
         value_formatter=lambda y: f"{y:.4g}",
     )
+    classes = []
     for curve, points in zip(chart.curves, curves, strict=True):
-        drawing.add(
-            printable(curve.name),
-            [
-                {
-                    "value": (x, math.log10(y) if log else y),
-                    "label": tip(curve.name, (x, y), chart.x),
-                }
-                for x, y in points
-            ],
-        )
-    classes = [
-        f"color-{names.index(curve.name)}"
-        + (" detail" if is_detail(curve.name) else "")
-        + (" only" if len(curve.points) == 1 else "")
-        for curve in chart.curves
-    ]
+        tips = [printable(f"{curve.name}: {y:.4g} at {chart.x} {x:.6g}") for x, y in points]
+        dots = zip(points, tips, strict=True)
+        values = [{"value": (x, scale(y)), "label": tip} for (x, y), tip in dots]
+        drawing.add(printable(curve.name), values)
+        kinds = " detail" * is_detail(curve.name) + " only" * (len(points) == 1)
+        classes.append(f"color-{names.index(curve.name)}{kinds}")
     drawing.add_xml_filter(lambda root: _for_the_page(root, chart.title, classes))
     return str(drawing.render(is_unicode=True))
-
-
-def tip(name: str, point: Point, x: str) -> str:
-    return printable(f"{name}: {point[1]:.4g} at {x} {point[0]:.6g}")
 
 
 def colour_of(index: int) -> str:
@@ -156,7 +140,7 @@ def _for_the_page(root: Any, title: str, classes: Sequence[str]) -> Any:
                 parent.remove(child)
             elif child.tag == "desc":
                 if kind == "label":
-                    parent.append(_tip(parent.find("circle"), child.text or ""))
+                    _add_tip(parent, child.text or "")
                 parent.remove(child)
             elif match := re.search(r"\bserie-(\d+) color-\d+", kind):
                 child.set("class", f"series {classes[int(match[1])]}")
@@ -172,11 +156,8 @@ def _for_the_page(root: Any, title: str, classes: Sequence[str]) -> Any:
     return root
 
 
-def _tip(circle: Any, label: str) -> Any:
-    x = float(circle.get("cx"))
+def _add_tip(dot: Any, label: str) -> None:
+    x, y = (float(dot.find("circle").get(axis)) for axis in ("cx", "cy"))
     anchor = "start" if x < WIDTH / 3 else "end" if x > WIDTH * 0.6 else "middle"
-    y = float(circle.get("cy"))
     at = {"x": f"{x:.0f}", "y": f"{y - 9 if y > 20 else y + 18:.0f}", "text-anchor": anchor}
-    tip = ElementTree.Element("text", {"class": "tip", **at})
-    tip.text = label
-    return tip
+    ElementTree.SubElement(dot, "text", {"class": "tip", **at}).text = label

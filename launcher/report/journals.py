@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -15,7 +16,7 @@ from ..supervisor.events import Environment, RankPids, Usage
 from .numbers import MOST_CURVES, Chart, Curve, Point
 
 TOPS = {"GPU use (%)": 100.0, "GPU memory (GiB)": 1.0, "CPU cores busy": 1.0}  # see Chart.top
-HEAD = re.compile(rb"== (\d{1,7})/attempt-(\d{1,7})")
+HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)
 
 
 @dataclass
@@ -66,7 +67,11 @@ class Journals:
         drawn: dict[str, dict[str, list[Point]]] = {title: {} for title in TOPS}
         for node in self.nodes:
             for time, usage in node.of(Usage):
-                for title, value in _readings(usage):
+                values = {"CPU cores busy": usage.cores}
+                if gpus := usage.gpus:
+                    values["GPU use (%)"] = sum(gpu.use for gpu in gpus) / len(gpus)
+                    values["GPU memory (GiB)"] = sum(gpu.used for gpu in gpus) / 1024
+                for title, value in values.items():
                     point = (number((time - began) / 60) or 0.0, number(value) or 0.0)
                     drawn[title].setdefault(node.name, []).append(point)
         return tuple(
@@ -81,14 +86,6 @@ class Journals:
         )
 
 
-def _readings(usage: Usage) -> Iterator[tuple[str, float]]:
-    """Yield (title of the chart, value)."""
-    if usage.gpus:
-        yield "GPU use (%)", sum(gpu.use for gpu in usage.gpus) / len(usage.gpus)
-        yield "GPU memory (GiB)", sum(gpu.used for gpu in usage.gpus) / 1024
-    yield "CPU cores busy", usage.cores
-
-
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
     """Parse (host name, output of EVENTS). Ignores claims about nodes that ran on other hosts."""
     hosts = {
@@ -98,31 +95,30 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
     }
     found: dict[tuple[int, int], NodeJournal] = {}
     for host, text in reports:
-        for (attempt, rank), lines in _sections(text).items():
-            if hosts.get((attempt, rank)) == host:
-                records = Reader().feed(b"".join(lines))
-                events = [(r.time, r.event) for r in records if r.event is not None]
-                found[attempt, rank] = NodeJournal(rank, host, events=events, attempt=attempt)
-    return Journals([found[key] for key in sorted(found)])
-
-
-def _sections(text: bytes) -> dict[tuple[int, int], list[bytes]]:
-    """Split the output into the lines of each journal, by attempt and node rank."""
-    lines: list[bytes] = []
-    found: dict[tuple[int, int], list[bytes]] = {}
-    for line in text.splitlines(keepends=True):
-        if match := HEAD.fullmatch(line.rstrip(b"\n")):
-            lines = found[int(match[2]), int(match[1])] = []
-        else:
-            lines.append(line)
-    return found
+        parts = iter(HEAD.split(text)[1:])
+        for rank, attempt, lines in zip(parts, parts, parts, strict=True):
+            place = (int(attempt), int(rank))
+            if hosts.get(place) == host:
+                events = [(r.time, r.event) for r in Reader().feed(lines) if r.event is not None]
+                found[place] = NodeJournal(place[1], host, events=events, attempt=place[0])
+    return Journals([found[place] for place in sorted(found)])
 
 
 def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:
     """Return (attempt, what, before, now) for every change since the previous attempt."""
+
+    def circumstances(attempt: AttemptRecord) -> dict[str, str]:
+        digests = attempt.digests.items()
+        return {
+            "hosts": names(node.host for node in attempt.nodes),
+            "ranks": str(attempt.world_size),
+            **{what: digest.removeprefix("sha256:")[:12] for what, digest in digests},
+            **journals.versions(attempt.attempt),
+        }
+
     found = []
-    for before, now in zip(record.attempts, record.attempts[1:], strict=False):
-        old, new = _circumstances(before, journals), _circumstances(now, journals)
+    for before, now in itertools.pairwise(record.attempts):
+        old, new = circumstances(before), circumstances(now)
         for what in dict.fromkeys([*old, *new]):
             if old.get(what) and new.get(what) and old[what] != new[what]:
                 found.append((now.attempt, what, old[what], new[what]))
@@ -132,15 +128,6 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
             added = ", ".join(sorted(names_now - names_before))
             found.append((now.attempt, "environment variables", gone or "-", added or "-"))
     return found
-
-
-def _circumstances(attempt: AttemptRecord, journals: Journals) -> Mapping[str, str]:
-    return {
-        "hosts": names(node.host for node in attempt.nodes),
-        "ranks": str(attempt.world_size),
-        **{what: digest.removeprefix("sha256:")[:12] for what, digest in attempt.digests.items()},
-        **journals.versions(attempt.attempt),
-    }
 
 
 def began(record: RunRecord) -> float:

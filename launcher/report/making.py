@@ -30,7 +30,6 @@ for journal in */attempt-*/journal; do
   LC_ALL=C grep -a "$event" "$journal" | tail -c 20000000
 done
 """
-HIDDEN = "(not shown)"
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
@@ -50,9 +49,8 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
     record = folder.load()
     answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
     report_unseen({node.name: error for node, error in failures.items()}, console)
-    journals = parse_journals(
-        record, [(node.name, events) for node, (_, events) in answers.items()]
-    )
+    events = [(node.name, events) for node, (_, events) in answers.items()]
+    journals = parse_journals(record, events)
     names = journals.node_names()
     drawn = together({node.name: charts(metrics, names) for node, (metrics, _) in answers.items()})
     return Shown(
@@ -72,19 +70,18 @@ def _ask(
 
     Rank 0 writes the metrics. After a resume, node 0 may be another host.
     """
-    with (
-        newest_attempt(folder, console, record) as attempt,
-        console.step("reading the hosts' records"),
-    ):
-        machines = {(m.node.name, m.place.run_dir): m.node for m in reversed(attempt.members)}
+    step = console.step("reading the hosts' records")
+    with newest_attempt(folder, console, record) as attempt, step:
+        machines: dict[tuple[str, str], Node] = {}
+        for member in attempt.members:
+            machines.setdefault((member.node.name, member.place.run_dir), member.node)
 
         def read(node: Node) -> tuple[bytes, bytes]:
             run_dir = attempt.by_node[node].place.run_dir
             metrics = node.script(METRICS, f"{run_dir}/output", timeout=60.0)
             return metrics.stdout, node.script(EVENTS, run_dir, timeout=60.0).stdout
 
-        nodes = sorted(machines.values(), key=attempt.nodes.index)
-        return try_each(nodes, read)
+        return try_each(list(machines.values()), read)
 
 
 def without_secrets(path: Path) -> str:
@@ -95,5 +92,5 @@ def without_secrets(path: Path) -> str:
         return "(no longer on this machine)"
     job = document.get("job") if isinstance(document, dict) else None
     if isinstance(job, dict) and isinstance(job.get("env"), dict):
-        job["env"] = dict.fromkeys(job["env"], HIDDEN)
+        job["env"] = dict.fromkeys(job["env"], "(not shown)")
     return yaml.safe_dump(document, sort_keys=False)

@@ -57,12 +57,10 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
                 points.setdefault((kind, name, attempt, whose), []).append((step, value))
     attempts = sorted({attempt for _, _, attempt, _ in points})
     owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
-    node_names = {name for names in (nodes or {}).values() for name in names.values()}
 
     def named(name: str, attempt: int, whose: str) -> str:
-        if whose in node_names:
-            return whose
-        return f"{name}{whose}{f', attempt {attempt}' if len(attempts) > 1 else ''}"
+        number = f", attempt {attempt}" if len(attempts) > 1 else ""
+        return whose if whose.startswith("node ") else f"{name}{whose}{number}"
 
     made = []
     for chart, sources in CHARTS:

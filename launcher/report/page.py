@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..diagnosis.first_failure import FirstFailure
 from ..diagnosis.stack_groups import newest_groups, verdict
 from ..engines.choose import engine_traits
 from ..hosts.fold import names, ranges
@@ -45,24 +44,29 @@ class Shown:
 
 def page(run: Shown) -> str:
     record = run.record
+    last = record.attempts[-1] if record.attempts else None
+    groups = newest_groups(run.journals.of(last.attempt)) if last else []
+    stacks = [*verdict(groups), *(line for group in groups for line in block(group))]
+    changed = changes(record, run.journals)
+    planned = ((key, value) for key, value in plan(run).items() if value)
     return document(
         f"{record.run_id}: {record.state}",
         f"<h1>{text(record.run_id)} {state(record.state)}</h1>",
         f'<p class="soft">{text(summary(record))}, as of {text(run.now)}</p>',
         *notes(run),
         *failures(record),
-        *section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
+        section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
         '<div class="facts">',
-        *section("Results", table(results(run).items())),
-        *section("Attempts", _timeline(record.attempts, run.now)),
-        *section("Stacks of the last attempt", _stacks(run)),
-        *section("Changes between attempts", _changes(run)),
-        *section("Nodes", _nodes(record)),
-        *section("Plan", table((key, value) for key, value in plan(run).items() if value)),
+        section("Results", table(results(run).items())),
+        section("Attempts", _timeline(record.attempts, run.now)),
+        section("Stacks of the last attempt", preformatted("\n".join(stacks)) if groups else ""),
+        section("Changes between attempts", table(changed, ("attempt", "what", "before", "now"))),
+        section("Nodes", _nodes(record)),
+        section("Plan", table(planned)),
         "</div>",
         '<div class="screen">',
-        *section("Run it again", f"<pre>{text(_commands(record))}</pre>"),
-        f"<p>With this hosts.yaml:</p><pre>{text(run.hosts_file)}</pre>",
+        section("Run it again", preformatted(_commands(record))),
+        f"<p>With this hosts.yaml:</p>{preformatted(run.hosts_file)}",
         "</div>",
     )
 
@@ -81,10 +85,10 @@ def comparison(first: Shown, second: Shown) -> str:
         *heads,
         *(note for run in runs.values() for note in notes(run)),
         *(part for name, run in runs.items() for part in failures(run.record, f"{name}, ")),
-        *section("Curves", figures(drawn)),
+        section("Curves", figures(drawn)),
         '<div class="facts">',
-        *section("Results", _compared(results(first), results(second))),
-        *section("Plans", _compared(plan(first), plan(second))),
+        section("Results", _compared(results(first), results(second))),
+        section("Plans", _compared(plan(first), plan(second))),
         "</div>",
     )
 
@@ -97,29 +101,31 @@ def _compared(a: dict[str, str], b: dict[str, str]) -> str:
         differs = ' class="differs"' if left != right else ""
         if left or right:
             rows.append(f"<tr{differs}>{_cells((key, left, right))}</tr>")
-    head = _cells(("", "A", "B"), "th")
-    return f'<div class="wide"><table class="compared"><tr>{head}</tr>{"".join(rows)}</table></div>'
+    return _framed(("", "A", "B"), rows, "compared")
 
 
 def document(title: str, *parts: str) -> str:
-    head = HEAD.format(title=text(title), style=_style())
-    return "\n".join([head, *parts, "</body></html>\n"])
+    style = (Path(__file__).parent / "page.css").read_text()
+    head = HEAD.format(title=text(title), style=style)
+    return "\n".join([head, *filter(None, parts), "</body></html>\n"])
 
 
-@functools.cache
-def _style() -> str:
-    return (Path(__file__).parent / "page.css").read_text()
+def section(title: str, body: str) -> str:
+    return f"<section><h2>{text(title)}</h2>{body}</section>" if body else ""
 
 
-def section(title: str, body: str) -> Iterator[str]:
-    if body:
-        yield f"<section><h2>{text(title)}</h2>{body}</section>"
+def preformatted(body: str) -> str:
+    return f"<pre>{text(body)}</pre>"
 
 
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
+    return _framed(head, [f"<tr>{_cells(row)}</tr>" for row in rows])
+
+
+def _framed(head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
     top = f"<tr>{_cells(head, 'th')}</tr>" if head else ""
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{top}{body}</table></div>' if body else ""
+    body = f'<div class="wide"><table class="{kind}">{top}{"".join(rows)}</table></div>'
+    return body if rows else ""
 
 
 def _cells(values: Iterable[object], tag: str = "td") -> str:
@@ -140,9 +146,9 @@ def notes(run: Shown) -> list[str]:
 
 def summary(record: RunRecord) -> str:
     """Summarise a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
-    last = record.attempts[-1] if record.attempts else None
-    if last is None:
+    if not record.attempts:
         return "nothing has started"
+    last = record.attempts[-1]
     words = [f"attempt {last.attempt}", f"{last.world_size} ranks on {len(last.nodes)} nodes"]
     return ", ".join([*words, *([_took(last)] if last.ended else [])])
 
@@ -162,7 +168,7 @@ def plan(run: Shown) -> dict[str, str]:
         "image": f"{record.image} {record.image_digest or ''}" if record.image else "",
         "dataset": record.dataset_digest or "",
         "code": record.workdir_digest or "",
-        **{name: versions[name] for name in sorted(versions)},
+        **dict(sorted(versions.items())),
     }
 
 
@@ -175,26 +181,26 @@ def results(run: Shown) -> dict[str, str]:
                 name = re.sub(r", attempt \d+", "", curve.name)
                 found[f"{chart.title}, {name}"] = f"{curve.points[-1][1]:.5g}"
         else:
-            values = [value for curve in chart.curves for _, value in curve.points]
-            found[f"{chart.title}, mean"] = f"{sum(values) / len(values):.5g}"
+            mean = statistics.fmean(value for curve in chart.curves for _, value in curve.points)
+            found[f"{chart.title}, mean"] = f"{mean:.5g}"
     return found
 
 
 def _nodes(record: RunRecord) -> str:
+    """Return one row per group of nodes with the same outcome, the smallest group first."""
     if not record.attempts:
         return table(enumerate(record.hosts), ("node", "host"))
-    rows = [row for attempt in record.attempts for row in _node_rows(attempt)]
+    rows: list[Sequence[object]] = []
+    for attempt in record.attempts:
+        groups: dict[tuple[str, object], list[NodeRecord]] = {}
+        for node in attempt.nodes:
+            groups.setdefault(_outcome(attempt, node), []).append(node)
+        for outcome, nodes in sorted(groups.items(), key=lambda group: len(group[1])):
+            hosts = names(dict.fromkeys(node.host for node in nodes))
+            rows.append(
+                (attempt.attempt, ranges(node.node_rank for node in nodes), hosts, *outcome)
+            )
     return table(rows, ("attempt", "node", "host", "outcome", "exit code"))
-
-
-def _node_rows(attempt: AttemptRecord) -> Iterator[tuple[object, ...]]:
-    """Yield one row per group of nodes with the same outcome, the smallest group first."""
-    groups: dict[tuple[str, object], list[NodeRecord]] = {}
-    for node in attempt.nodes:
-        groups.setdefault(_outcome(attempt, node), []).append(node)
-    for outcome, nodes in sorted(groups.items(), key=lambda group: len(group[1])):
-        hosts = names(dict.fromkeys(node.host for node in nodes))
-        yield attempt.attempt, ranges(node.node_rank for node in nodes), hosts, *outcome
 
 
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
@@ -205,22 +211,17 @@ def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
 
 
 def failures(record: RunRecord, of: str = "") -> Iterator[str]:
-    for attempt in record.attempts:
-        if attempt.first_failure:
-            title = text(f"First failure of {of}attempt {attempt.attempt}")
-            yield f'<section class="failure"><h2>{title}</h2>{_failure(attempt.first_failure)}</section>'
-
-
-def _failure(failure: FirstFailure) -> str:
     keys = ("host", "node_rank", "rank", "local_rank", "exit_code", "signal", "kind", "time")
-    values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
-    parts = [f"<p><strong>{text(failure.message or 'no message')}</strong></p>"]
-    parts.append(table([(key, value) for key, value in values if value is not None]))
-    if failure.excerpt:
-        parts.append(f"<pre>{text(failure.excerpt)}</pre>")
-    if failure.remedy:
-        parts.append(f"<p>Remedy: {text(failure.remedy)}</p>")
-    return "".join(parts)
+    for attempt in record.attempts:
+        if failure := attempt.first_failure:
+            values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
+            yield '<section class="failure">'
+            yield f"<h2>{text(f'First failure of {of}attempt {attempt.attempt}')}</h2>"
+            yield f"<p><strong>{text(failure.message or 'no message')}</strong></p>"
+            yield table([(key, value) for key, value in values if value is not None])
+            yield preformatted(failure.excerpt) if failure.excerpt else ""
+            yield f"<p>Remedy: {text(failure.remedy)}</p>" if failure.remedy else ""
+            yield "</section>"
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
@@ -241,19 +242,14 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         if failed is not None:
             at = (min(max(failed, first), last) - first) * scale
             bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
-        took = _took(attempt)
-        cells = (attempt.attempt, attempt.by, attempt.state, _clock(attempt.started), took)
+        started = (attempt.started or "").replace("T", " ").partition(".")[0]
+        cells = (attempt.attempt, attempt.by, attempt.state, started, _took(attempt))
         rows.append(
             f'<tr>{_cells(cells)}<td class="span">'
             f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )
-    head = _cells(("attempt", "by", "state", "started", "took", ""), "th")
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
-
-
-def _clock(time: str | None) -> str:
-    return (time or "").replace("T", " ").partition(".")[0]
+    return _framed(("attempt", "by", "state", "started", "took", ""), rows)
 
 
 def _took(attempt: AttemptRecord) -> str:
@@ -261,27 +257,12 @@ def _took(attempt: AttemptRecord) -> str:
     return f"{end - begin:.1f} s" if begin is not None and end is not None else ""
 
 
-def _stacks(run: Shown) -> str:
-    attempts = run.record.attempts
-    groups = newest_groups(run.journals.of(attempts[-1].attempt)) if attempts else []
-    lines = [*verdict(groups), *(line for group in groups for line in block(group))]
-    return f"<pre>{text(chr(10).join(lines))}</pre>" if groups else ""
-
-
-def _changes(run: Shown) -> str:
-    return table(changes(run.record, run.journals), ("attempt", "what", "before", "now"))
-
-
 def _commands(record: RunRecord) -> str:
-    again = ["ddpctl", "launch", "hosts.yaml", "--", *record.command]
-    if record.image and engine_traits(record.engine).in_container:
-        again[3:3] = ["--image", record.image]
+    image = ["--image", record.image] if record.image else []
+    in_container = engine_traits(record.engine).in_container
+    launch = ["ddpctl", "launch", "hosts.yaml", *(image if in_container else [])]
     run_id = shlex.quote(record.run_id)
-    return "\n".join(
-        [
-            "ddpctl check hosts.yaml",
-            shlex.join(again),
-            f"ddpctl resume {run_id}    # from its newest complete checkpoint",
-            f"ddpctl fetch {run_id}     # its checkpoints, metrics and logs",
-        ]
-    )
+    return f"""ddpctl check hosts.yaml
+{shlex.join([*launch, "--", *record.command])}
+ddpctl resume {run_id}    # from its newest complete checkpoint
+ddpctl fetch {run_id}     # its checkpoints, metrics and logs"""

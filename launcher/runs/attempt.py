@@ -1,21 +1,25 @@
-"""Connect to the nodes of a run's newest attempt."""
+"""Connect to the nodes of a run's newest attempt, and bring this machine's copy of its logs up to date."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from ..engines.attempt import RunningAttempt, RunningNode
 from ..engines.choose import engine_of
+from ..errors import DdpctlError, StateError
 from ..hosts import load
+from ..logs.journal import Reader
+from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
+from ..ssh.many import ask_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .adopt import ask_for_record
 from .record import RunFolder, RunRecord
+from .reported import ask_for_record
 
 
-@contextmanager
+@contextlib.contextmanager
 def newest_attempt(
     folder: RunFolder, console: Console, record: RunRecord | None = None
 ) -> Iterator[RunningAttempt]:
@@ -30,13 +34,53 @@ def newest_attempt(
         if record is None:
             with console.step(f"asking {len(nodes)} hosts for their record of the run"):
                 record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
-        number = record.attempt.attempt
-        members = [
-            RunningNode(
-                node,
-                engine_of(node, record.engine),
-                place_in(entry.run_dir, record.run_id, entry.node_rank, number),
-            )
-            for node, entry in zip(ranks, record.attempt.nodes, strict=True)
-        ]
+        members = []
+        for node, entry in zip(ranks, record.attempt.nodes, strict=True):
+            number = record.attempt.attempt
+            place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
+            members.append(RunningNode(node, engine_of(node, record.engine), place))
         yield RunningAttempt(tuple(members))
+
+
+@contextlib.contextmanager
+def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
+    """Yield the store; None if another local process writes it or, with an error, if it is unwritable."""
+    try:
+        store = LogStore.acquire(folder.logs, console.say)
+    except (StateError, OSError) as error:
+        console.error(f"not recorded: {error}")
+        store = None
+    try:
+        yield store
+    finally:
+        if store:
+            with contextlib.suppress(OSError):  # the disk is full, which was reported already
+                store.close()
+
+
+def sync_logs(
+    attempt: RunningAttempt, store: LogStore | None, console: Console
+) -> dict[str, DdpctlError]:
+    """Fetch the missing part of every node's log. Return the errors of silent hosts."""
+    if store is None:
+        return {}
+
+    def copy(node: Node) -> None:
+        place = attempt.by_node[node].place
+        try:
+            log = store.node(place.node_rank)
+            consumed = offset_in({place.node_rank: log.mark}, place)
+            argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
+            reader = Reader()
+            with node.open(argv, stdin=False) as stream:
+                while data := stream.read():
+                    consumed += len(data)
+                    if records := reader.feed(data):
+                        offset = consumed - reader.pending
+                        log.record(records, host=node.name, attempt=place.attempt, offset=offset)
+        except OSError as error:
+            name = error.filename or store.folder
+            raise StateError(f"{name}: cannot be written: {error.strerror or error}") from None
+
+    with console.step(f"copying new log lines of {len(attempt.members)} nodes"):
+        return ask_each(attempt.nodes, copy)[1]

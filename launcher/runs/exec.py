@@ -45,42 +45,51 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
             return _on_all(attempt, folder.run_id, wanted, console)
         with console.step(f"starting {wanted.command[0]} in the run"):
             member = _chosen(attempt, folder.run_id, wanted)
-            node = member.node
-            running = each_node([node], lambda _: _start(member, folder.run_id, wanted))[node]
+            [running] = each_node(
+                [member.node], lambda _: _start(member, folder.run_id, wanted)
+            ).values()
         if wanted.stdin:
             threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
-        if wanted.tty:
-            with raw_terminal(running.resize):
-                for _, data in running.output():
-                    sys.stdout.buffer.write(data)
-                    sys.stdout.buffer.flush()
-        else:
-            _print_output(running, console)
+        with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
+            _print_output(running, console, unchanged=wanted.tty)
         return running.wait()
 
 
-def _print_output(running: Exec, console: Console) -> None:
+def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:
     """Print output: unchanged to files and pipes; to terminals, without escapes except colours."""
     errors = Sanitizer()
     for number, data in running.output():
-        if number == 1:
+        if number == 1 and not unchanged:
             console.lines(data)
             console.flush()
             continue
-        shown = errors.feed(data).encode(errors="replace") if sys.stderr.isatty() else data
-        sys.stderr.buffer.write(shown)
-        sys.stderr.buffer.flush()
+        if number == 2 and sys.stderr.isatty():
+            data = errors.feed(data).encode(errors="replace")
+        stream = sys.stdout if number == 1 else sys.stderr
+        stream.buffer.write(data)
+        stream.buffer.flush()
 
 
 def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
     """Return the selected node. Raises UsageError if the run has no such node."""
     if wanted.rank is None:
-        number = wanted.node or 0
-        if not 0 <= number < len(attempt.members):
-            last = len(attempt.members) - 1
+        number, last = wanted.node or 0, len(attempt.nodes) - 1
+        if number > last:
             raise UsageError(f"--node {number}: {run_id} has nodes 0 to {last}")
         return attempt.members[number]
-    found, failures = try_each(attempt.nodes, lambda node: _ranks(attempt.by_node[node]))
+
+    def ranks_of(node: Node) -> range:
+        control_dir = attempt.by_node[node].place.control_dir
+        done = node.script(RANKS, control_dir)
+        found = dict(re.findall(r'"(\w+)": (\d+)', done.stdout.decode(errors="replace")))
+        if len(found) < 2:
+            raise CommandFailed(
+                f"{node.name}: {control_dir}/spec.json does not list the node's ranks; use --node instead"
+            )
+        first = int(found["first_rank"])
+        return range(first, first + int(found["nproc_per_node"]))
+
+    found, failures = try_each(attempt.nodes, ranks_of)
     for node, ranks in found.items():
         if wanted.rank in ranks:
             return attempt.by_node[node]
@@ -90,28 +99,16 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}")
 
 
-def _ranks(member: RunningNode) -> range:
-    """Read a node's global ranks from its host."""
-    done = member.node.script(RANKS, member.place.control_dir)
-    found = dict(re.findall(r'"(\w+)": (\d+)', done.stdout.decode(errors="replace")))
-    try:
-        first = int(found["first_rank"])
-        return range(first, first + int(found["nproc_per_node"]))
-    except KeyError:
-        raise CommandFailed(
-            f"{member.node.name}: {member.place.control_dir}/spec.json does not list the node's "
-            "ranks; use --node instead"
-        ) from None
-
-
 def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
     """Start the command. Raises UsageError if the node is not running."""
-    rank = member.place.node_rank
-    seen = [status for status in member.engine.list(run_id) if status.node_rank == rank]
-    for status in seen:
-        if status.state == "running":
-            return member.engine.exec(status, wanted.command, stdin=wanted.stdin, tty=wanted.tty)
-    state = seen[0].state if seen else "gone"
+    rank, state = member.place.node_rank, "gone"
+    for status in member.engine.list(run_id):
+        if status.node_rank == rank:
+            state = status.state
+            if state == "running":
+                return member.engine.exec(
+                    status, wanted.command, stdin=wanted.stdin, tty=wanted.tty
+                )
     raise UsageError(
         f"{member.node.name}: node {rank} of {run_id} is not running ({state}); see `ddpctl ps`"
     )
@@ -143,5 +140,5 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
     console.settle()
     for line in fold.errors(by_name(attempt.nodes, failures)):
         console.error(line)
-    ended = {**codes, **{node: failure.exit_code for node, failure in failures.items()}}
-    return next((ended[node] for node in attempt.nodes if ended[node] != 0), 0)
+    codes |= {node: failure.exit_code for node, failure in failures.items()}
+    return next((codes[node] for node in attempt.nodes if codes[node] != 0), 0)

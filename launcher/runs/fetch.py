@@ -16,11 +16,9 @@ from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
-from ..ssh.stream import READ_SIZE
 from ..terminal.console import Console
-from .attempt import newest_attempt
+from .attempt import log_store, newest_attempt, sync_logs
 from .record import RunFolder
-from .sync_logs import log_store, sync_logs
 from .unseen import unseen
 
 # Prints, separated by NUL: sha256, two spaces, path in the run's folder, for each complete file.
@@ -70,15 +68,15 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
     done = Fetched(to)
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
-            if store:
-                sync_logs(attempt, store, console)
+            sync_logs(attempt, store, console)
         with console.step("listing the files of the run"):
             files, done.failures = list_files(attempt, console)
         try:
-            to.mkdir(parents=True, exist_ok=True)
             for target, file in targets(files, to).items():
                 _fetch_one(file, target, done, console)
-            _copy_records(folder, to)
+            (to / "logs").mkdir(parents=True, exist_ok=True)
+            for path in (folder.record_file, folder.hosts_file, *folder.logs.glob("node-*.log")):
+                shutil.copyfile(path, to / path.relative_to(folder.path))
         except OSError as error:
             raise UsageError(
                 f"{error.filename or to}: cannot be written: {error.strerror}; fix that or pass "
@@ -95,8 +93,7 @@ def list_files(
 
     def ask(node: Node) -> list[RemoteFile]:
         place = attempt.by_node[node].place
-        done = node.script(LIST, place.run_dir, timeout=600.0)
-        rows = [row for row in done.stdout.split(b"\0") if row]
+        rows = node.script(LIST, place.run_dir, timeout=600.0).stdout.split(b"\0")[:-1]
         files = [file for row in rows if (file := parse_row(row, node, place))]
         if refused := len(rows) - len(files):
             console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
@@ -109,10 +106,8 @@ def list_files(
 def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
     """Parse a row of LIST; None if its path leaves FOLDERS."""
     match = ROW.fullmatch(row)
-    if match is None:
-        return None
-    path = PurePosixPath(match[2].decode(errors="surrogateescape"))
-    if len(path.parts) < 2 or path.parts[0] not in FOLDERS or ".." in path.parts:
+    path = PurePosixPath(match[2].decode(errors="surrogateescape") if match else "")
+    if not match or len(path.parts) < 2 or path.parts[0] not in FOLDERS or ".." in path.parts:
         return None
     return RemoteFile(node, place, path, match[1].decode())
 
@@ -133,13 +128,22 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
 
 
 def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) -> None:
+    """Fetch a file, continuing where an earlier fetch was interrupted."""
     if target.exists() and _sha256(target) == file.sha256:
         done.skipped += 1
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{file.sha256[:12]}.part")
-    with console.step(f"fetching {file.path} from {file.node.name}"):
-        _receive(file, part, done)
+    have = part.stat().st_size if part.exists() else 0
+    argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
+    with (
+        console.step(f"fetching {file.path} from {file.node.name}"),
+        file.node.open(argv, stdin=False) as stream,
+        part.open("ab") as out,
+    ):
+        while data := stream.read():
+            out.write(data)
+            done.bytes += len(data)
     if _sha256(part) != file.sha256:
         part.unlink()
         raise CommandFailed(
@@ -150,24 +154,6 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
     done.files += 1
 
 
-def _receive(file: RemoteFile, part: Path, done: Fetched) -> None:
-    """Receive a file, continuing where an earlier fetch was interrupted."""
-    have = part.stat().st_size if part.exists() else 0
-    argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
-    with file.node.open(argv, stdin=False) as stream, part.open("ab") as out:
-        while data := stream.read(READ_SIZE):
-            out.write(data)
-            done.bytes += len(data)
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _copy_records(folder: RunFolder, to: Path) -> None:
-    (to / "logs").mkdir(exist_ok=True)
-    for path in (folder.record_file, folder.hosts_file):
-        shutil.copyfile(path, to / path.name)
-    for path in folder.logs.glob("node-*.log"):
-        shutil.copyfile(path, to / "logs" / path.name)

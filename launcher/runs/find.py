@@ -13,8 +13,8 @@ from ..run_id import is_run_id, is_sanity_run
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .adopt import adopt
 from .record import RunFolder, run_folder, run_folders
+from .reported import adopt
 
 # Prints the runs that have folders on this host, with or without containers.
 KEPT = r"""
@@ -61,19 +61,17 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 def find_run(text: str | None) -> RunFolder:
     """Return the run with this id or unique prefix; this machine's newest run if None."""
     folders = {folder.run_id: folder for folder in run_folders()}
-    if text is None:
-        newest = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
-        if newest is None:
-            raise UsageError(
-                "this machine has no record of a run: name a run and its hosts file (--hosts)"
-            )
-        return folders[newest]
-    found = unique_match(text, folders)
-    if found is None:
-        raise UsageError(
-            f"this machine has no run {shortened(text)}; `ddpctl ps` lists its runs, "
+    if text is not None:
+        found = unique_match(text, folders)
+        missing = (
+            f"this machine has no run {text[:60]!r}; `ddpctl ps` lists its runs, "
             "`ddpctl ps HOSTS` those on the hosts"
         )
+    else:
+        found = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
+        missing = "this machine has no record of a run: name a run and its hosts file (--hosts)"
+    if found is None:
+        raise UsageError(missing)
     return folders[found]
 
 
@@ -88,16 +86,13 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     return matching[0] if matching else None
 
 
-def shortened(text: str) -> str:
-    """Quote the user's text for a one-line message."""
-    return repr(text if len(text) <= 60 else f"{text[:60]}...")
-
-
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
-    known = alive | {status.run_id for status in statuses} | _kept(nodes)
+    kept, _ = ask_each(one_per_account(nodes), lambda node: node.script(KEPT).stdout)
+    folders = b" ".join(kept.values()).decode(errors="replace").split()
+    known = {*filter(is_run_id, folders), *(status.run_id for status in statuses)}
     if prefix:
         found = unique_match(prefix, sorted(known))
     else:
@@ -106,19 +101,9 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
         found = max(own, key=lambda run_id: (run_id in alive, run_id), default=None)
     if found is None:
         unseen = f" ({', '.join(failures)} did not answer)" if failures else ""
-        which = f" {shortened(prefix)}" if prefix else ""
+        which = f" {prefix[:60]!r}" if prefix else ""
         raise UsageError(f"{cluster.source}: its hosts have no run{which}{unseen}")
     return found
-
-
-def _kept(nodes: Sequence[Node]) -> set[str]:
-    """Return the ids of the runs with folders on the hosts."""
-
-    def ask(node: Node) -> list[str]:
-        return node.script(KEPT).stdout.decode(errors="replace").split()
-
-    found, _ = ask_each(one_per_account(nodes), ask)
-    return {run_id for run_ids in found.values() for run_id in run_ids if is_run_id(run_id)}
 
 
 def list_nodes(

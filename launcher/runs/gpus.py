@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.status import NodeStatus
-from ..facts.gpu_use import GpuUse
-from ..facts.nvidia import Process
+from ..facts.nvidia import GpuUse, Process
 from ..hosts.fold import counted, names, ranges
 
 BUSY_MIB = 500  # a GPU with more memory in use is not free
@@ -37,25 +36,19 @@ def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus])
     rows: dict[str, GpuRow] = {}
     for host, found in gpus.items():
         here = [status for status in live if status.host == host]
+        by_container = {status.container: status for status in here if status.container}
+        by_run = {status.run_id: status for status in reversed(here)}
         for gpu in found:
-            rows.setdefault(gpu.uuid, _row(host, gpu, here))
+            owners = [by_container.get(p.container) or by_run.get(p.run_id) for p in gpu.processes]
+            claims = [status for status in here if gpu.uuid in status.gpus]
+            node = next((status for status in (*claims, *owners) if status), None)
+            others = tuple(
+                process
+                for process, owner in zip(gpu.processes, owners, strict=True)
+                if not owner or not node or owner.run_id != node.run_id
+            )
+            rows.setdefault(gpu.uuid, GpuRow(host, gpu, node, others))
     return list(rows.values())
-
-
-def _row(host: str, gpu: GpuUse, here: Sequence[NodeStatus]) -> GpuRow:
-    def node_of(process: Process) -> NodeStatus | None:
-        return next(
-            (s for s in here if process.container and s.container == process.container),
-            next((s for s in here if s.run_id == process.run_id), None),
-        )
-
-    owners = {process: node_of(process) for process in gpu.processes}
-    claims = [status for status in here if gpu.uuid in status.gpus]
-    node = next((status for status in (*claims, *owners.values()) if status), None)
-    others = tuple(
-        p for p, owner in owners.items() if not owner or not node or owner.run_id != node.run_id
-    )
-    return GpuRow(host, gpu, node, others)
 
 
 def summary(rows: Sequence[GpuRow]) -> str:
@@ -70,11 +63,11 @@ def summary(rows: Sequence[GpuRow]) -> str:
     )
 
 
-HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
+GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 
 def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
-    """Yield a row per group of GPUs in equal use: the cells of HEAD without SINCE, and since when.
+    """Yield a row per group of GPUs in equal use: the cells of GPU_HEAD without SINCE, and since when.
 
     Since: unix seconds. Groups that need attention come first: used by others, then idle in a busy
     run. Free GPUs come last.
@@ -88,19 +81,19 @@ def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
         groups.setdefault((use, ranges(r.gpu.index for r in alike)), []).extend(alike)
     for (_, indices), alike in sorted(groups.items(), key=lambda item: _oddness(item[1][0], busy)):
         first = alike[0]
-        owner = first.node.owner if first.node else next((p.user for p in first.others), "")
-        starts = [p.started for r in alike for p in r.others] if not first.node else []
-        starts += [r.node.started for r in alike if r.node]
+        use = [r.gpu.use for r in alike if r.gpu.use is not None]
+        used = [round(r.gpu.used / GIB) for r in alike if r.gpu.used is not None]
+        total = max(r.gpu.total or 0 for r in alike) / GIB
+        if first.node:
+            owner, starts = first.node.owner, [r.node.started for r in alike if r.node]
+        else:
+            owner = next((p.user for p in first.others), "")
+            starts = [p.started for r in alike for p in r.others]
+        hosts = names(dict.fromkeys(row.host for row in alike))
+        memory = _span(used, f"/{total:.0f} GiB")
         yield (
-            [
-                indices,
-                names(dict.fromkeys(row.host for row in alike)),
-                _span([row.gpu.use for row in alike], " %"),
-                _memory(alike),
-                _user(alike),
-                owner or "-",
-            ],
-            min((start for start in starts if start), default=None),
+            [indices, hosts, _span(use, " %"), memory, _user(alike), owner or "-"],
+            min(filter(None, starts), default=None),
         )
 
 
@@ -132,17 +125,10 @@ def _user(alike: Sequence[GpuRow]) -> str:
     return f"{first.node.run_id} and {strangers}" if pids else first.node.run_id
 
 
-def _memory(alike: Sequence[GpuRow]) -> str:
-    used = [None if r.gpu.used is None else round(r.gpu.used / GIB) for r in alike]
-    total = max((r.gpu.total or 0 for r in alike), default=0)
-    return _span(used, f"/{total / GIB:.0f} GiB")
-
-
-def _span(numbers: Sequence[int | None], unit: str) -> str:
-    known = [number for number in numbers if number is not None]
-    if not known:
+def _span(numbers: Sequence[int], unit: str) -> str:
+    if not numbers:
         return "-"
-    low, high = min(known), max(known)
+    low, high = min(numbers), max(numbers)
     return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
 
 

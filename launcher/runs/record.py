@@ -1,4 +1,7 @@
-"""run.json: this machine's record of a run. It may be lost; the labels on the hosts are the truth."""
+"""A run's folder on this machine: run.json, and the hosts file as used.
+
+The folder may be lost; the labels on the hosts are the truth.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.first_failure import FirstFailure
+from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
+from ..hosts import Cluster, dump, load
 from ..logs.events import parsed
 from ..plan.options import RunOptions
 from ..plan.plan import Plan
@@ -32,10 +35,7 @@ class UnreadableRecord(UsageError):
 
 def timestamp(seconds: float | None = None) -> str:
     """Format a time, by default now, as RFC 3339 in UTC with milliseconds."""
-    moment = datetime.datetime.fromtimestamp(
-        time.time() if seconds is None else seconds, datetime.UTC
-    )
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(time.time() if seconds is None else seconds)
 
 
 def parse_timestamp(text: str | None) -> float | None:
@@ -107,7 +107,6 @@ class RunRecord:
     options: RunOptions = field(default_factory=RunOptions)
     env_names: list[str] = field(default_factory=list)  # names of the variables that the user sets
     adopted: bool = False  # started on another machine; `command` is that of the local hosts file
-    version: int = VERSION
 
     @property
     def state(self) -> str:
@@ -126,30 +125,45 @@ def for_hosts(record: RunRecord) -> dict[str, Any]:
 
 
 class RunFolder:
-    """`runs/<run id>/` in the state folder: run.json, the hosts.yaml as used, and logs/."""
+    """`runs/<run id>/` in the state folder: run.json, hosts.yaml and env.json as used, and logs/.
+
+    Values of `job.env` may be secret, so they are in a file of their own with mode 0600 that is
+    never copied. Only a resume or a restart needs them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run_id = path.name
+        self.hosts_file = path / "hosts.yaml"
+        self.env_file = path / "env.json"
+        self.record_file = path / "run.json"
+        self.logs = path / "logs"
         self._warned = False  # that run.json cannot be read or written
 
-    @property
-    def hosts_file(self) -> Path:
-        return self.path / "hosts.yaml"
+    def keep_cluster(self, cluster: Cluster) -> None:
+        make_folder(self.logs)
+        without = dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env={}))
+        write_atomically(self.env_file, json.dumps(dict(cluster.job.env)), mode=0o600)
+        write_atomically(self.hosts_file, dump(without))
 
-    @property
-    def record_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
+    def kept_cluster(self, *, job_files: bool = False) -> Cluster:
+        """Return the hosts and the job of the run's last start from this machine."""
+        cluster = load(self.hosts_file, job_files=job_files)
+        try:
+            env = json.loads(self.env_file.read_text())
+            given = {str(name): str(value) for name, value in env.items()}
+        except FileNotFoundError:
+            return cluster
+        except (OSError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{self.env_file}: cannot read the values of job.env: {error}"
+            ) from None
+        return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def save(self, record: RunRecord) -> None:
-        document = dataclasses.asdict(record)
-        ordered = {"version": document.pop("version"), "state": record.state, **document}
+        document = {"version": VERSION, "state": record.state, **dataclasses.asdict(record)}
         make_folder(self.path)
-        write_atomically(self.record_file, json.dumps(ordered, indent=2) + "\n")
+        write_atomically(self.record_file, json.dumps(document, indent=2) + "\n")
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
@@ -204,6 +218,22 @@ def run_folder(run_id: str) -> RunFolder:
 def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
     """Return a record with a new PENDING attempt after those of `earlier`."""
     hosts = [node.host.name for node in plan.nodes]
+    inputs = {
+        "image": plan.image_digest,
+        "dataset": plan.dataset_digest,
+        "code": plan.workdir_digest,
+    }
+    attempt = AttemptRecord(
+        attempt=plan.attempt,
+        state="PENDING",
+        created=timestamp(),
+        nodes=[NodeRecord(n.node_rank, n.host.name, n.place.run_dir) for n in plan.nodes],
+        world_size=plan.world_size or 0,
+        master_addr=plan.master_addr,
+        master_port=int(plan.master_port),
+        by=plan.options.by,
+        digests={what: digest for what, digest in inputs.items() if digest},
+    )
     return RunRecord(
         run_id=plan.run_id,
         name=plan.name,
@@ -218,43 +248,22 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         stop_timeout=plan.stop_timeout,
         options=plan.options.of_run(),
         env_names=list(plan.nodes[0].container.env_names),
-        attempts=[*(earlier.attempts if earlier else ()), _new_attempt(plan)],
+        attempts=[*(earlier.attempts if earlier else ()), attempt],
         # a stop may still be unconfirmed on a lost host that is no longer used
         pending_stop=[h for h in earlier.pending_stop if h not in hosts] if earlier else [],
     )
 
 
-def _new_attempt(plan: Plan) -> AttemptRecord:
-    inputs = {
-        "image": plan.image_digest,
-        "dataset": plan.dataset_digest,
-        "code": plan.workdir_digest,
-    }
-    return AttemptRecord(
-        attempt=plan.attempt,
-        state="PENDING",
-        created=timestamp(),
-        nodes=[
-            NodeRecord(node.node_rank, node.host.name, node.place.run_dir) for node in plan.nodes
-        ],
-        world_size=plan.world_size or 0,
-        master_addr=plan.master_addr,
-        master_port=int(plan.master_port),
-        by=plan.options.by,
-        digests={what: digest for what, digest in inputs.items() if digest},
-    )
+def run_folders() -> list[RunFolder]:
+    """Return the folders of all recorded runs, newest first."""
 
+    def created(folder: RunFolder) -> float:
+        # hosts.yaml is written once per attempt, run.json throughout
+        for path in (folder.hosts_file, folder.record_file):
+            with contextlib.suppress(OSError):
+                return path.stat().st_mtime
+        return 0.0
 
-def run_folders() -> Iterator[RunFolder]:
-    """Yield the folders of all recorded runs, newest first."""
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
     known = [f for f in folders if is_run_id(f.run_id) and f.record_file.exists()]
-    yield from sorted(known, key=_created, reverse=True)
-
-
-def _created(folder: RunFolder) -> float:
-    """Return unix seconds. hosts.yaml is written once per attempt, run.json throughout."""
-    for path in (folder.hosts_file, folder.record_file):
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime
-    return 0.0
+    return sorted(known, key=created, reverse=True)

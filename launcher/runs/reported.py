@@ -1,24 +1,30 @@
-"""Read reports from run folders on the hosts, which remain when `kill` removes containers.
+"""Runs as their hosts report them, from the folders that remain when `kill` removes containers.
 
-Hosts contribute only plain values. Malformed ones are left out.
+Hosts contribute only plain values: which nodes ran there, attempts, states, times and digests.
+Malformed ones are left out. In a record of a run that another machine started, the hosts, users,
+identities, the engine and the command come from the user's own hosts file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..engines.status import NodeStatus, read_status
-from ..errors import DdpctlError
+from ..engines.status import NodeStatus, plain
+from ..errors import DdpctlError, UsageError
 from ..facts.shared_homes import OWN
+from ..hosts import Cluster
 from ..logs.events import parsed
 from ..logs.journal import Reader
 from ..run_id import is_run_id
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
 from ..supervisor.events import End
+from ..terminal.console import Console
+from .record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 
 # For the newest attempt of each node of this host, of run $1 or of all runs, prints three lines:
 # `RUN NODE ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
@@ -40,6 +46,9 @@ done
 """
 )
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
+STATE = re.compile("PENDING|RUNNING|SUCCEEDED|FAILED|CANCELLED")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+DIGEST = re.compile(r"[a-z0-9:]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -67,84 +76,160 @@ class ReportedRun:
     attempts: list[ReportedAttempt] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ReportedNode:
-    """A host's report about the newest attempt of one node."""
-
-    run_id: str
-    node_rank: int
-    attempt: int
-    marked: bool
-    written: float
-    run: ReportedRun
-    end: End | None
-
-    def status(self, host: str) -> NodeStatus | None:
-        """Return the node's status if it has ended or was cancelled, else None."""
-        if not (self.end or self.marked):
-            return None
-        cancelled = self.end.state == "cancelled" if self.end else self.marked
-        return read_status(
-            host,
-            f".ddpctl/runs/{self.run_id}/nodes/{self.node_rank}/attempt-{self.attempt}",
-            {
-                "run-id": self.run_id,
-                "name": self.run.name,
-                "owner": self.run.owner,
-                "attempt": str(self.attempt),
-                "node-rank": str(self.node_rank),
-                "nnodes": str(len(self.run.hosts) or self.node_rank + 1),
-            },
-            {
-                "state": "cancelled" if cancelled else "exited",
-                "exit_code": self.end.exit_code if self.end else None,
-                "ended": self.written,
-            },
-        )
+Report = tuple[NodeStatus, ReportedRun]  # about the newest attempt of one node
 
 
 def reported_nodes(
     nodes: Sequence[Node], run_id: str = ""
-) -> tuple[dict[Node, list[ReportedNode]], dict[Node, DdpctlError]]:
+) -> tuple[dict[Node, list[Report]], dict[Node, DdpctlError]]:
     """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
-    def ask(node: Node) -> list[ReportedNode]:
-        rows = parse_reports(node.script(LIST, run_id, timeout=60.0).stdout)
-        return [row for row in rows if run_id in ("", row.run_id)]
+    def ask(node: Node) -> list[Report]:
+        reports = parse_reports(node.script(LIST, run_id, timeout=60.0).stdout, node.name)
+        return [report for report in reports if run_id in ("", report[0].run_id)]
 
     return try_each(one_per_account(nodes), ask)
 
 
-def parse_reports(text: bytes) -> Iterator[ReportedNode]:
-    """Parse LIST's output."""
+def parse_reports(text: bytes, host: str) -> Iterator[Report]:
+    """Parse LIST's output. The state of a node is unknown unless it has ended or was cancelled."""
     rows = text.decode(errors="replace").split("\n")
     for head, document, record in zip(rows[::3], rows[1::3], rows[2::3], strict=False):
-        if (match := HEAD.fullmatch(head)) and is_run_id(match[1]):
-            run_id, rank, attempt, marked, written = match.groups()
-            events = [each.event for each in Reader().feed(record.encode() + b"\n")]
-            yield ReportedNode(
-                run_id,
-                int(rank),
-                int(attempt),
-                marked == "1",
-                float(written),
-                _run(document),
-                next((event for event in events if isinstance(event, End)), None),
-            )
-
-
-def _run(document: str) -> ReportedRun:
-    try:
-        return parsed(ReportedRun, json.loads(document))
-    except (ValueError, RecursionError):
-        return ReportedRun()
+        match = HEAD.fullmatch(head)
+        if not match or not is_run_id(match[1]):
+            continue
+        run_id, (rank, attempt, marked, written) = match[1], map(int, match.groups()[1:])
+        try:
+            run = parsed(ReportedRun, json.loads(document))
+        except (ValueError, RecursionError):
+            run = ReportedRun()
+        events = [each.event for each in Reader().feed(record.encode() + b"\n")]
+        end = next((event for event in events if isinstance(event, End)), None)
+        cancelled = end.state == "cancelled" if end else marked
+        status = NodeStatus(
+            attempt=attempt,
+            node_rank=rank,
+            host=host,
+            handle=f".ddpctl/runs/{run_id}/nodes/{rank}/attempt-{attempt}",
+            state="cancelled" if cancelled else "exited" if end else "unknown",
+            exit_code=end.exit_code if end else None,
+            run_id=run_id,
+            name=plain(run.name),
+            nnodes=max(len(run.hosts), rank + 1),
+            owner=plain(run.owner),
+            ended=float(written),
+        )
+        yield status, run
 
 
 def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
     """Return the nodes that have ended, each once even if it moved between these hosts."""
     found, _ = reported_nodes(nodes)
-    ended = [s for node, rows in found.items() for row in rows if (s := row.status(node.name))]
+    ended = [status for reports in found.values() for status, _ in reports if not status.alive]
     newest: dict[str, int] = {}
     for status in ended:
         newest[status.run_id] = max(newest.get(status.run_id, 0), status.attempt)
     return [status for status in ended if status.attempt == newest[status.run_id]]
+
+
+# --- a record of a run that another machine started -----------------------------------------------
+
+
+def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+    """Write run.json and hosts.yaml. Raises UsageError if the file lacks a host of the run."""
+    record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
+    # values of env may be secret; a resume reads them from the user's file again
+    job = dataclasses.replace(cluster.job, env={})
+    hosts = tuple(node.host for node in ranks)
+    folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
+    folder.save(record)
+
+
+def ask_for_record(
+    run_id: str, nodes: Sequence[Node], cluster: Cluster, console: Console
+) -> tuple[RunRecord, list[Node]]:
+    """Build the record from the hosts' reports. Also return the nodes in rank order."""
+    found, failures = reported_nodes(nodes, run_id)
+    rows = [row for reports in found.values() for row in reports]
+    if not rows:
+        raise UsageError(f"no host has files of {run_id}; only `ddpctl kill` works on such a run")
+    newest, run = max(rows, key=lambda row: row[0].attempt)
+    there = {
+        node: [status.node_rank for status, _ in reports if status.attempt == newest.attempt]
+        for node, reports in found.items()
+    }
+    ranks = by_rank(nodes, there, failures, cluster.source)
+    record = record_of(run_id, cluster, run, newest.attempt)
+    record.hosts = [node.name for node in ranks]
+    silent = {node.host.account for node in failures}
+    for rank, node in enumerate(ranks):
+        # commands start in the home folder
+        home = "" if node.host.account in silent else f"{node.home()}/"
+        record.attempt.nodes.append(NodeRecord(rank, node.name, f"{home}.ddpctl/runs/{run_id}"))
+    console.say(
+        f"{run_id}: attempt {newest.attempt} on {len(ranks)} nodes, according to {newest.host}; this "
+        "machine has no record of it"
+    )
+    return record, ranks
+
+
+def by_rank(
+    nodes: Sequence[Node],
+    there: Mapping[Node, Sequence[int]],
+    failures: Collection[Node],
+    source: str,
+) -> list[Node]:
+    """Return the nodes in rank order. Silent hosts fill the gaps, in the file's order.
+
+    there: node ranks of the newest attempt on each host that answered.
+    """
+    spare: dict[object, list[Node]] = {}  # by account
+    for node in nodes:
+        spare.setdefault(node.host.account, []).append(node)
+    found: dict[int, Node] = {}
+    for node, reported in there.items():
+        for rank in sorted(reported):
+            if rank in found:
+                raise UsageError(f"{found[rank].name} and {node.name} both claim node {rank}")
+            if not spare[node.host.account]:
+                raise UsageError(f"{source}: list {node.name} once for each node of the run on it")
+            found[rank] = spare[node.host.account].pop(0)
+    silent = [node for failed in failures for node in spare[failed.host.account]]
+    for rank in range(max(found)):
+        if rank not in found:
+            if not silent:
+                raise UsageError(f"{source}: node {rank} of the run is on none of these hosts")
+            found[rank] = silent.pop(0)
+    return [found[rank] for rank in sorted(found)]
+
+
+def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> RunRecord:
+    """Return a record with attempts 1 to `newest`. Attempts without a valid description are UNKNOWN."""
+    reported = {entry.attempt: entry for entry in run.attempts}
+    attempts = []
+    for number in range(1, newest + 1):
+        entry = reported.get(number, ReportedAttempt(number))
+        state, created = _valid(entry.state, STATE), _valid(entry.created, TIME)
+        ranks = max(0, entry.world_size)
+        attempt = AttemptRecord(number, state or "UNKNOWN", created or "", [], ranks, "", 0)
+        attempt.started, attempt.ended = _valid(entry.started, TIME), _valid(entry.ended, TIME)
+        attempts.append(attempt)
+    return RunRecord(
+        run_id=run_id,
+        name="",
+        owner="",
+        engine=cluster.job.engine,
+        hosts=[],
+        image=cluster.job.image,
+        image_digest=_valid(run.image_digest, DIGEST),
+        dataset_digest=_valid(run.dataset_digest, DIGEST),
+        workdir_digest=_valid(run.workdir_digest, DIGEST),
+        command=list(cluster.job.command),
+        stop_timeout=cluster.job.stop_timeout,
+        attempts=attempts,
+        adopted=True,
+    )
+
+
+def _valid(text: str | None, form: re.Pattern[str]) -> str | None:
+    return text if text and form.fullmatch(text) else None

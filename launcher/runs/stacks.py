@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..diagnosis.stack_groups import (
     verdict,
 )
 from ..engines.attempt import RunningNode
-from ..errors import CommandFailed, CommandTimeout, DdpctlError
+from ..errors import CommandFailed, CommandTimeout
 from ..hosts.fold import names, ranges
 from ..logs.events import parsed
 from ..ssh.many import ask_each
@@ -67,10 +67,6 @@ class Answer:
     state: str  # running, starting (no rank yet) or ended
     ranks: tuple[RankStack, ...] = ()
 
-    @property
-    def label(self) -> str:
-        return f"{self.host} (node {self.node_rank})"
-
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
     """Print the stacks. Return 0, or 4 if a host did not answer; other hosts' ranks are shown."""
@@ -82,7 +78,21 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     groups = grouped(rank for answer in answers for rank in answer.ranks)
     report_unseen(failures, console)
     if as_json:
-        console.json(document(folder.run_id, answers, groups, failures))
+        console.json(
+            {
+                "version": 1,
+                "run_id": folder.run_id,
+                "attempt": newest or None,
+                "verdict": verdict(groups),
+                "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
+                "groups": [
+                    {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.describe()}
+                    for group in groups
+                ],
+                "nodes": [_document(answer) for answer in answers],
+                "unseen": unseen(failures),
+            }
+        )
     elif failures or any(answer.state != "ended" for answer in answers):
         console.print("\n".join(lines(answers, groups)))
     else:
@@ -103,10 +113,8 @@ def _ask(member: RunningNode, kind: str) -> Answer:
             "gone or paused, see `ddpctl ps`"
         )
     if done.code != 0:
-        raise CommandFailed(
-            f"{node.name}: {attempts}: {done.stderr.decode(errors='replace').strip() or 'gone'}; "
-            "see `ddpctl ps`"
-        )
+        why = done.stderr.decode(errors="replace").strip() or "gone"
+        raise CommandFailed(f"{node.name}: {attempts}: {why}; see `ddpctl ps`")
     try:
         answer = parsed(StackAnswer, json.loads(done.stdout))
     except (ValueError, RecursionError):
@@ -116,20 +124,18 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
 
 
-# --- output ---------------------------------------------------------------------------------------
-
-
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
     """Format the groups like `clush -b`, the largest first, then the names of the stragglers."""
-    shown = [line for group in groups for line in block(group)]
-    shown += [
-        f"{answer.label}: no ranks yet; torchrun is starting or waiting for another node"
-        for answer in answers
-        if answer.state == "starting"
+
+    def nodes(state: str, text: str) -> list[str]:
+        return [f"{a.host} (node {a.node_rank}): {text}" for a in answers if a.state == state]
+
+    return [
+        *(line for group in groups for line in block(group)),
+        *nodes("starting", "no ranks yet; torchrun is starting or waiting for another node"),
+        *verdict(groups),
+        *nodes("ended", "has ended"),
     ]
-    shown += verdict(groups)
-    shown += [f"{answer.label}: has ended" for answer in answers if answer.state == "ended"]
-    return shown
 
 
 def block(group: StackGroup) -> list[str]:
@@ -147,34 +153,9 @@ def block(group: StackGroup) -> list[str]:
     return shown
 
 
-def document(
-    run_id: str,
-    answers: Sequence[Answer],
-    groups: Sequence[StackGroup],
-    failures: Mapping[str, DdpctlError],
-) -> dict[str, Any]:
-    """Return the document of `stacks --json`, version 1."""
-    return {
-        "version": 1,
-        "run_id": run_id,
-        "attempt": max((answer.attempt for answer in answers), default=0) or None,
-        "verdict": verdict(groups),
-        "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
-        "groups": [
-            {"ranks": group.ranks, "hosts": group.hosts, "place": group.first.describe()}
-            for group in groups
-        ],
-        "nodes": [
-            {
-                "host": answer.host,
-                "node_rank": answer.node_rank,
-                "state": answer.state,
-                "ranks": [
-                    {k: v for k, v in asdict(rank).items() if k not in ("host", "node_rank")}
-                    for rank in answer.ranks
-                ],
-            }
-            for answer in answers
-        ],
-        "unseen": unseen(failures),
-    }
+def _document(answer: Answer) -> dict[str, Any]:
+    document = asdict(answer)
+    del document["attempt"]
+    for rank in document["ranks"]:
+        del rank["host"], rank["node_rank"]
+    return document

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
-from ..hosts import Cluster, Host, override_job
+from ..hosts import Cluster, override_job
 from ..plan.options import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
-from ..ssh.node import Node
+from ..ssh.node import connected
 from ..start.attempt import NextAttempt
 from ..start.wait import run_attempt
 from ..state import make_folder, state_home, write_atomically
@@ -75,9 +75,13 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
             if as_json:
                 console.json(document(report, str(error).splitlines()))
             raise
-    found = problems(report, options.min_busbw, last_busbw(cluster), code)
+    # the last result for the same hosts and GPUs
+    key = repr([(*host.machine, host.gpus) for host in cluster.hosts]).encode()
+    record = state_home() / "sanity" / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+    found = problems(report, options.min_busbw, last_busbw(record), code)
     if report.sizes:
-        remember(cluster, report.busbw)
+        make_folder(record.parent)
+        write_atomically(record, json.dumps({"version": 1, "busbw": report.busbw}) + "\n")
     if as_json:
         console.json(document(report, found))
     else:
@@ -87,9 +91,14 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     if options.plot and report.sizes:
         plot(report, Path(options.plot))
         console.say(f"plot: {options.plot}")
-    if found:
-        return code if code in (4, 130) else 1
-    return code
+    return 1 if found and code not in (4, 130) else code
+
+
+def last_busbw(record: Path) -> float | None:
+    try:
+        return float(json.loads(record.read_text())["busbw"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def size_of(text: str) -> int:
@@ -106,43 +115,16 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
     if host is None:
         listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))
         raise UsageError(f"--host {name}: not in {cluster.source}, which has {listed}")
-    ids = _gpus_of(host)
+    with connected([host]) as nodes:
+        ids = gpu_ids(host, gather(nodes)[0])
     if len(ids) % containers:
-        raise UsageError(
-            f"{name}: {len(ids)} GPUs do not split evenly into {containers} containers"
-        )
+        uneven = f"{len(ids)} GPUs do not split evenly into {containers} containers"
+        raise UsageError(f"{name}: {uneven}")
     share = len(ids) // containers
-    parts = [tuple(ids[n * share : (n + 1) * share]) for n in range(containers)]
+    parts = [ids[n * share : (n + 1) * share] for n in range(containers)]
     hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)
     job = dataclasses.replace(cluster.job, nproc_per_node=share or 1)
     return dataclasses.replace(cluster, hosts=hosts, job=job, spares=())
-
-
-def _gpus_of(host: Host) -> tuple[int, ...]:
-    node = Node(host)
-    try:
-        return gpu_ids(host, gather([node])[0])
-    finally:
-        node.close()
-
-
-def _record_of(cluster: Cluster) -> Path:
-    """Return the file of the last result for the same hosts and GPUs."""
-    hosts = repr([(*host.machine, host.gpus) for host in cluster.hosts])
-    return state_home() / "sanity" / f"{hashlib.sha256(hosts.encode()).hexdigest()[:16]}.json"
-
-
-def last_busbw(cluster: Cluster) -> float | None:
-    try:
-        return float(json.loads(_record_of(cluster).read_text())["busbw"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def remember(cluster: Cluster, busbw: float) -> None:
-    path = _record_of(cluster)
-    make_folder(path.parent)
-    write_atomically(path, json.dumps({"version": 1, "busbw": busbw}) + "\n")
 
 
 def plot(report: Report, to: Path) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import socket
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,17 @@ PAIR_BYTES = 4 << 20
 PAIR_ROUNDS = 3
 SIOCGIFADDR = 0x8915
 SILENCE = 1.5  # seconds without a heartbeat until a rank counts as dead
+TRANSPORTS = {  # by the start of the word after `via` in NCCL's log
+    "NET/IB": "InfiniBand",
+    "NET/Socket": "sockets",
+    "NET/": "network plugin",
+    "P2P": "NVLink or PCIe peer to peer",
+    "SHM": "shared memory",
+}
 
 
 class Job:
-    """This rank, and the options of the check."""
+    """This rank, and the options of the check. Ends the process if one step takes too long."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.rank = int(os.environ["RANK"])
@@ -54,78 +62,61 @@ class Job:
         self.pairwise = options["pairwise"]
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", self.local_rank) if self.cuda else torch.device("cpu")
-        self.store: Any = None
+        self.store = self._connect()
+        self._act, self._number = "", 0
+        self._deadline = math.inf
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def report(self, kind: str, **fields: Any) -> None:
         if self.rank == 0:
             print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
 
+    def sync(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
 
-class Watchdog:
-    """Ends the process if one step takes too long. Rank 0 first reports which ranks did not arrive."""
+    @contextlib.contextmanager
+    def step(self, act: str) -> Iterator[None]:
+        """Do a step that all ranks do, within the timeout."""
+        self._act, self._number = act, self._number + 1
+        self.store.set(f"at/{self._number}/{self.rank}", act)
+        self._deadline = time.monotonic() + self.timeout
+        yield
+        self._deadline = math.inf
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.act, self.number = job, "", 0
-        self.deadline: float | None = None
-        threading.Thread(target=self._send_heartbeats, daemon=True).start()
-        threading.Thread(target=self._check_deadline, daemon=True).start()
+    def _connect(self) -> Any:
+        """Open another connection to torchrun's store on node 0."""
+        limit = datetime.timedelta(seconds=self.timeout)
+        where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        return dist.TCPStore(*where, self.world, False, limit)  # type: ignore[attr-defined]
 
-    def begin(self, act: str) -> None:
-        self.number += 1
-        self.act = act
-        self.job.store.set(f"at/{self.number}/{self.job.rank}", act)
-        self.deadline = time.monotonic() + self.job.timeout
+    def _watch(self) -> None:
+        """Send heartbeats. After the deadline, report the late ranks (on rank 0) and exit."""
+        store = self._connect()  # a store connection handles one call at a time
+        for count in itertools.count():
+            with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
+                store.set(f"alive/{self.rank}", str(count))
+            time.sleep(SILENCE / 6)
+            late = time.monotonic() - self._deadline
+            if self.rank == 0 and late > 0:
+                try:
+                    self._report_late(store)
+                finally:
+                    os._exit(3)
+            if late > 2 * SILENCE:  # rank 0 reports first
+                os._exit(3)
 
-    def end(self) -> None:
-        self.deadline = None
-
-    def _check_deadline(self) -> None:
-        while True:
-            time.sleep(0.1)
-            deadline = self.deadline
-            if deadline is None or time.monotonic() < deadline:
-                continue
-            if self.job.rank == 0:
-                self._report_late()
-            else:
-                time.sleep(2 * SILENCE)  # rank 0 reports first
-            os._exit(3)
-
-    def _send_heartbeats(self) -> None:
-        """Send heartbeats on their own connection: a store connection handles one call at a time."""
-        store = connect(self.job)
-        with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
-            for count in itertools.count():
-                store.set(f"alive/{self.job.rank}", str(count))
-                time.sleep(SILENCE / 6)
-
-    def _report_late(self) -> None:
+    def _report_late(self, store: Any) -> None:
         """Report the ranks that did not start the step or, if all did, those that stopped during it."""
-        how = "did not arrive at"
-        late = [r for r in range(self.job.world) if not self._arrived(r)]
+        ranks, how = range(self.world), "did not arrive at"
+        late = [rank for rank in ranks if not store.check([f"at/{self._number}/{rank}"])]
         if not late:
-            how, store, ranks = "stopped responding in", connect(self.job), range(self.job.world)
-            before = [store.get(f"alive/{r}") for r in ranks]
+            how = "stopped responding in"
+            before = [store.get(f"alive/{rank}") for rank in ranks]
             time.sleep(SILENCE)
-            late = [r for r in ranks if store.get(f"alive/{r}") == before[r]]
-        self.job.report("late", act=self.act, how=how, ranks=late, nodes=nodes_of(self.job, late))
-
-    def _arrived(self, rank: int) -> bool:
-        try:
-            return bool(self.job.store.check([f"at/{self.number}/{rank}"]))
-        except Exception:
-            return False
-
-
-def connect(job: Job) -> Any:
-    """Open another connection to torchrun's store on node 0."""
-    limit = datetime.timedelta(seconds=job.timeout)
-    where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    return dist.TCPStore(*where, job.world, False, limit)  # type: ignore[attr-defined]
-
-
-def nodes_of(job: Job, ranks: list[int]) -> list[int]:
-    return sorted({rank // job.per_node for rank in ranks})
+            late = [rank for rank in ranks[1:] if store.get(f"alive/{rank}") == before[rank]]
+        nodes = sorted({rank // self.per_node for rank in late})
+        self.report("late", act=self._act, how=how, ranks=late, nodes=nodes)
 
 
 def mesh(job: Job) -> bool:
@@ -149,29 +140,23 @@ def mesh(job: Job) -> bool:
 def unreached(job: Job) -> list[dict[str, Any]]:
     """Return the nodes that this one cannot connect to."""
     failed = []
-    for other in range(job.nodes):
-        if other != job.node:
-            host, port = job.store.get(f"mesh/{other}").decode().split()
-            try:
-                socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-            except OSError as error:
-                failed.append(
-                    {"source": job.node, "target": other, "address": host, "error": str(error)}
-                )
+    for other in (node for node in range(job.nodes) if node != job.node):
+        host, port = job.store.get(f"mesh/{other}").decode().split()
+        try:
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+        except OSError as error:
+            ends = {"source": job.node, "target": other}
+            failed.append({**ends, "address": host, "error": str(error)})
     return failed
 
 
 def own_address() -> str:
     """Return the address of the data interface, by default the interface towards node 0."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").encode()[:15]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if name:
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-                return socket.inet_ntoa(answer[20:24])
-            except OSError:
-                pass
+        with contextlib.suppress(OSError):  # no such interface, or it has no address
+            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name))
+            return socket.inet_ntoa(answer[20:24])
         probe.connect((os.environ["MASTER_ADDR"], 9))
         return str(probe.getsockname()[0])
 
@@ -183,7 +168,7 @@ def accept(server: socket.socket) -> None:
             server.accept()[0].close()
 
 
-def right(job: Job, watchdog: Watchdog) -> None:
+def right(job: Job) -> None:
     """Run each collective once on numbers with a known result."""
     n, mine, device = job.world, float(job.rank), job.device
     ones = torch.ones(1000, device=device)
@@ -222,67 +207,52 @@ def right(job: Job, watchdog: Watchdog) -> None:
 
     for act in (all_reduce, all_gather, reduce_scatter, broadcast, point_to_point):
         name = act.__name__.replace("_", "-")
-        watchdog.begin(name)
-        try:
-            verdict = "right" if act() else "WRONG"
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            if "support" not in str(error) and "mplement" not in str(error):
-                raise
-            verdict = "not offered"
         verdicts: list[Any] = [None] * n
-        dist.all_gather_object(verdicts, verdict)
-        watchdog.end()
+        with job.step(name):
+            try:
+                verdict = "right" if act() else "WRONG"
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                if "support" not in str(error) and "mplement" not in str(error):
+                    raise
+                verdict = "not offered"
+            dist.all_gather_object(verdicts, verdict)
         wrong = [r for r, word in enumerate(verdicts) if word == "WRONG"]
         job.report("right", collective=name, verdict="WRONG" if wrong else verdicts[0], ranks=wrong)
 
 
-def sweep(job: Job, watchdog: Watchdog) -> None:
+def sweep(job: Job) -> None:
     """Measure all-reduce by size, as the slowest rank's mean seconds per round."""
     size = 8
     while size <= job.max_bytes:
-        x = torch.ones(size // 4, device=job.device)
-        watchdog.begin(f"all-reduce of {size} bytes")
-        for _ in range(WARMUP):
-            dist.all_reduce(x)
-        seconds = timed(job, functools.partial(dist.all_reduce, x))
-        watchdog.end()
+        count = size // 4
+        act = functools.partial(dist.all_reduce, torch.ones(count, device=job.device))
+        with job.step(f"all-reduce of {size} bytes"):
+            for _ in range(WARMUP):
+                act()
+            enough = MEASURE_SECONDS / max(timed(job, act, 1), 1e-6)
+            rounds = torch.tensor([min(MAX_ROUNDS, max(3, int(enough)))], device=job.device)
+            dist.broadcast(rounds, 0)
+            slowest = torch.tensor([timed(job, act, int(rounds))], device=job.device)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            seconds = float(slowest)
         alg = size / seconds / 1e9
         bus = alg * 2 * (job.world - 1) / job.world
-        job.report(
-            "size", bytes=size, count=size // 4, type="float", seconds=seconds, algbw=alg, busbw=bus
-        )
+        rates = {"seconds": seconds, "algbw": alg, "busbw": bus}
+        job.report("size", bytes=size, count=count, type="float", **rates)
         size *= 4
 
 
-def timed(job: Job, act: Callable[[], object]) -> float:
-    one = once(job, act)
-    rounds = torch.tensor([min(MAX_ROUNDS, max(3, int(MEASURE_SECONDS / max(one, 1e-6))))])
-    rounds = rounds.to(job.device)
-    dist.broadcast(rounds, 0)
-    sync(job)
+def timed(job: Job, act: Callable[[], object], rounds: int) -> float:
+    """Return the mean seconds of an act on this rank."""
+    job.sync()
     began = time.perf_counter()
-    for _ in range(int(rounds)):
+    for _ in range(rounds):
         act()
-    sync(job)
-    slowest = torch.tensor([(time.perf_counter() - began) / int(rounds)], device=job.device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest)
+    job.sync()
+    return (time.perf_counter() - began) / rounds
 
 
-def once(job: Job, act: Callable[[], object]) -> float:
-    sync(job)
-    began = time.perf_counter()
-    act()
-    sync(job)
-    return time.perf_counter() - began
-
-
-def sync(job: Job) -> None:
-    if job.cuda:
-        torch.cuda.synchronize()
-
-
-def pairs(job: Job, watchdog: Watchdog) -> None:
+def pairs(job: Job) -> None:
     """Measure each pair of nodes alone, in both directions, between their first ranks.
 
     Runs through all pairs several times, so that a disturbance does not hit the same pair each
@@ -292,10 +262,9 @@ def pairs(job: Job, watchdog: Watchdog) -> None:
     rates: dict[tuple[int, int], list[float]] = {}
     for _ in range(PAIR_ROUNDS):
         for source, target in itertools.permutations(range(job.nodes), 2):
-            watchdog.begin(f"node {source} to node {target}")
-            seconds = one_way(job, x, source * job.per_node, target * job.per_node)
-            dist.barrier()
-            watchdog.end()
+            with job.step(f"node {source} to node {target}"):
+                seconds = one_way(job, x, source * job.per_node, target * job.per_node)
+                dist.barrier()
             rates.setdefault((source, target), []).append(PAIR_BYTES / seconds / 1e9)
     for (source, target), rounds in rates.items():
         gbs = statistics.median(rounds)
@@ -312,7 +281,7 @@ def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
             dist.send(x, target)
         elif job.rank == target:
             dist.recv(x, source)
-        sync(job)
+        job.sync()
         if number:  # the first round sets up the connection
             seconds.append(time.perf_counter() - began)
     median = statistics.median(seconds)
@@ -326,26 +295,13 @@ def transports(job: Job) -> dict[str, int]:
     if not job.cuda:
         return {"sockets (Gloo)": 1}
     found = Counter(
-        transport(via)
+        next((name for word, name in TRANSPORTS.items() if via.startswith(word)), via)
         for path in Path("/tmp").glob(f"ddpctl-nccl.{job.local_rank}.*")
         for via in re.findall(r" via (\S+)", path.read_text(errors="replace"))
     )
     every: list[Any] = [None] * job.world
     dist.all_gather_object(every, found)
     return dict(sum(every, Counter()))
-
-
-def transport(via: str) -> str:
-    for word, name in (
-        ("NET/IB", "InfiniBand"),
-        ("NET/Socket", "sockets"),
-        ("NET/", "network plugin"),
-        ("P2P", "NVLink or PCIe peer to peer"),
-        ("SHM", "shared memory"),
-    ):
-        if via.startswith(word):
-            return name
-    return via
 
 
 def main() -> None:
@@ -355,25 +311,20 @@ def main() -> None:
         os.environ["NCCL_DEBUG"] = "INFO"
         os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,GRAPH"
         os.environ["NCCL_DEBUG_FILE"] = f"/tmp/ddpctl-nccl.{job.local_rank}.%h.%p"
-    job.store = connect(job)
-    watchdog = Watchdog(job)
-    watchdog.begin("connecting")
-    device = torch.cuda.get_device_name() if job.cuda else "CPU"
-    device += f", torch {torch.__version__}"
-    job.report("world", nodes=job.nodes, ranks=job.world, device=device)
-    if not mesh(job):
-        watchdog.end()
-        time.sleep(0.5)  # lets the report be read before torchrun ends the ranks
-        os._exit(4)
-    dist.init_process_group(
-        "nccl" if job.cuda else "gloo", timeout=datetime.timedelta(seconds=10 * job.timeout)
-    )
-    dist.barrier()
-    watchdog.end()
-    right(job, watchdog)
-    sweep(job, watchdog)
+    with job.step("connecting"):
+        device = torch.cuda.get_device_name() if job.cuda else "CPU"
+        device += f", torch {torch.__version__}"
+        job.report("world", nodes=job.nodes, ranks=job.world, device=device)
+        if not mesh(job):
+            time.sleep(0.5)  # lets the report be read before torchrun ends the ranks
+            os._exit(4)
+        limit = datetime.timedelta(seconds=10 * job.timeout)
+        dist.init_process_group("nccl" if job.cuda else "gloo", timeout=limit)
+        dist.barrier()
+    right(job)
+    sweep(job)
     if job.pairwise:
-        pairs(job, watchdog)
+        pairs(job)
     job.report("done", transports=transports(job))
     dist.barrier()
     dist.destroy_process_group()

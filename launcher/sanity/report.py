@@ -71,28 +71,25 @@ def problems(
     found = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
-            ranks = ", ".join(str(rank) for rank in right["ranks"])
+            ranks = ", ".join(map(str, right["ranks"]))
             found.append(
                 f"{right['collective']} gave wrong results on rank {ranks}: memory or the "
                 "network card of that host may be faulty; run the vendor's diagnostics"
             )
     found += slow_pairs(report)
-    if min_busbw is not None and report.sizes and report.busbw < min_busbw:
-        found.append(
-            f"bus bandwidth {report.busbw:.3g} GB/s is below --min-busbw {min_busbw:g}: "
-            "`--pairwise` names the slow link"
-        )
-    elif last is not None and report.sizes and report.busbw < WORSE * last:
-        found.append(
-            f"bus bandwidth is {report.busbw:.3g} GB/s, but was {last:.3g} in the last run on these hosts: "
-            "`--pairwise` names the slow link"
-        )
+    below = ""
+    if min_busbw is not None and report.busbw < min_busbw:
+        below = f"bus bandwidth {report.busbw:.3g} GB/s is below --min-busbw {min_busbw:g}"
+    elif last is not None and report.busbw < WORSE * last:
+        below = f"bus bandwidth is {report.busbw:.3g} GB/s"
+        below += f", but was {last:.3g} in the last run on these hosts"
+    if below and report.sizes:
+        found.append(f"{below}: `--pairwise` names the slow link")
     if not report.all("done") and not found:
         found.append("the check did not finish: its output shows why")
     if code and not found:
-        found.append(
-            f"all measurements finished, but then the run exited with {code}: see `ddpctl logs`"
-        )
+        what = f"all measurements finished, but then the run exited with {code}"
+        found.append(f"{what}: see `ddpctl logs`")
     return found
 
 

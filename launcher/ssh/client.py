@@ -13,7 +13,7 @@ from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
 from .connect import BROKEN, Connection, connect
 from .shell import command_line, framed, watched
-from .stream import CHUNK, STDERR_TAIL, Deadline, Stream
+from .stream import CHUNK, Deadline, Stream
 from .transport import ChannelStderr
 
 UNKNOWN_CODE = 255  # the exit code if the server does not report one
@@ -25,36 +25,33 @@ class SshMachine:
         self.host = host
         self._timeout = connect_timeout
         self._connections: list[Connection] = []
-        self._connecting = threading.Lock()
+        self._opening = threading.Lock()
 
     def connect(self) -> None:
-        with self._connecting:
+        with self._opening:
             if not self._live():
                 self._connections.append(connect(self.host, timeout=self._timeout))
 
     def open(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bool = True,
-        stderr_limit: int | None = STDERR_TAIL,
-        timeout: float | None = None,
+        self, argv: Sequence[str], *, stdin: bool = True, timeout: float | None = None
     ) -> SshStream:
         command, frame = framed(argv if stdin else watched(argv))
         line = command_line(command)
         connection, channel = self._session()
-        stream = SshStream(channel, connection, ChannelStderr(channel, stderr_limit))
+        stream = SshStream(channel, connection)
         try:
             channel.exec_command(line)
             stream.skip_past(frame, timeout)
-        except BROKEN as error:
+        except BaseException as error:
             stream.close()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, TimeoutError) or not isinstance(error, BROKEN):
                 raise
-            raise self._no_command(connection, error) from None
-        except BaseException:
-            stream.close()
-            raise
+            if connection.is_ending():
+                raise connection.lost() from None
+            raise HostUnreachable(
+                f"{self.host.name}: sshd refused to run a command: {error or type(error).__name__}; "
+                "check ForceCommand and the account's shell there"
+            ) from None
         return stream
 
     def close(self) -> None:
@@ -64,30 +61,23 @@ class SshMachine:
 
     def _session(self) -> tuple[Connection, paramiko.Channel]:
         """Open a session on the first connection that has room, or on a new connection."""
-        full: list[Connection] = []
-        while True:
+        with self._opening:
             for connection in self._live():
-                if connection not in full:
-                    if channel := self._session_on(connection):
-                        return connection, channel
-                    full.append(connection)
-            with self._connecting:
-                if any(connection not in full for connection in self._live()):
-                    continue  # another thread has just connected
-                connection = connect(self.host, timeout=self._timeout)
-                channel = self._session_on(connection)
-                if channel is None:
-                    connection.close()
-                    raise HostUnreachable(
-                        f"{self.host.name}: sshd allows no sessions; check MaxSessions in its "
-                        "sshd_config and the account's shell"
-                    )
+                if channel := self._session_on(connection):
+                    return connection, channel
+            connection = connect(self.host, timeout=self._timeout)
+            if channel := self._session_on(connection):
                 self._connections.append(connection)
                 return connection, channel
+            connection.close()
+            raise HostUnreachable(
+                f"{self.host.name}: sshd allows no sessions; check MaxSessions in its sshd_config and "
+                "the account's shell"
+            )
 
     def _live(self) -> list[Connection]:
         for dead in [each for each in self._connections if not each.is_active]:
-            with contextlib.suppress(ValueError):  # another thread has removed and closed it
+            with contextlib.suppress(ValueError):  # `close` has closed it
                 self._connections.remove(dead)
                 dead.close()
         return list(self._connections)
@@ -96,7 +86,7 @@ class SshMachine:
         """Open a session; None if the connection has ended or has no room (MaxSessions)."""
         try:
             return connection.transport.open_session(timeout=self._timeout)
-        except BROKEN as error:  # if several are refused at once, paramiko explains only one
+        except BROKEN as error:
             if "Timeout" not in str(error) or connection.is_ending():
                 return None
             raise HostUnreachable(
@@ -104,20 +94,10 @@ class SshMachine:
                 "whether the machine is overloaded"
             ) from None
 
-    def _no_command(self, connection: Connection, error: BaseException) -> HostUnreachable:
-        if connection.is_ending():
-            return connection.lost()
-        return HostUnreachable(
-            f"{self.host.name}: sshd refused to run a command: {error or type(error).__name__}; check "
-            "ForceCommand and the account's shell there"
-        )
-
 
 class SshStream(Stream):
-    def __init__(
-        self, channel: paramiko.Channel, connection: Connection, stderr: ChannelStderr
-    ) -> None:
-        self.stderr = stderr
+    def __init__(self, channel: paramiko.Channel, connection: Connection) -> None:
+        self.stderr = ChannelStderr(channel)
         self._channel = channel
         self._connection = connection
         self._closed = False
@@ -130,19 +110,16 @@ class SshStream(Stream):
         """
         deadline, output = Deadline(timeout), b""
         while frame not in output:
-            data = self.read(CHUNK, deadline.left())
+            data = self.read(timeout=deadline.left())
             output += data
             if not data or len(output) > MAX_GREETING:
-                raise self._no_frame(output)
+                shown = (output + b"\n" + self.stderr_tail().encode()).decode(errors="replace")
+                quote = f": it prints `{' '.join(shown.split())[:200]}`" if shown.strip() else ""
+                raise CommandFailed(
+                    f"{self._connection.name}: the login shell does not run `sh`{quote}; check the "
+                    "account's shell, its startup files (.bashrc) and ForceCommand on that host"
+                )
         _, _, self._ahead = output.partition(frame)
-
-    def _no_frame(self, output: bytes) -> CommandFailed:
-        printed = (output + b"\n" + self.stderr_tail().encode()).decode(errors="replace").split()
-        quote = f": it prints `{' '.join(printed)[:200]}`" if printed else ""
-        return CommandFailed(
-            f"{self._connection.name}: the login shell does not run `sh`{quote}; check the "
-            "account's shell, its startup files (.bashrc) and ForceCommand on that host"
-        )
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
         if self._ahead:
@@ -191,7 +168,7 @@ class SshStream(Stream):
             try:
                 return act(what)
             except TimeoutError:
-                if deadline.passed:
+                if deadline.left() == 0:
                     raise TimeoutError(f"no output for {timeout:g} s") from None
             except BROKEN:
                 if self._is_lost():

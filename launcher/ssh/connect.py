@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
 import threading
@@ -19,7 +20,7 @@ from ..hosts import Host
 from . import proxy
 from .authenticate import authenticate
 from .known_hosts import preferred_algorithms, verify
-from .proxy import Dropped, Proxy
+from .proxy import Dropped
 from .route import Route, jump_route, route_to
 from .transport import Transport
 
@@ -34,7 +35,6 @@ MAX_JUMPS = 8
 ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
 CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels before it marks the transport inactive
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
-_early: dict[Host, Future[Connection]] = {}
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # paramiko's last choice, but fast
 
 
@@ -47,7 +47,8 @@ class Connection:
         self._silence_limit = interval * max(route.alive_count, 2)
         self._silent = False
         transport.ask_when_silent(interval)
-        _watch(self)
+        _watched.append(self)
+        _start_to_watch()
 
     @property
     def is_active(self) -> bool:
@@ -56,14 +57,13 @@ class Connection:
     def is_ending(self) -> bool:
         """Return whether the connection has ended or is about to."""
         self.transport.join(CLOSING_TIMEOUT)
-        return not self.transport.is_active()
+        return not self.is_active
 
     def lost(self) -> HostUnreachable:
         """Return the reason why the connection ended."""
+        why = str(self.transport.saved_exception or "") or "closed by the other side"
         if self._silent:
             why = f"no reply for {self._silence_limit:g} s"
-        else:
-            why = str(self.transport.saved_exception or "") or "closed by the other side"
         return HostUnreachable(
             f"{self.name}: connection lost: {why}; check that the machine and its network are up"
         )
@@ -79,29 +79,55 @@ class Connection:
             threading.Thread(target=self.transport.close, daemon=True).start()
 
 
+# One thread watches all connections. A connection cannot watch itself: a write may block its thread.
+_watched: list[Connection] = []
+
+
+@functools.cache
+def _start_to_watch() -> None:
+    threading.Thread(target=_watch, daemon=True, name="ssh-alive").start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(ALIVE_INTERVAL / 4)
+        for connection in [*_watched]:
+            if connection.is_active:
+                connection.close_if_silent()
+            else:
+                _watched.remove(connection)
+
+
+_early: dict[Host, Future[Connection]] = {}
+
+
 def connect(host: Host, *, timeout: float) -> Connection:
     """Connect and log in. Raises HostUnreachable with the remedy."""
     early = _early.pop(host, None)
-    return early.result() if early else _connect(route_to(host), timeout)
+    return early.result() if early else _connect_to(host, timeout)
 
 
-def connect_early(hosts: Sequence[Host], *, timeout: float = TIMEOUT) -> None:
+def connect_early(hosts: Sequence[Host]) -> None:
     """Log in in the background. A later `connect` returns or raises the result.
 
     The launch benchmark's bar requires this: Python loads the Docker SDK and other modules
     meanwhile.
     """
+    for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
+        _early[host] = Future()
+        job = functools.partial(_connect_to, host, TIMEOUT)
+        threading.Thread(target=_settle, args=[_early[host], job], daemon=True).start()
 
-    def log_in(host: Host, connection: Future[Connection]) -> None:
-        try:
-            connection.set_result(_connect(route_to(host), timeout))
-        except BaseException as error:
-            connection.set_exception(error)
 
-    for host in [*dict.fromkeys(hosts)][:AT_ONCE]:
-        if not host.is_local:
-            _early[host] = Future()
-            threading.Thread(target=log_in, args=[host, _early[host]], daemon=True).start()
+def _settle(future: Future[Connection], job: Callable[[], Connection]) -> None:
+    try:
+        future.set_result(job())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _connect_to(host: Host, timeout: float) -> Connection:
+    return _connect(route_to(host), timeout)
 
 
 def _connect(route: Route, timeout: float) -> Connection:
@@ -115,17 +141,28 @@ def _connect(route: Route, timeout: float) -> Connection:
         except Dropped as drop:
             dropped = str(drop)
     raise HostUnreachable(
-        f"{route.name}: sshd at {route.hostname}:{route.port} closed the connection before the login "
-        f"{TRIES} times: {dropped}; check its MaxStartups and PerSourcePenalties, and whether a "
-        "firewall or fail2ban blocks this machine"
+        f"{route.name}: sshd at {route.where} closed the connection before the login {TRIES} times: "
+        f"{dropped}; check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban "
+        "blocks this machine"
     )
 
 
+_any_login = threading.BoundedSemaphore(AT_ONCE)
+_logins: dict[str, threading.BoundedSemaphore] = {}  # by jump host, ProxyCommand or server
+
+
 def _try_to_connect(route: Route, timeout: float) -> Connection:
+    bottleneck = route.proxy_jump or ("ProxyCommand" if route.proxy_command else route.where)
+    login = _logins.setdefault(bottleneck, threading.BoundedSemaphore(LOGINS))
     with contextlib.ExitStack() as on_failure:
         jump = _borrow_jump(route, timeout, on_failure)
-        with _login_slot(route), _any_login:
-            below = _open_proxy(route, jump, timeout)
+        with login, _any_login:
+            if jump:
+                below = proxy.through_jump(route, jump.transport, jump.name, timeout)
+            elif route.proxy_command:
+                below = proxy.through_command(route)
+            else:
+                below = proxy.direct(route, timeout)
             on_failure.callback(below.close)
             try:
                 transport = _log_in(below.sock, route, timeout)
@@ -133,14 +170,6 @@ def _try_to_connect(route: Route, timeout: float) -> Connection:
                 raise below.failure() or drop from None
         release = on_failure.pop_all()
     return Connection(transport, route, release.close)
-
-
-def _open_proxy(route: Route, jump: Connection | None, timeout: float) -> Proxy:
-    if jump:
-        return proxy.through_jump(route, jump.transport, jump.name, timeout)
-    if route.proxy_command:
-        return proxy.through_command(route)
-    return proxy.direct(route, timeout)
 
 
 def _log_in(sock: Any, route: Route, timeout: float) -> Transport:
@@ -151,8 +180,8 @@ def _log_in(sock: Any, route: Route, timeout: float) -> Transport:
     transport.auth_timeout = max(timeout, 20.0)  # PAM and LDAP may be slow
     options = transport.get_security_options()
     with contextlib.suppress(ValueError):  # paramiko before 3.5 has no GCM
-        options.ciphers = (*CIPHERS, *(c for c in options.ciphers if c not in CIPHERS))
-    options.key_types = preferred_algorithms(route, tuple(options.key_types))
+        options.ciphers = tuple(dict.fromkeys((*CIPHERS, *options.ciphers)))
+    options.key_types = preferred_algorithms(route, options.key_types)
     try:
         _exchange_keys(transport, route, timeout)
         verify(transport.get_remote_server_key(), route)
@@ -166,7 +195,6 @@ def _log_in(sock: Any, route: Route, timeout: float) -> Transport:
 
 
 def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
-    where = f"{route.hostname}:{route.port}"
     start = time.monotonic()
     try:
         transport.start_client(timeout=2 * timeout)
@@ -178,25 +206,14 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up
             raise HostUnreachable(
-                f"{route.name}: {where} accepts connections, but no sshd answers within "
+                f"{route.name}: {route.where} accepts connections, but no sshd answers within "
                 f"{timeout:g} s; check that the port is sshd's and the machine is not overloaded"
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
-            raise HostUnreachable(f"{route.name}: {where} is not sshd; fix the port") from None
+            raise HostUnreachable(
+                f"{route.name}: {route.where} is not sshd; fix the port"
+            ) from None
         raise
-
-
-# --- limit the concurrent logins on this machine and per server ----------------------------------
-
-_any_login = threading.BoundedSemaphore(AT_ONCE)
-_slots: dict[str, threading.BoundedSemaphore] = {}
-
-
-def _login_slot(route: Route) -> threading.BoundedSemaphore:
-    """Return the semaphore of the route: one per jump host, and one for all ProxyCommands."""
-    bottleneck = route.proxy_jump or (route.proxy_command and "ProxyCommand")
-    server = bottleneck or f"{route.hostname}:{route.port}"
-    return _slots.setdefault(server, threading.BoundedSemaphore(LOGINS))
 
 
 # --- one connection per jump host, shared by all hosts behind it ---------------------------------
@@ -244,10 +261,7 @@ def _shared(route: Route, timeout: float) -> Iterator[Connection]:
         jump.users += 1
     try:
         if is_first:
-            try:
-                jump.connection.set_result(_connect(route, timeout))
-            except BaseException as error:
-                jump.connection.set_exception(error)
+            _settle(jump.connection, functools.partial(_connect, route, timeout))
         yield jump.connection.result()
     finally:
         with _jumps_lock:
@@ -257,29 +271,3 @@ def _shared(route: Route, timeout: float) -> Iterator[Connection]:
                 del _jumps[route]
         if is_last and not jump.connection.exception():
             jump.connection.result().close()
-
-
-# --- one thread watches all connections ----------------------------------------------------------
-# A connection cannot watch itself: a write may block its thread.
-
-_watched: list[Connection] = []
-_watched_lock = threading.Lock()
-
-
-def _watch(connection: Connection) -> None:
-    with _watched_lock:
-        _watched.append(connection)
-        if len(_watched) == 1:
-            threading.Thread(target=_watch_all, daemon=True, name="ssh-alive").start()
-
-
-def _watch_all() -> None:
-    while True:
-        time.sleep(ALIVE_INTERVAL / 4)
-        with _watched_lock:
-            _watched[:] = [connection for connection in _watched if connection.is_active]
-            if not _watched:
-                return
-            connections = list(_watched)
-        for connection in connections:
-            connection.close_if_silent()

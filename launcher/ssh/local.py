@@ -1,21 +1,29 @@
-"""This machine, with the interface of a host behind SSH."""
+"""This machine, with the interface of a host behind SSH, and the account that runs ddpctl."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import select
 import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import CommandFailed
-from .account import home
-from .stream import CHUNK, STDERR_TAIL, Stderr, Stream
+from ..state import expanded
+from .stream import CHUNK, Stderr, Stream
 
 STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
+
+
+def account_name() -> str:
+    """Return the name of the account that runs ddpctl, even without a passwd entry."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return os.environ.get("USER", str(os.getuid()))
 
 
 class LocalMachine:
@@ -25,50 +33,41 @@ class LocalMachine:
         pass
 
     def open(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bool = True,
-        stderr_limit: int | None = STDERR_TAIL,
-        timeout: float | None = None,
+        self, argv: Sequence[str], *, stdin: bool = True, timeout: float | None = None
     ) -> LocalStream:
         try:
-            process = _start(argv, stdin=stdin)
-        except FileNotFoundError:
-            report = ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]]
-            process = _start(report, stdin=stdin)  # like a login shell
+            return LocalStream(argv, stdin)
+        except FileNotFoundError:  # exit like a login shell
+            return LocalStream(
+                ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]], stdin
+            )
         except OSError as error:
             raise CommandFailed(f"local: cannot start {argv[0]}: {error.strerror}") from None
-        return LocalStream(process, Stderr(stderr_limit))
 
     def close(self) -> None:
         pass
 
 
-def _start(argv: Sequence[str], *, stdin: bool) -> subprocess.Popen[bytes]:
-    folder = Path(home())
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        cwd=folder if folder.is_dir() else "/",
-        start_new_session=True,  # Ctrl-C must reach only the launcher
-    )
-
-
 class LocalStream(Stream):
     """A local command. Output pipes close with their last reader, which may be in another thread."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stderr: Stderr) -> None:
-        assert process.stdout
-        self.stderr = stderr
-        self._process = process
-        self._stdin = process.stdin
+    def __init__(self, argv: Sequence[str], stdin: bool) -> None:
+        home = expanded("~")
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=home if home.is_dir() else "/",
+            start_new_session=True,  # Ctrl-C must reach only the launcher
+        )
+        assert self._process.stdout
+        self.stderr = Stderr()
+        self._stdin = self._process.stdin
         self._stdin_lock = threading.Lock()
-        self._stdout = process.stdout
-        threading.Thread(target=_collect, args=(process, stderr), daemon=True).start()
+        self._stdout = self._process.stdout
+        threading.Thread(target=_collect, args=(self._process, self.stderr), daemon=True).start()
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
         if timeout is not None and not select.select([self._stdout], [], [], timeout)[0]:
@@ -78,17 +77,15 @@ class LocalStream(Stream):
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         left = memoryview(data)
         while left:
-            left = left[self._write_some(left, timeout) :]
-
-    def _write_some(self, data: memoryview, timeout: float | None) -> int:
-        with self._stdin_lock:
-            if self._stdin is None or self._stdin.closed:
-                raise BrokenPipeError("standard input is closed")
-            if timeout is None:
-                return os.write(self._stdin.fileno(), data)
-            if not select.select([], [self._stdin], [], timeout)[1]:
-                raise TimeoutError(f"nothing could be sent for {timeout:g} s")
-            return os.write(self._stdin.fileno(), data[: select.PIPE_BUF])  # never blocks
+            with self._stdin_lock:
+                if self._stdin is None or self._stdin.closed:
+                    raise BrokenPipeError("standard input is closed")
+                part = left
+                if timeout is not None:
+                    if not select.select([], [self._stdin], [], timeout)[1]:
+                        raise TimeoutError(f"nothing could be sent for {timeout:g} s")
+                    part = left[: select.PIPE_BUF]  # never blocks
+                left = left[os.write(self._stdin.fileno(), part) :]
 
     def close_stdin(self) -> None:
         with self._stdin_lock:

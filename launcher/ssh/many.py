@@ -41,28 +41,27 @@ def try_each(
     """Run `do` on all nodes, AT_ONCE of them concurrently; return results and errors by node."""
     results: dict[Node, T] = {}
     errors: dict[Node, BaseException] = {}
-    todo = list(reversed(nodes))
+    todo = iter([*nodes])  # shared by the threads
 
     def work() -> None:
-        while True:
-            try:
-                node = todo.pop()
-            except IndexError:
-                return
+        for node in todo:
             try:
                 results[node] = do(node)
             except BaseException as error:
                 errors[node] = error
 
-    threads = [
-        threading.Thread(target=work, daemon=True, name="node")
-        for _ in range(min(AT_ONCE, len(nodes)))
-    ]
+    threads = [threading.Thread(target=work, daemon=True) for _ in nodes[:AT_ONCE]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    failures = {node: _for_user(node, errors[node]) for node in nodes if node in errors}
+    failures: dict[Node, DdpctlError] = {}
+    for node in [node for node in nodes if node in errors]:
+        error = errors[node]
+        explained = error if isinstance(error, DdpctlError) else node.explain(error)
+        if not explained:  # a bug
+            raise error
+        failures[node] = explained
     return {node: results[node] for node in nodes if node in results}, failures
 
 
@@ -72,15 +71,6 @@ def one_per_account(nodes: Iterable[Node]) -> list[Node]:
     for node in nodes:
         found.setdefault(node.host.account, node)
     return [*found.values()]
-
-
-def _for_user(node: Node, error: BaseException) -> DdpctlError:
-    """Return the error for the user. Re-raises it if it is a bug."""
-    if isinstance(error, DdpctlError):
-        return error
-    if explained := node.explain(error):
-        return explained
-    raise error
 
 
 def by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:

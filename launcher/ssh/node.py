@@ -14,7 +14,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Protocol, TypeVar, cast
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
@@ -23,11 +22,10 @@ from . import shell
 from .client import SshMachine
 from .connect import TIMEOUT
 from .local import LocalMachine
-from .stream import CHUNK, Completed, Deadline, Stream
+from .stream import Completed, Deadline, Stream
 
 R = TypeVar("R", bound="Resource")
 START_TIMEOUT = 30.0  # seconds until a login shell must have started a command
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Resource(Protocol):
@@ -44,14 +42,11 @@ class Node:
     def __init__(self, host: Host, *, connect_timeout: float = TIMEOUT) -> None:
         self.host = host
         self.name = host.name
-        self._machine: LocalMachine | SshMachine
-        if host.is_local:
-            self._machine = LocalMachine()
-        else:
-            self._machine = SshMachine(host, connect_timeout=connect_timeout)
+        self._machine = (
+            LocalMachine() if host.is_local else SshMachine(host, connect_timeout=connect_timeout)
+        )
         self._resource: Resource | None = None
         self._resource_lock = threading.Lock()
-        self._home: str | None = None
 
     def __repr__(self) -> str:
         return f"Node({self.name})"
@@ -66,7 +61,7 @@ class Node:
         *,
         stdin: bytes = b"",
         timeout: float = 30.0,
-        env: Mapping[str, str] = _NOTHING,
+        env: Mapping[str, str] | None = None,
     ) -> Completed:
         """Run one command in the home folder and wait for its end.
 
@@ -78,14 +73,20 @@ class Node:
             argv, preamble = shell.with_environment(argv, env)
             stdin = preamble + stdin
         deadline = Deadline(timeout)
+
+        def feed() -> None:  # a command need not read it, and its exit code reports failures
+            with contextlib.suppress(OSError, DdpctlError):
+                stream.write(stdin)
+                stream.close_stdin()
+
         try:
-            with self._machine.open(argv, stderr_limit=None, timeout=timeout) as stream:
+            with self._machine.open(argv, timeout=timeout) as stream:
                 if stdin:
-                    threading.Thread(target=_feed, args=(stream, stdin), daemon=True).start()
+                    threading.Thread(target=feed, daemon=True).start()
                 else:
                     stream.close_stdin()
                 stdout = bytearray()
-                while chunk := stream.read(CHUNK, deadline.left()):
+                while chunk := stream.read(timeout=deadline.left()):
                     stdout += chunk
                 stderr = stream.stderr.read(deadline.left() or 0.0)
                 return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
@@ -101,7 +102,7 @@ class Node:
         *args: str,
         stdin: bytes = b"",
         timeout: float = 30.0,
-        env: Mapping[str, str] = _NOTHING,
+        env: Mapping[str, str] | None = None,
     ) -> Completed:
         """Run a POSIX `sh` script with `args` as $1, $2, and so on. Otherwise like `run`."""
         return self.run(shell.script(text, args), stdin=stdin, timeout=timeout, env=env)
@@ -124,11 +125,6 @@ class Node:
         """Start a POSIX `sh` script and return its streams, like `open`."""
         return self.open(shell.script(text, args), stdin=stdin)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether this is the launching machine, reached without SSH."""
-        return self.host.is_local
-
     def resource(self, make: Callable[[], R]) -> R:
         """Return this node's resource. It is created on first use and closed with the node."""
         with self._resource_lock:
@@ -141,15 +137,13 @@ class Node:
 
     def home(self) -> str:
         """Return the user's home folder on the host."""
-        if self._home is None:
-            home = os.fsdecode(self.script('printf %s "$HOME"').stdout)
-            if not home.startswith("/"):
-                raise CommandFailed(
-                    f"{self.name}: $HOME is `{home}`, which is not an absolute path; give the account a "
-                    "home folder in that host's /etc/passwd"
-                )
-            self._home = home
-        return self._home
+        home = os.fsdecode(self.script('printf %s "$HOME"').stdout)
+        if home.startswith("/"):
+            return home
+        raise CommandFailed(
+            f"{self.name}: $HOME is `{home}`, which is not an absolute path; give the account a home "
+            "folder in that host's /etc/passwd"
+        )
 
     def close(self) -> None:
         with self._resource_lock:
@@ -168,10 +162,3 @@ def connected(hosts: Iterable[Host]) -> Iterator[list[Node]]:
     finally:
         for node in nodes:
             node.close()
-
-
-def _feed(stream: Stream, data: bytes) -> None:
-    """Send the input. A command need not read it, and its exit code reports failures."""
-    with contextlib.suppress(OSError, DdpctlError):
-        stream.write(data)
-        stream.close_stdin()

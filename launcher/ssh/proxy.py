@@ -40,36 +40,31 @@ class Proxy:
 def direct(route: Route, timeout: float) -> Proxy:
     """Connect by TCP to the first address of the host that answers."""
     deadline = time.monotonic() + timeout
-    addresses = _resolve(route)
-    failure: OSError = TimeoutError()
-    source = (route.bind_address, 0) if route.bind_address else None
-    for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
-        share = max((deadline - time.monotonic()) / left, 0.1)
-        try:
-            sock = socket.create_connection(address, share, source)
-        except OSError as error:
-            failure = error
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Proxy(sock, sock.close)
-    raise HostUnreachable(f"{route.name}: {_explain(failure, route, timeout)}") from None
-
-
-def _resolve(route: Route) -> list[tuple[str, int]]:
-    family = route.address_family
     try:
-        found = socket.getaddrinfo(route.hostname, route.port, family, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(
+            route.hostname, route.port, route.address_family, socket.SOCK_STREAM
+        )
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else error
         raise HostUnreachable(
             f"{route.name}: the name {route.hostname} does not resolve ({why}); fix it in the "
             "hosts file, add a HostName to ~/.ssh/config, or check this machine's DNS"
         ) from None
-    return [(str(address[0]), route.port) for *_, address in found]
+    failure: OSError = TimeoutError()
+    source = (route.bind_address, 0) if route.bind_address else None
+    for tried, (*_, address) in enumerate(found):
+        share = max((deadline - time.monotonic()) / (len(found) - tried), 0.1)
+        try:
+            sock = socket.create_connection((str(address[0]), route.port), share, source)
+        except OSError as error:
+            failure = error
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Proxy(sock, sock.close)
+    raise HostUnreachable(f"{route.name}: {_explain(failure, route.where, timeout)}")
 
 
-def _explain(error: OSError, route: Route, timeout: float) -> str:
-    where = f"{route.hostname}:{route.port}"
+def _explain(error: OSError, where: str, timeout: float) -> str:
     if isinstance(error, ConnectionRefusedError):
         return f"connection refused at {where}; check that sshd runs there and the port is right"
     if isinstance(error, TimeoutError):
@@ -89,19 +84,18 @@ def through_command(route: Route) -> Proxy:
     """Start the ProxyCommand and return its standard input and output."""
     ours, theirs = socket.socketpair()
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the proxy)
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", f"exec {route.proxy_command}"],
-        stdin=theirs.fileno(),
-        stdout=theirs.fileno(),
-        stderr=stderr,
-        start_new_session=True,
-    )
-    theirs.close()
+    with theirs:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {route.proxy_command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=stderr,
+            start_new_session=True,
+        )
 
     def close() -> None:
         ours.close()
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
         process.wait()
         stderr.close()
 
@@ -125,22 +119,19 @@ def through_command(route: Route) -> Proxy:
 
 def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout: float) -> Proxy:
     """Open a channel that the jump host forwards to the host."""
-    where = route.hostname, route.port
+    where = route.where
     try:
-        channel = jump.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
+        channel = jump.open_channel(
+            "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=timeout
+        )
         return Proxy(channel, channel.close)
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(
-            f"{route.name}: jump host {jump_name} {_explain_no_channel(error, route, timeout)}"
-        ) from None
-
-
-def _explain_no_channel(error: BaseException, route: Route, timeout: float) -> str:
-    where = f"{route.hostname}:{route.port}"
-    if isinstance(error, paramiko.ChannelException):
-        if error.code == 1:
-            return f"may not forward to {where}; set `AllowTcpForwarding yes` in its sshd_config"
-        return f"cannot reach {where} ({error.text}); check that it resolves and listens there"
-    if "Timeout" in str(error):
-        return f"got no answer from {where} within {timeout:g} s; check that the machine is up"
-    return f"was lost while connecting to {where}: {error or type(error).__name__}"
+        if isinstance(error, paramiko.ChannelException) and error.code == 1:
+            why = f"may not forward to {where}; set `AllowTcpForwarding yes` in its sshd_config"
+        elif isinstance(error, paramiko.ChannelException):
+            why = f"cannot reach {where} ({error.text}); check that it resolves and listens there"
+        elif "Timeout" in str(error):
+            why = f"got no answer from {where} within {timeout:g} s; check that the machine is up"
+        else:
+            why = f"was lost while connecting to {where}: {error or type(error).__name__}"
+        raise HostUnreachable(f"{route.name}: jump host {jump_name} {why}") from None

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import pwd
 import re
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from ..errors import HostUnreachable
 from ..hosts import Host
 from ..hosts.values import split_port
 from ..state import expanded
-from .account import account_home, account_name, home
+from .local import account_name
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run any command
 
@@ -28,7 +29,7 @@ TIMEOUT = 20.0  # seconds; `Match exec` may run any command
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
-Options = Mapping[str, tuple[str, ...]]
+_POLICIES: Mapping[str, HostKeys] = {"true": "yes", "false": "no", "accept-new": "accept-new"}
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 log = logging.getLogger("ddpctl.ssh")
@@ -48,7 +49,7 @@ class Route:
     identity_agent: str | None  # path of a socket
     known_hosts: tuple[str, ...]  # the user's files; accept-new writes to the first
     global_known_hosts: tuple[str, ...]
-    host_key_alias: str | None
+    host_key_alias: str
     host_keys: HostKeys
     hash_known_hosts: bool
     connect_timeout: float | None
@@ -62,14 +63,34 @@ class Route:
     asked_host_keys: Literal["ask", "accept-new"]  # from the hosts file, for jump hosts
     depth: int = 0  # number of jumps beyond this host
 
+    @property
+    def where(self) -> str:
+        return f"{self.hostname}:{self.port}"
+
+    @property
+    def port_option(self) -> str:
+        return f"-p {self.port} " if self.port != 22 else ""
+
+    @property
+    def known_names(self) -> tuple[str, ...]:
+        """The names in known_hosts files, the most specific first.
+
+        A host on another port may be known by its name alone. An alias replaces both names.
+        """
+        if self.host_key_alias:
+            return (self.host_key_alias.lower(),)
+        name = self.hostname.lower()
+        return (name,) if self.port == 22 else (f"[{name}]:{self.port}", name)
+
 
 def route_to(host: Host) -> Route:
     """Return the route that `ssh` would take with this host's values. Raises HostUnreachable."""
-    options = parse(_ask_ssh(host))
-    for keyword in UNSUPPORTED:
-        if options.get(keyword, ("none",))[0].lower() != "none":
-            _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
-    return from_options(host, options, home=home())
+    return parse(_ask_ssh(host), host)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def jump_route(route: Route) -> Route | None:
@@ -101,10 +122,13 @@ def jump_host(text: str) -> Host:
 
 def _ask_ssh(host: Host) -> str:
     command = ["ssh", "-G", *_options(host), "--", host.host]
-    config = ""
-    if _home_differs():
+    # `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests),
+    # ddpctl follows $HOME like every other program, and passes the configuration there to `ssh`.
+    home, account_home, config = expanded("~"), _account_home(), ""
+    if home != account_home:
         command[2:2] = ["-F", "/dev/stdin"]
-        config = _own_config()
+        files = filter(Path.is_file, (home / ".ssh" / "config", Path("/etc/ssh/ssh_config")))
+        config = "".join(f"Include {_quoted(str(path))}\n" for path in files)
     try:
         done = subprocess.run(
             command,
@@ -133,9 +157,14 @@ def _ask_ssh(host: Host) -> str:
             f"{host.name}: `ssh -G {host.host}` failed: {printed}; "
             f"{remedy if no_entry else 'fix ~/.ssh/config'}"
         )
-    if _home_differs():
-        return done.stdout.replace(f" {account_home().rstrip('/')}/.ssh/", f" {home()}/.ssh/")
-    return done.stdout
+    return done.stdout.replace(f" {account_home / '.ssh'}/", f" {home / '.ssh'}/")
+
+
+def _account_home() -> Path:
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return Path("/")
 
 
 def _options(host: Host) -> list[str]:
@@ -154,53 +183,35 @@ def _quoted(path: str) -> str:
     return f'"{path}"'
 
 
-# `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests), ddpctl
-# follows $HOME like every other program, and passes the configuration in that folder to `ssh`.
-
-
-def _home_differs() -> bool:
-    return Path(home()) != Path(account_home())
-
-
-def _own_config() -> str:
-    files = (f"{home()}/.ssh/config", "/etc/ssh/ssh_config")
-    return "".join(f"Include {_quoted(path)}\n" for path in files if Path(path).is_file())
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
-
-
-def parse(output: str) -> dict[str, tuple[str, ...]]:
-    """Parse `ssh -G`: keyword -> its values, in order. PURE."""
-    options: dict[str, tuple[str, ...]] = {}
+def parse(output: str, host: Host) -> Route:
+    """Parse the output of `ssh -G`. Logs a warning about keywords that ddpctl does not support."""
+    options: dict[str, list[str]] = {}
     for line in output.splitlines():
         keyword, _, value = line.partition(" ")
-        options[keyword] = (*options.get(keyword, ()), value)
-    return options
-
-
-def from_options(host: Host, options: Options, *, home: str) -> Route:
-    """Build the route from the parsed `ssh -G` output."""
+        options.setdefault(keyword, []).append(value)
 
     def one(keyword: str, default: str = "") -> str:
-        return options.get(keyword, (default,))[0]
+        return options.get(keyword, [default])[0]
 
-    def unless_none(keyword: str) -> str | None:
-        value = one(keyword)
-        return None if value.lower() in ("", "none") else value
+    def unless_none(keyword: str, default: str = "") -> str:
+        value = one(keyword, default)
+        return "" if value.lower() == "none" else value
 
-    def yes(keyword: str) -> bool:
-        return one(keyword) in ("yes", "true")
+    def with_tokens(value: str) -> str:
+        return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), value)
 
-    def paths(values: Sequence[str]) -> tuple[str, ...]:
-        return tuple(_expand(value, tokens, home) for value in values if value.lower() != "none")
+    def paths(values: Iterable[str]) -> tuple[str, ...]:
+        given = (value for value in values if value.lower() not in ("", "none"))
+        named = (re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m[1], ""), each) for each in given)
+        return tuple(str(expanded(with_tokens(each))) for each in named)
+
+    def files(keyword: str) -> tuple[str, ...]:  # with spaces between and perhaps in them
+        return paths(re.split(r" (?=[/~])", one(keyword)))
 
     hostname, alias, local = one("hostname", host.host), one("hostkeyalias"), socket.gethostname()
     tokens = {
         "%": "%",
-        "d": home,
+        "d": str(expanded("~")),
         "h": hostname,
         "i": str(os.getuid()),
         "k": alias or hostname,
@@ -212,6 +223,11 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         "u": account_name(),
         "j": host.proxy_jump or "",
     }
+    agent = unless_none("identityagent", "SSH_AUTH_SOCK")
+    if variable := re.fullmatch(r"\$(\w+)|SSH_AUTH_SOCK", agent):
+        agent = os.environ.get(variable[1] or "SSH_AUTH_SOCK", "")
+    for keyword in filter(unless_none, UNSUPPORTED):
+        _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
     return Route(
         name=host.host,
         hostname=hostname,
@@ -219,56 +235,21 @@ def from_options(host: Host, options: Options, *, home: str) -> Route:
         port=int(one("port", "22")),
         identity_files=paths(options.get("identityfile", ())),
         certificate_files=paths(options.get("certificatefile", ())),
-        identities_only=yes("identitiesonly"),
-        identity_agent=_agent(options.get("identityagent", ("SSH_AUTH_SOCK",))[0], tokens, home),
-        known_hosts=paths(_files(one("userknownhostsfile"))),
-        global_known_hosts=paths(_files(one("globalknownhostsfile"))),
-        host_key_alias=alias or None,
-        host_keys=_host_keys(host, one("stricthostkeychecking", "ask")),
-        hash_known_hosts=yes("hashknownhosts"),
+        identities_only=one("identitiesonly") == "yes",
+        identity_agent=next(iter(paths([agent])), None),
+        known_hosts=files("userknownhostsfile"),
+        global_known_hosts=files("globalknownhostsfile"),
+        host_key_alias=alias,
+        # the hosts file's accept-new applies only if `ssh` would ask the user
+        host_keys=_POLICIES.get(one("stricthostkeychecking"), host.host_keys),
+        hash_known_hosts=one("hashknownhosts") == "yes",
         connect_timeout=float(unless_none("connecttimeout") or 0) or None,
         alive_interval=float(one("serveraliveinterval", "0")),
         alive_count=int(one("serveralivecountmax", "3")),
-        proxy_command=_expand_tokens(unless_none("proxycommand") or "", tokens) or None,
-        proxy_jump=unless_none("proxyjump"),
+        proxy_command=with_tokens(unless_none("proxycommand")) or None,
+        proxy_jump=unless_none("proxyjump") or None,
         address_family=_FAMILIES.get(one("addressfamily"), socket.AF_UNSPEC),
-        bind_address=unless_none("bindaddress"),
-        own_identity=_expand(host.identity_file, {}, home) if host.identity_file else None,
+        bind_address=unless_none("bindaddress") or None,
+        own_identity=str(expanded(host.identity_file)) if host.identity_file else None,
         asked_host_keys=host.host_keys,
     )
-
-
-def _expand_tokens(value: str, tokens: Mapping[str, str]) -> str:
-    return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), value)
-
-
-def _expand(path: str, tokens: Mapping[str, str], home: str) -> str:
-    path = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), path)
-    path = _expand_tokens(path, tokens)
-    if path == "~" or path.startswith("~/"):
-        return home + path[1:]
-    return str(expanded(path))
-
-
-def _agent(value: str, tokens: Mapping[str, str], home: str) -> str | None:
-    if value.lower() == "none":
-        return None
-    if value == "SSH_AUTH_SOCK":
-        return os.environ.get("SSH_AUTH_SOCK") or None
-    if value.startswith("$") and not value.startswith("${"):
-        return os.environ.get(value[1:]) or None
-    return _expand(value, tokens, home)
-
-
-def _files(value: str) -> list[str]:
-    """Split paths. `ssh -G` separates them by spaces, but they may contain spaces themselves."""
-    return [path for path in re.split(r" (?=[/~])", value) if path]
-
-
-def _host_keys(host: Host, configured: str) -> HostKeys:
-    """Choose the policy. The hosts file's accept-new applies only if `ssh` would ask the user."""
-    if configured in ("yes", "true"):
-        return "yes"
-    if configured in ("no", "false", "off"):
-        return "no"
-    return "accept-new" if configured == "accept-new" else host.host_keys

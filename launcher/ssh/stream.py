@@ -7,8 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-CHUNK = 256 * 1024  # bytes per write; the fastest size measured over SSH
-READ_SIZE = 1 << 18  # bytes per read when much data is expected
+CHUNK = 256 * 1024  # bytes per read or write; the fastest size measured over SSH
 LAST_OUTPUT_TIMEOUT = 1.0  # seconds for output in transit after a command has ended
 STDERR_TAIL = 64 * 1024  # bytes
 
@@ -29,17 +28,15 @@ class Completed:
 
 
 class Stderr:
-    """The standard error of a command, or its last `limit` bytes, collected as it arrives."""
+    """The last STDERR_TAIL bytes of a command's standard error, collected as they arrive."""
 
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._data = bytearray()
         self._ended = threading.Event()
 
     def feed(self, data: bytes) -> None:
         self._data += data
-        if self._limit is not None:
-            del self._data[: -self._limit]
+        del self._data[:-STDERR_TAIL]
 
     def close(self) -> None:
         self._ended.set()
@@ -79,7 +76,7 @@ class Stream(ABC):
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, 128 + N after signal N. Raises TimeoutError after `timeout` seconds.
 
-        Read to the end first, because unread output may block the command.
+        Unread output may block the command, so read to the end first.
         """
 
     @abstractmethod
@@ -111,7 +108,3 @@ class Deadline:
     def left(self) -> float | None:
         """Return the remaining seconds, at least 0; None means no limit."""
         return None if self._at is None else max(self._at - time.monotonic(), 0.0)
-
-    @property
-    def passed(self) -> bool:
-        return self._at is not None and time.monotonic() >= self._at

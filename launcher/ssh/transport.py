@@ -104,8 +104,8 @@ class _Packets(Packetizer):
 class ChannelStderr(Stderr):
     """Reads stderr from a channel as it arrives, without a thread, and reopens the window."""
 
-    def __init__(self, channel: Any, limit: int | None) -> None:
-        super().__init__(limit)
+    def __init__(self, channel: Any) -> None:
+        super().__init__()
         self._channel = channel
         channel.in_stderr_buffer = self
 

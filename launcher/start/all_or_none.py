@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..engines.attempt import RunningAttempt, RunningNode
-from ..engines.base import Engine
 from ..engines.choose import engine_of, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.status import LEASE, NodeStatus
@@ -62,7 +61,8 @@ def start(
 
     def create(node: Node) -> None:
         member, node_plan = members[node], plans[node]
-        remove_earlier_attempts(member, plan)
+        if plan.attempt > 1:  # a container name can be used only once
+            remove(member, plan, earlier=True)
         documents = {"spec.json": supervisor_spec(plan, node_plan, token), "run.json": record}
         prepare(node, plan, node_plan, documents, uids[node_plan.node_rank])
         member.engine.create(node_plan, environment)
@@ -73,15 +73,20 @@ def start(
         each_node(attempt.nodes, lambda node: members[node].engine.start(plans[node]))
     except BaseException:
         # Report the original failure. What cannot be undone now, `kill` finds by its labels.
-        try_each(attempt.nodes, lambda node: undo(members[node], plan))
+        try_each(attempt.nodes, lambda node: remove(members[node], plan, earlier=False))
         raise
 
 
-def remove_earlier_attempts(member: RunningNode, plan: Plan) -> None:
-    """Remove the node's earlier attempts, because a container name can be used only once."""
-    for status in created_on_host(member, plan) if plan.attempt > 1 else ():
-        member.engine.stop(status, plan.stop_timeout)
-        member.engine.remove(status)
+def remove(member: RunningNode, plan: Plan, *, earlier: bool) -> None:
+    """Stop and remove what this start created on its host. earlier: also earlier attempts.
+
+    Tickets stay: the run may continue to wait.
+    """
+    for status in member.engine.list(plan.run_id):
+        own = status.node_rank == member.place.node_rank and status.state != "waiting"
+        if own and (earlier or status.attempt == plan.attempt):
+            member.engine.stop(status, plan.stop_timeout if earlier else UNDO_TIMEOUT)
+            member.engine.remove(status)
 
 
 def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
@@ -95,8 +100,16 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
     deadline = time.monotonic() + LEASE
 
     def look(node: Node) -> list[NodeStatus]:
-        engines = engines_on(node, plan.engine.name)
-        return list(live_rivals(engines, plan.run_id, wanted[node]))
+        """List the rivals on a host. Removes leftovers of launches that have died."""
+        found = []
+        for engine in engines_on(node, plan.engine.name):
+            for rival in rivals(plan.run_id, wanted[node], engine.claims()):
+                if not rival.expired:
+                    found.append(rival)
+                elif not engine.withdraw(rival):
+                    # it has just started, or another launch removes it
+                    found.append(dataclasses.replace(rival, state="removing"))
+        return found
 
     while True:
         found = each_node(sharing, look)
@@ -124,32 +137,3 @@ def rival_lines(
             what = taken(wanted[node], plans[node].gpu_ids, rival)
             hosts.setdefault(what, []).append(node.name)
     return [f"{names(where)}: {what}" for what, where in hosts.items()]
-
-
-def live_rivals(
-    engines: Sequence[Engine], run_id: str, wanted: Collection[str]
-) -> Iterator[NodeStatus]:
-    """Yield the valid rivals on one host. Removes leftovers of launches that have died."""
-    for engine in engines:
-        for rival in rivals(run_id, wanted, engine.claims()):
-            if not rival.expired:
-                yield rival
-            elif not engine.withdraw(rival):  # it has just started, or another launch removes it
-                yield dataclasses.replace(rival, state="removing")
-
-
-def undo(member: RunningNode, plan: Plan) -> None:
-    """Stop and remove everything that this start created."""
-    for status in created_on_host(member, plan):
-        if status.attempt == plan.attempt:
-            member.engine.stop(status, UNDO_TIMEOUT)
-            member.engine.remove(status)
-
-
-def created_on_host(member: RunningNode, plan: Plan) -> list[NodeStatus]:
-    """Return this node's containers or processes. Tickets stay: the run may continue to wait."""
-    return [
-        status
-        for status in member.engine.list(plan.run_id)
-        if status.node_rank == member.place.node_rank and status.state != "waiting"
-    ]

@@ -9,10 +9,8 @@ from ..follow.session import EXIT, Session, report_end
 from ..follow.show_logs import print_recorded
 from ..follow.signals import Interrupts
 from ..logs.query import Wanted
-from ..logs.store import known_marks
-from ..runs.attempt import newest_attempt
+from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import FINAL, RunFolder, RunRecord
-from ..runs.sync_logs import log_store, sync_logs
 from ..runs.unseen import report_unseen
 from ..state import is_locked
 from ..terminal.console import Console
@@ -31,29 +29,19 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
         if record.state in FINAL:
             report_end(folder.run_id, record.attempt, console)
             return EXIT[record.state]
-    with newest_attempt(folder, console, record) as attempt:
+    with (
+        newest_attempt(folder, console, record) as attempt,
+        Interrupts() as interrupts,
+        contextlib.closing(EventHook(folder, on_event, console)) as hook,
+    ):
         with log_store(folder, console) as store:
-            report_unseen(sync_logs(attempt, store, console) if store else {}, console)
-        known = known_marks(folder.logs)
-        print_recorded(folder, Wanted(), known, console, fold=True)
-        if record.state in FINAL:
-            report_end(folder.run_id, record.attempt, console)
-            return EXIT[record.state]
-        with (
-            Interrupts() as interrupts,
-            contextlib.closing(EventHook(folder, on_event, console)) as hook,
-        ):
-            return Session(
-                attempt,
-                folder,
-                record,
-                console,
-                interrupts,
-                start_recorder,
-                hook,
-                owned=False,
-                known=known,
-            ).follow()
+            report_unseen(sync_logs(attempt, store, console), console)
+        known = print_recorded(folder, Wanted(), console, fold=True)
+        if record.state not in FINAL:
+            run = (attempt, folder, record, console, interrupts, start_recorder, hook)
+            return Session(*run, owned=False, known=known).follow()
+    report_end(folder.run_id, record.attempt, console)
+    return EXIT[record.state]
 
 
 def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:

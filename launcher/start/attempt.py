@@ -24,16 +24,15 @@ from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
-from ..runs.kept_cluster import keep_cluster
 from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..stop.stop import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from . import hooks
 from .all_or_none import attempt_of, start
-from .checkpoint_transfer import distribute_checkpoint
+from .checkpoints import distribute_checkpoint
 from .detach import start_recorder
 from .hooks import EventHook
 from .line import Line
@@ -55,10 +54,6 @@ class NextAttempt:
     until: float | None = None  # when it stops waiting, by this machine's clock
 
     @property
-    def number(self) -> int:
-        return self.earlier.attempt.attempt + 1 if self.earlier else 1
-
-    @property
     def folder(self) -> RunFolder:
         return run_folder(self.run_id)
 
@@ -70,7 +65,7 @@ class NextAttempt:
             self.options,
             run_id=self.run_id,
             owner=f"{account_name()}@{socket.gethostname()}",
-            attempt=self.number,
+            attempt=self.earlier.attempt.attempt + 1 if self.earlier else 1,
             found=found,
             env_names=list(user_environment(self.cluster.job)),
         )
@@ -139,24 +134,30 @@ def prepare_plan(
     if options.check:
         survey = preflight(cluster, nodes, console, waits=options.wait is not None)
         facts, cluster = survey.facts, survey.cluster
-        inspected = images_in(survey, nodes) if in_container else None
+        if in_container:  # so that the push need not ask for the images again
+            images = {
+                nodes[rank]: machine.engine.image if machine.engine else None
+                for machine in survey.seen.machines
+                for rank in machine.ranks
+            }
+            inspected = push.Inspected(survey.seen.here, images)
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
-    progress = push.progress_for(console)
     step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
-        pushed = push.push(nodes, cluster, parts=parts, progress=progress, inspected=inspected)
+        pushed = push.push(nodes, cluster, parts=parts, console=console, inspected=inspected)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
-        taken = used_ports(nodes[0], cluster)
+        claims = each_node(nodes[:1], lambda node: engine_of(node, cluster.job.engine).claims())
+    reserved = [int(s.master_port) for s in claims[nodes[0]] if s.alive and s.master_port]
     found = Found(
         facts=facts,
         images=pushed.images,
         dataset_digest=pushed.report.dataset_digest,
         workdir_digest=pushed.report.workdir_digest,
         image_digest=pushed.report.image_digest,
-        used_ports=taken,
+        used_ports=frozenset(reserved),  # their runs may not be listening yet
         since=wanted.since or time.time() + facts[0].clock_skew,
     )
     return facts, dataclasses.replace(wanted, cluster=cluster).plan(found)
@@ -182,27 +183,10 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
     return survey
 
 
-def images_in(survey: Survey, nodes: Sequence[Node]) -> push.Inspected:
-    """Return the images that the check found, so that the push need not ask again."""
-
-    there = {
-        nodes[rank]: machine.engine.image if machine.engine else None
-        for machine in survey.seen.machines
-        for rank in machine.ranks
-    }
-    return push.Inspected(survey.seen.here, there)
-
-
-def used_ports(node: Node, cluster: Cluster) -> frozenset[int]:
-    """Return the master ports reserved by runs on node 0, which may not be listening yet."""
-    statuses = each_node([node], lambda n: engine_of(n, cluster.job.engine).claims())[node]
-    return frozenset(int(s.master_port) for s in statuses if s.alive and s.master_port)
-
-
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
     """Record a PENDING attempt in the run's folder on this machine."""
     folder, record = wanted.folder, new_record(plan, wanted.earlier)
-    keep_cluster(folder, wanted.cluster)
+    folder.keep_cluster(wanted.cluster)
     folder.save(record)
     hooks.keep(folder, wanted.options)
     return folder, record

@@ -12,10 +12,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 
 from ..diagnosis.first_failure import headline
 from ..errors import DdpctlError
@@ -32,19 +30,15 @@ LIVE = ("WAITING", "PENDING", "RUNNING")
 
 
 def keep(folder: RunFolder, options: LaunchOptions) -> None:
-    """Store --on-exit until the run has ended, and --on-event until the next attempt."""
-    if options.on_exit is not None:
-        _keep(folder.path / ON_EXIT, options.on_exit)
-    if options.on_event is not None:
-        _keep(folder.path / ON_EVENT, options.on_event)
-    else:
-        (folder.path / ON_EVENT).unlink(missing_ok=True)
+    """Store --on-exit until the run has ended, and --on-event until the next attempt.
 
-
-def _keep(path: Path, command: str) -> None:
-    """Store a command with the current directory, in which it will run."""
-    folder_now = shlex.quote(str(current_folder()))
-    write_atomically(path, f"cd {folder_now} 2>/dev/null\n{command}", mode=0o600)
+    The commands will run in the current directory.
+    """
+    (folder.path / ON_EVENT).unlink(missing_ok=True)
+    for name, command in ((ON_EXIT, options.on_exit), (ON_EVENT, options.on_event)):
+        if command is not None:
+            text = f"cd {shlex.quote(str(current_folder()))} 2>/dev/null\n{command}"
+            write_atomically(folder.path / name, text, mode=0o600)
 
 
 def kept_for_events(folder: RunFolder) -> str | None:
@@ -60,39 +54,35 @@ def hand_over(folder: RunFolder) -> None:
         (folder.path / ON_EXIT).rename(folder.path / HANDED_OVER)
 
 
-@dataclass
-class Ending:
-    """The exit code of the run, set while the run is followed."""
-
-    code: int = 1
-
-
-@contextlib.contextmanager
-def at_the_end(folder: RunFolder, console: Console, kept: str = ON_EXIT) -> Iterator[Ending]:
-    """Run the stored hook after the block if the run has ended by then, in any way."""
-    ending = Ending()
+def with_on_exit(
+    folder: RunFolder, console: Console, run: Callable[[], int], kept: str = ON_EXIT
+) -> int:
+    """Return run()'s exit code. Runs the stored hook if the run has ended by then, in any way."""
+    code = 1
     try:
-        yield ending
+        code = run()
     except DdpctlError as error:
-        ending.code = error.exit_code
+        code = error.exit_code
         raise
     finally:
         path = folder.path / kept
-        record = folder.load_if_readable(console) if path.exists() else None
-        if record is None and path.exists():
-            console.say(f"warning: the --on-exit command did not run; it is in {path}")
-        if record and record.state not in LIVE:
-            taken = path.with_name(f"{kept}.{os.getpid()}")
-            try:
-                path.rename(taken)  # so that it runs only once
-                command = taken.read_text()
-                taken.unlink()
-            except FileNotFoundError:
-                pass  # another process took it
-            except (OSError, ValueError) as error:
-                console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
-            else:
-                run_on_exit(command, folder, record, ending.code, console)
+        if path.exists():
+            record = folder.load_if_readable(console)
+            if record is None:
+                console.say(f"warning: the --on-exit command did not run; it is in {path}")
+            elif record.state not in LIVE:
+                taken = path.with_name(f"{kept}.{os.getpid()}")
+                try:
+                    path.rename(taken)  # so that it runs only once
+                    command = taken.read_text()
+                    taken.unlink()
+                except FileNotFoundError:
+                    pass  # another process took it
+                except (OSError, ValueError) as error:
+                    console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
+                else:
+                    run_on_exit(command, folder, record, code, console)
+    return code
 
 
 def run_on_exit(
@@ -115,10 +105,9 @@ class EventHook:
         """Queue an event. values: host, node_rank, exit_code and message, if the event has them."""
         if self._command is None:
             return
-        blank = dict.fromkeys(("DDPCTL_HOST", "DDPCTL_NODE_RANK", "DDPCTL_MESSAGE"), "")
-        named = {f"DDPCTL_{name.upper()}": str(value) for name, value in values.items()}
-        base = _environment(self._folder, record, None)
-        env = {**base, **blank, **named, "DDPCTL_EVENT": event}
+        named = {"host": "", "node_rank": "", "message": "", **values, "event": event}
+        env = _environment(self._folder, record, None)
+        env |= {f"DDPCTL_{name.upper()}": str(value) for name, value in named.items()}
         self._commands.submit(_run, self._command, env, "--on-event", self._console, EVENT_TIMEOUT)
 
     def close(self) -> None:

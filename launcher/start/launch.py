@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import warnings
+from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
-from ..hosts import Cluster
+from ..hosts import Cluster, Job
 from ..plan.options import LaunchOptions
 from ..plan.plan import Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
 from . import hooks
 from .attempt import NextAttempt
-from .check_command import check_command
 from .restart import restart_until_done
 from .wait import run_attempt
 
@@ -49,8 +51,43 @@ def dry_run(first: NextAttempt) -> Plan:
 
 def run_with_restarts(first: NextAttempt, console: Console) -> int:
     """Run an attempt, then the restarts that the job allows. Return the last exit code."""
-    with hooks.at_the_end(first.folder, console) as ending:
-        ending.code = run_attempt(first, console)
-        if not first.options.detach:  # the recorder restarts a detached run
-            ending.code = restart_until_done(first.folder, first.options, ending.code, console)
-    return ending.code
+
+    def run() -> int:
+        code = run_attempt(first, console)
+        if first.options.detach:  # the recorder restarts it
+            return code
+        return restart_until_done(first.folder, first.options, code, console)
+
+    return hooks.with_on_exit(first.folder, console, run)
+
+
+def check_command(job: Job) -> str | None:
+    """Check that the script of `job.command` is in `workdir` and compiles; return a hint or None.
+
+    Checks only relative paths: absolute ones and modules (`-m`) may come with the image. Raises
+    UsageError.
+    """
+    script = PurePosixPath(job.command[0])
+    if script.is_absolute() or job.command[0].startswith("-"):
+        return None
+    if job.workdir is None:
+        hint = f"job.workdir is not set, so {script} here is not sent; set `workdir: .` to send it"
+        return hint if Path(script).is_file() else None
+    workdir = Path(job.workdir)
+    path = workdir / script
+    if not path.is_file():
+        known = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
+        names = sorted(str(found.relative_to(workdir)) for found in known)
+        near = difflib.get_close_matches(str(script), names, 1)
+        remedy = f"did you mean {near[0]}?" if near else "correct job.command or job.workdir"
+        raise UsageError(f"{script}, from job.command, is not in workdir {workdir}; {remedy}")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            if script.suffix == ".py":
+                compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = f": {error.text.strip()}" if error.text else ""
+        raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}; correct it") from None
+    except (OSError, ValueError, RecursionError, MemoryError):
+        pass  # torchrun reports unreadable files
+    return None

@@ -45,7 +45,9 @@ class Line:
         self.unseen: dict[Node, DdpctlError] = {}
 
     def join(self) -> None:
-        """Take a place, and keep it until `close`."""
+        """Take a place, and keep it until `close`. Does nothing if it has one already."""
+        if self._keeper:
+            return
         put, failures = ask_each([*self._members], self._put)
         if not put:
             raise nodes_failed(failures)

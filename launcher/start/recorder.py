@@ -37,15 +37,16 @@ def main() -> int:
 
 
 def record(folder: RunFolder, console: Console) -> int:
-    with hooks.at_the_end(folder, console, hooks.HANDED_OVER) as ending:
-        on_event = hooks.kept_for_events(folder)
-        options = LaunchOptions(**dataclasses.asdict(folder.load().options), on_event=on_event)
-        if folder.load().state == "WAITING":
-            ending.code = continue_waiting(folder, options, console)
+    def run() -> int:
+        record, on_event = folder.load(), hooks.kept_for_events(folder)
+        options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
+        if record.state == "WAITING":
+            code = continue_waiting(folder, options, console)
         else:
-            ending.code = attach(folder, console, on_event)
-        ending.code = restart_until_done(folder, options, ending.code, console)
-    return ending.code
+            code = attach(folder, console, on_event)
+        return restart_until_done(folder, options, code, console)
+
+    return hooks.with_on_exit(folder, console, run, hooks.HANDED_OVER)
 
 
 def report_ready() -> None:

@@ -14,7 +14,6 @@ from ..errors import UsageError
 from ..hosts import Cluster, Host
 from ..plan.options import LaunchOptions
 from ..runs.attempt import newest_attempt
-from ..runs.kept_cluster import kept_cluster
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
@@ -64,7 +63,7 @@ def restart_until_done(
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     while code == 1:
         try:
-            cluster = kept_cluster(folder)
+            cluster = folder.kept_cluster()
             if cluster.job.max_restarts == 0:
                 break
             record = folder.load()
@@ -119,14 +118,13 @@ def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Ava
     """Choose the hosts. A host that was just switched on again gets some time to come back."""
     failure = record.attempt.first_failure
     cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
-    available = with_spares(cluster, console, cut_off)
     for wait in BACKOFF[1:]:
+        available = with_spares(cluster, console, cut_off)
         if not available.missing:
-            break
+            return available
         console.say(f"{'; '.join(available.missing)}; looking again in {wait:g} s")
         time.sleep(wait)
-        available = with_spares(cluster, console, cut_off)
-    return available
+    return with_spares(cluster, console, cut_off)
 
 
 def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:

@@ -7,10 +7,9 @@ import dataclasses
 import shlex
 
 from ..errors import UsageError
-from ..hosts import Cluster, Host, Job, load, user_environment
+from ..hosts import Cluster, Job, load, user_environment
 from ..plan.options import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
-from ..runs.kept_cluster import kept_cluster
 from ..runs.record import RunFolder
 from ..ssh.node import connected
 from ..terminal.console import Console
@@ -30,29 +29,44 @@ def resume(
 ) -> int:
     """Resume a run and return the exit code. Refuses a live run and, without force, a successful one."""
     folder = run_of(target, hosts, console)
-    record = folder.load()
+    run_id, record = folder.run_id, folder.load()
     if record.state == "SUCCEEDED" and not force:
         raise UsageError(
-            f"{record.run_id} has already succeeded: `ddpctl resume {record.run_id} --force` "
-            "starts another attempt anyway"
+            f"{run_id} has already succeeded: `ddpctl resume {run_id} --force` starts another "
+            "attempt anyway"
         )
-    before = kept_cluster(folder, job_files=hosts is None)
-    if record.adopted:
-        cluster = users_cluster(target, hosts, folder.run_id, console)
+    before = folder.kept_cluster(job_files=hosts is None)
+    if record.adopted:  # hosts do not report a run's command
+        file = target if names_hosts(target) else hosts
+        if file is None:
+            raise UsageError(
+                f"{run_id} was started on another machine, so its command is not known here: "
+                f"`ddpctl resume {run_id} --hosts HOSTS` runs the command of your hosts file"
+            )
+        cluster = load(file)
+        command = shlex.join(cluster.job.command)
+        console.say(f"{run_id} resumes with the command of {file}: {command}")
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     if unknown := set(record.env_names) - set(user_environment(cluster.job)):
         raise UsageError(
-            f"{record.run_id}: this machine does not know the values of "
-            f"{', '.join(sorted(unknown))}; set them as job.env in a file for --hosts"
+            f"{run_id}: this machine does not know the values of {', '.join(sorted(unknown))}; "
+            "set them as job.env in a file for --hosts"
         )
-    refuse_if_alive((*cluster.hosts, *former), cluster, folder.run_id, console)
+    asked = (*cluster.hosts, *former)
+    with connected(asked) as nodes, console.step(f"asking {len(asked)} hosts for the run"):
+        statuses, _ = list_nodes(nodes, cluster, run_id)
+    if alive := sorted({status.host for status in statuses if status.alive or status.waits}):
+        raise UsageError(
+            f"{run_id} is still running or waiting on {', '.join(alive)}: `ddpctl attach` follows "
+            "it, `ddpctl kill` ends it"
+        )
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
     if hosts is not None:
         kept["nodes"] = None  # use all hosts of the new file
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
-    return run_with_restarts(NextAttempt(cluster, options, folder.run_id, record, former), console)
+    return run_with_restarts(NextAttempt(cluster, options, run_id, record, former), console)
 
 
 def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
@@ -61,19 +75,6 @@ def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder
         with contextlib.suppress(UsageError):
             return find_run(target)
     return find(target, hosts, console)
-
-
-def users_cluster(target: str | None, hosts: str | None, run_id: str, console: Console) -> Cluster:
-    """Return the user's own hosts file for a run without a record: hosts do not report its command."""
-    file = target if names_hosts(target) else hosts
-    if file is None:
-        raise UsageError(
-            f"{run_id} was started on another machine, so its command is not known here: "
-            f"`ddpctl resume {run_id} --hosts HOSTS` runs the command of your hosts file"
-        )
-    cluster = load(file)
-    console.say(f"{run_id} resumes with the command of {file}: {shlex.join(cluster.job.command)}")
-    return cluster
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
@@ -88,15 +89,3 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     }
     job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
     return dataclasses.replace(now, job=job)
-
-
-def refuse_if_alive(
-    hosts: tuple[Host, ...], cluster: Cluster, run_id: str, console: Console
-) -> None:
-    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for the run"):
-        statuses, _ = list_nodes(nodes, cluster, run_id)
-    if alive := sorted({s.host for s in statuses if s.alive or s.waits}):
-        raise UsageError(
-            f"{run_id} is still running or waiting on {', '.join(alive)}: `ddpctl attach` follows it, "
-            "`ddpctl kill` ends it"
-        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shlex
 import tarfile
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import CommandFailed, UsageError
@@ -14,8 +17,9 @@ from ..plan.build import writes_as_another_user
 from ..plan.plan import NodePlan, Place, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..ssh.node import Node
-from .supervisor_bundle import supervisor_file
 
+SUPERVISOR = Path(__file__).parents[1] / "supervisor"
+MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
 TAKEN = 17  # exit code of CLAIM if the attempt was claimed before
 
 # Creates the control folder $1, which only one command can do. `host` names its owner; see
@@ -107,4 +111,19 @@ def _control_files(documents: Mapping[str, Any]) -> bytes:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o600
             tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@functools.cache
+def supervisor_file() -> bytes:
+    """Pack the supervisor into one file; run it with `python3 -I -S supervisor.pyz spec.json`.
+
+    The same sources give the same bytes.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        bundle.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
+        for path in sorted(SUPERVISOR.glob("*.py")):
+            entry = zipfile.ZipInfo(f"supervisor/{path.name}")
+            bundle.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

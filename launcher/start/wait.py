@@ -17,14 +17,13 @@ from ..hosts.fold import names
 from ..plan.build import Found
 from ..plan.options import LaunchOptions
 from ..plan.topology import gpu_ids, same_subnet_first
-from ..runs.kept_cluster import kept_cluster
 from ..runs.record import RunFolder, timestamp
 from ..ssh.many import by_name, nodes_failed, try_each
 from ..ssh.node import Node, connected
 from ..state import locked, make_folder, require_writable
 from ..terminal.console import Console
 from .all_or_none import GpusTaken, attempt_of
-from .attempt import NextAttempt, remember, start_and_follow
+from .attempt import NextAttempt, detach, remember, start_and_follow
 from .detach import start_recorder
 from .hooks import EventHook
 from .line import POLL, Line
@@ -39,78 +38,60 @@ def run_attempt(wanted: NextAttempt, console: Console) -> int:
         connected(wanted.former) as former,
         Interrupts() as interrupts,
         contextlib.ExitStack() as place,
+        record_failed_start(wanted.folder, wanted.options.on_event, console),
     ):
         require_writable(wanted.folder.path.parent)
         line: Line | None = None
-        with record_failed_start(wanted.folder, wanted.options.on_event, console):
-            while True:
-                chosen = wanted
-                try:
-                    chosen, its_nodes = choose_hosts(wanted, nodes, console)
-                    return start_and_follow(chosen, its_nodes, former, interrupts, console, line)
-                except GpusTaken as taken:
-                    if wanted.options.wait is None:
-                        raise
-                    if chosen is not wanted:  # another launch was faster on one of these hosts
-                        wanted = dataclasses.replace(wanted, since=taken.plan.since)
-                        time.sleep(POLL)
-                        continue
-                    if line:
-                        line.abandon()
-                    else:
-                        path = make_folder(wanted.folder.path) / WAITING
-                        place.enter_context(locked(path))
-                    wanted = waiting(wanted, taken, console)
-                    line = Line(
-                        taken.attempt,
-                        taken.plan,
-                        ignored_port=wanted.cluster.job.master_port == "auto",
-                    )
-                    line.join()
+        while True:
+            chosen, limit = wanted, wanted.options.wait
+            try:
+                chosen, its_nodes = choose_hosts(wanted, nodes, console)
+                return start_and_follow(chosen, its_nodes, former, interrupts, console, line)
+            except GpusTaken as taken:
+                if limit is None:
+                    raise
+                again = chosen is not wanted  # another launch was faster on one of these hosts
+                until = wanted.until or (time.time() + limit if limit else None)
+                wanted = dataclasses.replace(wanted, since=taken.plan.since, until=until)
+                if again:
+                    time.sleep(POLL)
+                    continue
+                if line is None:
+                    place.enter_context(locked(make_folder(wanted.folder.path) / WAITING))
+                    any_port = wanted.cluster.job.master_port == "auto"
+                    line = Line(taken.attempt, taken.plan, ignored_port=any_port)
                     place.callback(line.close)
-                    code = wait(line, wanted, taken.lines, interrupts, console)
-                    if code is not None:
-                        return code
-
-
-def waiting(wanted: NextAttempt, taken: GpusTaken, console: Console) -> NextAttempt:
-    """Record that the run waits. Return the attempt with its place in line."""
-    limit = wanted.options.wait
-    until = wanted.until or (time.time() + limit if limit else None)
-    placed = dataclasses.replace(wanted, since=taken.plan.since, until=until)
-    folder, record = remember(placed, taken.plan)
-    record.attempt.state = "WAITING"
-    record.attempt.waiting_since, record.attempt.waiting_until = placed.since, until
-    folder.try_save(record, console)
-    for line in taken.lines:
-        console.say(f"run {placed.run_id} waits: {line}")
-    return placed
+                code = wait(line, wanted, taken, interrupts, console)
+                if code is not None:
+                    return code
 
 
 def wait(
-    line: Line,
-    wanted: NextAttempt,
-    printed: Sequence[str],
-    interrupts: Interrupts,
-    console: Console,
+    line: Line, wanted: NextAttempt, taken: GpusTaken, interrupts: Interrupts, console: Console
 ) -> int | None:
-    """Wait in line. Return None at this run's turn, or the exit code if another process took over."""
-    folder = wanted.folder
+    """Record that the run waits, and wait in line.
+
+    Return None at this run's turn, or the exit code if another process took over.
+    """
+    folder, record = remember(wanted, taken.plan)
+    record.attempt.state = "WAITING"
+    record.attempt.waiting_since, record.attempt.waiting_until = wanted.since, wanted.until
+    folder.try_save(record, console)
+    for text in taken.lines:
+        console.say(f"run {folder.run_id} waits: {text}")
+    line.join()
     if wanted.options.detach:
-        console.print(folder.run_id)
-        console.say(f"detached: `ddpctl attach {folder.run_id}` follows it")
-        code = 0
-    else:
-        needed = wanted.options.nodes or wanted.cluster.nnodes
-        number = line.wait(needed, wanted.until, printed, interrupts, console)
-        if number is None:
-            return None
-        if number != signal.SIGHUP:
-            raise KeyboardInterrupt
-        code = EXIT_INTERRUPTED
+        line.abandon()
+        return detach(folder, console)
+    needed = wanted.options.nodes or wanted.cluster.nnodes
+    number = line.wait(needed, wanted.until, taken.lines, interrupts, console)
+    if number is None:
+        return None
+    if number != signal.SIGHUP:
+        raise KeyboardInterrupt
     line.abandon()
     start_recorder(folder)
-    return code
+    return EXIT_INTERRUPTED
 
 
 def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> int:
@@ -119,7 +100,7 @@ def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return run_attempt(
         NextAttempt(
-            kept_cluster(folder),
+            folder.kept_cluster(),
             options,
             folder.run_id,
             earlier if earlier.attempts else None,

@@ -9,23 +9,23 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from rich.filesize import decimal
 
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
-from ..errors import CommandFailed, DdpctlError, DockerUnavailable
+from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
 from ..hosts import Cluster, fold
-from ..push.report import format_bytes
 from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .kill import kill_run
-from .strays import carriers
+from .stop import carriers
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
 
@@ -51,7 +51,6 @@ done
 :
 """
 )
-
 PART = re.compile(r"(\d{1,15})\t(.+)")
 OPEN = re.compile(r"open (\S{1,64}) ([\w.-]{1,255})")
 
@@ -66,24 +65,25 @@ REMOVE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Traces:
     host: str
+    hostname: str  # the host's own name
     folder: str  # ~/.ddpctl as an absolute path
-    parts: tuple[tuple[str, int], ...]  # (name, bytes) of everything in the folder
-    nodes: tuple[NodeStatus, ...]  # containers that mount a part of the folder, and local processes
-    living: frozenset[str]  # ids of live runs
-    hostname: str = ""  # the host's own name
-    open: tuple[tuple[str, str], ...] = ()  # (run id, host name) of attempts that may be running
+    parts: dict[str, int] = field(default_factory=dict)  # bytes of everything in the folder
+    nodes: list[NodeStatus] = field(default_factory=list)  # that use a part of the folder
+    living: set[str] = field(default_factory=set)  # ids of live runs
+    open: list[tuple[str, str]] = field(default_factory=list)  # (run id, host name) that may live
 
     @property
     def none(self) -> bool:
         return not self.parts and not self.nodes
 
     @property
-    def runs(self) -> frozenset[str]:
-        named = {part.split("/", 1)[1] for part, _ in self.parts if part.startswith("runs/")}
-        return frozenset(named | {status.run_id for status in self.nodes})
+    def runs(self) -> set[str]:
+        """The ids of all runs in the folder or on the host."""
+        named = {part.split("/", 1)[1] for part in self.parts if part.startswith("runs/")}
+        return named | {status.run_id for status in self.nodes}
 
     @property
     def containers(self) -> list[NodeStatus]:
@@ -92,21 +92,16 @@ class Traces:
     def lines(self) -> list[str]:
         return [
             *(f"{self.host}  container  {s.handle}  {s.state}" for s in self.containers),
-            *(f"{self.host}  {self.folder}/{p}  {format_bytes(n)}" for p, n in self.parts),
+            *(f"{self.host}  {self.folder}/{p}  {decimal(n)}" for p, n in self.parts.items()),
         ]
 
 
 def clean(
-    cluster: Cluster,
-    console: Console,
-    *,
-    kill: bool,
-    as_json: bool,
-    confirm: Callable[[], bool | None],
+    cluster: Cluster, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool]
 ) -> int:
     """Remove all traces. Return 0 if every host is clean or nothing had to be done, else 6.
 
-    confirm: called after the listing; None means "only list".
+    confirm: called after the listing; whether to remove what it shows.
     """
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
@@ -116,8 +111,12 @@ def clean(
         kept = {} if kill else alive(found.values())
         to_remove = [t for t in found.values() if not t.none and not t.runs & kept.keys()]
         if not as_json:
-            listed(found.values(), to_remove, kept, console)
-        removed = bool(to_remove and confirm())
+            for line in (line for traces in to_remove for line in traces.lines()):
+                console.print(line)
+            for traces in found.values():
+                for run_id in sorted(traces.runs & kept.keys()):
+                    console.say(f"{traces.host}: not cleaned: {run_id} {kept[run_id]}")
+        removed = bool(to_remove) and confirm()
         left = found
         if removed:
             with console.step(f"removing them from {len(to_remove)} hosts"):
@@ -126,7 +125,19 @@ def clean(
     report_unseen(failures, console)
     unclean = not all(traces.none for traces in left.values())
     if as_json:
-        console.json(document(found, left, failures, removed=removed))
+        rows = [
+            {
+                "host": traces.host,
+                "containers": [status.handle for status in traces.containers],
+                "folder": traces.folder,
+                "parts": [{"name": name, "bytes": size} for name, size in traces.parts.items()],
+                "alive": sorted(traces.living),
+                "clean": host in left and left[host].none,
+            }
+            for host, traces in found.items()
+        ]
+        document = {"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(failures)}
+        console.json(document)
     elif removed:
         for traces in left.values():
             after = "clean" if traces.none else f"{len(traces.lines())} items are still there"
@@ -140,40 +151,36 @@ def clean(
 
 def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
     """List a host's traces. Only `leaders` look into ~/.ddpctl; other hosts share theirs."""
-    leads = node in leaders
-    output = node.script(LOOK, "parts" if leads else "", timeout=TIMEOUT).stdout
+    output = node.script(LOOK, "parts" if node in leaders else "", timeout=TIMEOUT).stdout
     folder, hostname, *rows = [*output.decode(errors="replace").splitlines(), "", ""]
     if not folder.startswith("/"):
         raise CommandFailed(f"{node.name}: cannot find the home folder: {folder!r}")
-    attempts = [match for row in rows if (match := OPEN.fullmatch(row)) and is_run_id(match[1])]
-    found = [match for row in rows if (match := PART.fullmatch(row))]
-    parts = [(match[2], int(match[1]) * 1024) for match in found]
-    nodes: list[NodeStatus] = []
+    traces = Traces(node.name, hostname, folder)
+    for row in rows:
+        if part := PART.fullmatch(row):
+            traces.parts[part[2]] = int(part[1]) * 1024
+        elif (attempt := OPEN.fullmatch(row)) and is_run_id(attempt[1]):
+            traces.open.append((attempt[1], attempt[2]))
+    working = {run_id for _, run_id, _ in carriers(node)} & traces.runs
     for engine in every_engine(node):
         try:
-            nodes += engine.using(folder)
+            traces.nodes += engine.using(folder)
         except DockerUnavailable:
             if engine.traits.name == cluster.job.engine:  # the state of its runs is unknown
                 raise
-    known = {part.split("/", 1)[1] for part, _ in parts if part.startswith("runs/")}
-    working = {run_id for _, run_id, _ in carriers(node)} & known
-    running = {s.run_id for s in nodes if s.alive and is_run_id(s.run_id)}
-    return Traces(
-        host=node.name,
-        folder=folder,
-        parts=tuple(parts),
-        nodes=tuple(nodes),
-        living=frozenset(running | working),
-        hostname=hostname,
-        open=tuple((match[1], match[2]) for match in attempts),
-    )
+    traces.living = working | {status.run_id for status in traces.nodes if status.alive}
+    return traces
 
 
 def alive(found: Collection[Traces]) -> dict[str, str]:
-    """Return the live runs, each with "" or the unseen host on which it may run."""
+    """Return the runs that keep a host from being cleaned, each with the reason."""
     seen = {traces.hostname for traces in found}
-    elsewhere = {run: host for traces in found for run, host in traces.open if host not in seen}
-    return {**elsewhere, **{run_id: "" for traces in found for run_id in traces.living}}
+    elsewhere = "may be alive on {}, which was not checked; --kill removes it"
+    unsure = {
+        run: elsewhere.format(host) for t in found for run, host in t.open if host not in seen
+    }
+    sure = "is still running; stop it with `ddpctl kill`, or clean with --kill"
+    return {**unsure, **{run_id: sure for traces in found for run_id in traces.living}}
 
 
 def end(
@@ -188,60 +195,22 @@ def end(
         kill_run(machines, cluster, run_id, console)
     by_host = {traces.host: traces for traces in to_remove}
 
-    def act(node: Node) -> None:
+    def run(node: Node, script: str) -> None:
+        done = node.script(script, timeout=TIMEOUT)
+        if done.code != 0:
+            remedy = "only that user or root can remove another user's files"
+            raise CommandFailed(f"{node.name}: {done.reason}; {remedy}")
+
+    def empty(node: Node) -> None:
         for engine in every_engine(node):
             for status in by_host[node.name].containers if engine.traits.in_container else ():
                 engine.remove(status)
         if node in leaders:
-            _remove(node, EMPTY)
+            run(node, EMPTY)
 
     hosts = [node for node in machines if node.name in by_host]
-    _, failures = try_each(hosts, act)
+    _, failures = try_each(hosts, empty)
     emptied = [node for node in hosts if node in leaders and node not in failures]
-    failures |= try_each(emptied, lambda node: _remove(node, REMOVE))[1]
+    failures |= try_each(emptied, lambda node: run(node, REMOVE))[1]
     for line in fold.errors({node.name: error for node, error in failures.items()}):
         console.error(line)
-
-
-def _remove(node: Node, script: str) -> None:
-    done = node.script(script, timeout=TIMEOUT)
-    if done.code != 0:
-        raise CommandFailed(
-            f"{node.name}: {done.reason}; only that user or root can remove another user's files"
-        )
-
-
-def listed(
-    found: Iterable[Traces], to_remove: Sequence[Traces], kept: Mapping[str, str], console: Console
-) -> None:
-    for traces in to_remove:
-        for line in traces.lines():
-            console.print(line)
-    for traces in found:
-        for run_id in sorted(traces.runs & kept.keys()):
-            why = "is still running; stop it with `ddpctl kill`, or clean with --kill"
-            if kept[run_id]:
-                why = f"may be alive on {kept[run_id]}, which was not checked; --kill removes it"
-            console.say(f"{traces.host}: not cleaned: {run_id} {why}")
-
-
-def document(
-    found: Mapping[str, Traces],
-    left: Mapping[str, Traces],
-    failures: Mapping[str, DdpctlError],
-    *,
-    removed: bool,
-) -> dict[str, Any]:
-    """Return the document of `clean --json`, version 1."""
-    rows = [
-        {
-            "host": traces.host,
-            "containers": [status.handle for status in traces.containers],
-            "folder": traces.folder,
-            "parts": [{"name": name, "bytes": size} for name, size in traces.parts],
-            "alive": sorted(traces.living),
-            "clean": host in left and left[host].none,
-        }
-        for host, traces in found.items()
-    ]
-    return {"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(failures)}

@@ -13,7 +13,7 @@ from ..hosts.fold import names
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
 from ..runs.record import FINAL, run_folder, timestamp
 from ..runs.unseen import unseen
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
@@ -34,16 +34,13 @@ class Killed:
         return sorted({*self.failures, *unclean})
 
     def summary(self) -> str:
-        on = names(self.stopped)
-        left = [f"{host}: {describe(r)}" for host, r in self.stopped.items() if not r.clean]
-        if left:
-            return f"run {self.run_id}: {'; '.join(left)}"
+        left = [f"{host}: {r.describe()}" for host, r in self.stopped.items() if not r.clean]
         found = [status for result in self.stopped.values() for status in result.found]
+        what = "nothing to stop"
         if found:
-            ended = not any(status.alive or status.waits for status in found)
-            how = "had ended; removed" if ended else "stopped"
-            return f"run {self.run_id}: {how}, nothing left on {on}"
-        return f"run {self.run_id}: nothing to stop on {on}"
+            alive = any(status.alive or status.waits for status in found)
+            what = f"{'stopped' if alive else 'had ended; removed'}, nothing left"
+        return f"run {self.run_id}: {'; '.join(left) or f'{what} on {names(self.stopped)}'}"
 
     def document(self) -> dict[str, Any]:
         return {
@@ -72,10 +69,9 @@ def kill(
         with console.step(f"asking {len(nodes)} hosts for their runs"):
             if everything or (prefix is None and (target or hosts)):
                 run_ids = runs_of_user(nodes, cluster, everything=everything)
-            elif hosts is None:
-                run_ids = [find_run(prefix).run_id]
             else:
-                run_ids = [find_id(nodes, cluster, prefix)]
+                found = find_id(nodes, cluster, prefix) if hosts else find_run(prefix).run_id
+                run_ids = [found]
         killed = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
         if everything:
             remove_finished(nodes, cluster, console)
@@ -143,7 +139,7 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
         killed = Killed(run_id, *stop_run(machines, cluster.job.engine, run_id, timeout))
     for host, result in killed.stopped.items():
         if result.found or not result.clean:
-            console.detail(f"{host}: {describe(result)}")
+            console.detail(f"{host}: {result.describe()}")
     for line in not_confirmed(killed.failures):
         console.error(f"{line}; the next contact finishes it")
     if killed.stopped:
@@ -154,12 +150,3 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
         folder.try_save(record, console)
     return killed
-
-
-def describe(result: Stopped) -> str:
-    count = len(result.found)
-    stopped = f"stopped and removed {count}" if count else "was not running"
-    if result.clean:
-        return f"{stopped}, nothing left" if count else stopped
-    left = [*(status.handle for status in result.left), *(f"pid {pid}" for pid in result.processes)]
-    return f"{stopped}, STILL THERE: {', '.join(left)}"

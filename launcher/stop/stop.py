@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 
-from ..engines.base import Engine
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..facts.shared_homes import OWN
 from ..hosts import Cluster, fold
+from ..run_id import is_run_id
 from ..runs.record import UnreadableRecord, run_folders, timestamp
 from ..ssh.many import ask_each
 from ..ssh.node import Node
@@ -27,11 +28,19 @@ for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
 done
 """
 
-# Prints the visible processes of run $1, whatever their parent, except those of --on-exit.
-PROCESSES = r"""
-grep -lzxF "DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
-  xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null | tr -cd '0-9\n'
+# Prints pid, run id and name of every process that carries a run id in an environment that this
+# user may read: run $1, or any. Root may read all environments, so without $1 it gets only runs
+# with a folder in its own home. Processes of --on-exit do not count.
+CARRIERS = r"""
+for e in $(grep -lz "^DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
+    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
+  p=${e#/proc/}; p=${p%/environ}
+  r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
+  [ -n "$1" ] || [ "$(id -u)" != 0 ] || [ -d "$HOME/.ddpctl/runs/$r" ] || continue
+  printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
+done
 """
+CARRIER = re.compile(r"([1-9][0-9]{0,8}) (\S+) (.*)")
 
 ORPHAN_TIMEOUT = 5.0  # seconds for a killed supervisor's processes to end
 POLL = 0.3  # seconds
@@ -48,6 +57,14 @@ class Stopped:
     @property
     def clean(self) -> bool:
         return not self.left and not self.processes
+
+    def describe(self) -> str:
+        count = len(self.found)
+        stopped = f"stopped and removed {count}" if count else "was not running"
+        if self.clean:
+            return f"{stopped}, nothing left" if count else stopped
+        left = [*(status.handle for status in self.left), *(f"pid {pid}" for pid in self.processes)]
+        return f"{stopped}, STILL THERE: {', '.join(left)}"
 
 
 def stop_run(
@@ -72,14 +89,27 @@ def stop_run(
         left: list[NodeStatus] = []
         for each in engines_on(node, engine):
             statuses = each.list(run_id)
-            found += statuses
-            _stop_all(each, statuses, timeout)
+            # concurrently, so that nodes on one machine do not wait for each other's timeout
+            with ThreadPoolExecutor(len(statuses) or 1) as pool:
+                list(pool.map(each.stop, statuses, repeat(timeout)))
             for status in statuses if remove else ():
                 each.remove(status)
+            found += statuses
             left += [status for status in each.list(run_id) if status.alive or remove]
-        return Stopped(tuple(found), tuple(left), _remaining_processes(node, run_id))
+        deadline = time.monotonic() + ORPHAN_TIMEOUT
+        while (processes := carriers(node, run_id)) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return Stopped(tuple(found), tuple(left), tuple(pid for pid, _, _ in processes))
 
     return ask_each(nodes, stop)
+
+
+def carriers(node: Node, run_id: str = "") -> list[tuple[int, str, str]]:
+    """Return pid, run id and name of each process that carries this run id, or any."""
+    output = node.script(CARRIERS, run_id).stdout.decode(errors="replace")
+    rows = [match for line in output.splitlines() if (match := CARRIER.fullmatch(line))]
+    found = [(int(row[1]), row[2], row[3]) for row in rows if is_run_id(row[2])]
+    return [row for row in found if run_id in ("", row[1])]
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
@@ -93,8 +123,8 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         here = [by_name[host] for host in record.pending_stop if host in by_name]
         if not here:
             continue
-        where = fold.names(node.name for node in here)
-        with console.step(f"finishing the stop of {record.run_id} on {where}"):
+        names = fold.names(node.name for node in here)
+        with console.step(f"finishing the stop of {record.run_id} on {names}"):
             stopped, _ = stop_run(here, cluster.job.engine, record.run_id, record.stop_timeout)
         done = {host for host, result in stopped.items() if result.clean}
         for host in sorted(done):
@@ -107,25 +137,3 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
 
 def not_confirmed(failures: Mapping[str, DdpctlError]) -> list[str]:
     return fold.errors({host: f"{host}: stop not confirmed: {e}" for host, e in failures.items()})
-
-
-def _stop_all(engine: Engine, statuses: Sequence[NodeStatus], timeout: float) -> None:
-    """Stop nodes concurrently, so that nodes on one machine do not wait for each other's timeout."""
-    with ThreadPoolExecutor(max(1, len(statuses))) as pool:
-        list(pool.map(lambda status: engine.stop(status, timeout), statuses))
-
-
-def pids_in(text: bytes) -> tuple[int, ...]:
-    """Parse process ids, one per line. Skips other lines."""
-    return tuple(int(word) for word in text.split() if re.fullmatch(rb"[1-9][0-9]{0,8}", word))
-
-
-def _remaining_processes(node: Node, run_id: str) -> tuple[int, ...]:
-    """Return the pids that still carry the run id after at most ORPHAN_TIMEOUT seconds."""
-    deadline = time.monotonic() + ORPHAN_TIMEOUT
-    while True:
-        done = node.script(PROCESSES, run_id)
-        pids = pids_in(done.stdout)
-        if not pids or time.monotonic() > deadline:
-            return pids
-        time.sleep(POLL)

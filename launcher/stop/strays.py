@@ -7,36 +7,22 @@ on a host without a live node of that run. Processes without a run id are never 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
-from ..facts import gpu_use
+from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster, load
-from ..run_id import is_run_id
 from ..runs.unseen import report_unseen, unseen
-from ..ssh.account import account_name
+from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
+from .stop import carriers
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
-
-# Prints pid, run id and name of every process with a run id in an environment that this user may
-# read. Root may read all environments, so it gets only runs with a folder in its own home.
-CARRIERS = r"""
-for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null |
-    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
-  p=${e#/proc/}; p=${p%/environ}
-  r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
-  [ "$(id -u)" != 0 ] || [ -d "$HOME/.ddpctl/runs/$r" ] || continue
-  printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
-done
-"""
-CARRIER = re.compile(r"([1-9][0-9]{0,8}) (\S+) (.*)")
 
 # Sends SIGTERM, then SIGKILL, to process $1 as long as it carries run id $2.
 END = r"""
@@ -58,16 +44,13 @@ class Stray:
     handle: str  # name or pid
     what: str
 
-    def line(self) -> str:
-        return f"{self.host}  {self.kind}  {self.handle}  {self.run_id}  {self.what}"
-
 
 @dataclass(frozen=True)
 class Seen:
     """One host: its nodes of runs, and its processes that carry a run id."""
 
-    statuses: tuple[NodeStatus, ...]
-    carriers: tuple[tuple[int, str, str], ...]  # pid, run id, name
+    statuses: Sequence[NodeStatus]
+    carriers: Sequence[tuple[int, str, str]]  # pid, run id, name
     gpu_mib: Mapping[int, int]
 
 
@@ -96,7 +79,9 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
         )
     else:
         for stray in left:
-            console.print(stray.line())
+            console.print(
+                "  ".join((stray.host, stray.kind, stray.handle, stray.run_id, stray.what))
+            )
         if not found:
             console.say("no leftovers of dead runs")
         elif not yes:
@@ -117,25 +102,21 @@ def look(node: Node, cluster: Cluster) -> Seen:
     statuses = [status for engine in engines for status in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
-        use = node.script(gpu_use.SCRIPT, timeout=60.0).stdout.decode(errors="replace")
-        memory = {p.pid: p.mib for gpu in gpu_use.parse(use) for p in gpu.processes if p.mib}
-    return Seen(tuple(statuses), carriers(node), memory)
-
-
-def carriers(node: Node) -> tuple[tuple[int, str, str], ...]:
-    """Return pid, run id and name of each process on the host that carries a run id."""
-    output = node.script(CARRIERS).stdout.decode(errors="replace")
-    rows = [match for line in output.splitlines() if (match := CARRIER.fullmatch(line))]
-    return tuple((int(row[1]), row[2], row[3]) for row in rows if is_run_id(row[2]))
+        use = node.script(USE, timeout=60.0).stdout.decode(errors="replace")
+        memory = {p.pid: p.mib for gpu in parse_use(use) for p in gpu.processes if p.mib}
+    return Seen(statuses, carriers(node), memory)
 
 
 def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[Stray]:
     """Return the strays in `seen`. complete: every host answered, so a missing node is gone."""
     runs: dict[str, list[NodeStatus]] = {}
-    for host in seen.values():
-        for status in host.statuses:
-            runs.setdefault(status.run_id, []).append(status)
-    dead = {run_id for run_id, nodes in runs.items() if _is_dead(nodes, complete)}
+    for status in (status for host in seen.values() for status in host.statuses):
+        runs.setdefault(status.run_id, []).append(status)
+    dead = set()
+    for run_id, nodes in runs.items():
+        missing = len({status.node_rank for status in nodes}) < nodes[0].nnodes
+        if (complete and missing) or any(status.state in ("exited", "dead") for status in nodes):
+            dead.add(run_id)
     others = {s.run_id for nodes in runs.values() for s in nodes if s.user != user}
     found = []
     for name, host in seen.items():
@@ -150,12 +131,6 @@ def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[St
                 holds = f", holds {host.gpu_mib[pid]} MiB of a GPU" if pid in host.gpu_mib else ""
                 found.append(Stray(name, run_id, "process", str(pid), f"{command}{holds}"))
     return found
-
-
-def _is_dead(nodes: Sequence[NodeStatus], complete: bool) -> bool:
-    ended = any(status.state in ("exited", "dead") for status in nodes)
-    missing = len({status.node_rank for status in nodes}) < nodes[0].nnodes
-    return ended or (complete and missing)
 
 
 def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> None:

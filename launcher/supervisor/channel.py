@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .events import Reason
@@ -38,16 +38,7 @@ class Status:
     stacks: bool = False  # the stacks that node 0 requested are in the journal
     log_age: float = 0.0
     progress_age: float | None = None  # None: no report from the trainer yet
-    first_rank: int = 0
-    syscalls: dict[str, str] | None = None  # by global rank, what its main thread waits in
     sent: float = 0.0  # unix seconds, the sender's clock
-
-    def differs(self, other: Status | None) -> bool:
-        """Return whether anything except numbers has changed."""
-        return other is None or any(
-            getattr(self, name) != getattr(other, name)
-            for name in ("phase", "reason", "alive", "stacks")
-        )
 
 
 @dataclass(frozen=True)
@@ -55,24 +46,10 @@ class Decision:
     """Node 0's decision, which it sends to all nodes."""
 
     verdict: Reason | None = None  # why all nodes must stop
-    over: bool = False  # all nodes are done or have stopped
+    over: bool = False  # all nodes are done, have stopped or are lost
     stacks: bool = False  # every node must write its ranks' stacks to its journal
     echo: float = 0.0  # `sent` of the status that this answers
     now: float = 0.0  # unix seconds, node 0's clock
-
-
-def status_of(message: dict[str, Any]) -> Status:
-    status = Status(**message)
-    return replace(status, reason=_reason(status.reason), early=_reason(status.early))
-
-
-def decision_of(message: dict[str, Any]) -> Decision:
-    decision = Decision(**message)
-    return replace(decision, verdict=_reason(decision.verdict))
-
-
-def _reason(fields: Any) -> Reason | None:
-    return Reason(**dict(fields, last_lines=tuple(fields["last_lines"]))) if fields else None
 
 
 class Channel:
@@ -81,42 +58,37 @@ class Channel:
     The token itself is never sent, and a recorded conversation cannot be replayed.
     """
 
-    def __init__(self, sock: socket.socket, token: str, listening: bool, address: str = "") -> None:
+    def __init__(self, sock: socket.socket, token: str, listening: bool) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock, self.address = sock, address
-        self.opened = self.heard = time.monotonic()
+        self.sock = sock
+        self.heard = time.monotonic()
         self.node_rank: int | None = None  # of the peer, once authenticated
         self._token = token.encode()
         self._listening = listening
         self._nonce = os.urandom(16).hex().encode()
-        self._key: bytes | None = None
+        self._key = b""
         self._sent = self._received = 0
         self._out = self._nonce + b"\n"
         self._in = b""
-        self.flush()
+        self._flush()
 
     @property
     def ready(self) -> bool:
-        return self._key is not None
+        return bool(self._key)
 
     def send(self, message: Status | Decision) -> None:
         """Send a message. Raises OSError if the connection is broken."""
         text = json.dumps(asdict(message)).encode()
         self._out += self._signature(text, self._sent, self._listening) + b" " + text + b"\n"
         self._sent += 1
-        self.flush()
+        self._flush()
 
-    def flush(self) -> None:
-        try:
-            while self._out:
-                self._out = self._out[self.sock.send(self._out) :]
-        except BlockingIOError:
-            if len(self._out) > BACKLOG:
-                raise ConnectionAbortedError("the peer stopped reading") from None
+    def receive(self) -> list[Any]:
+        """Return the Statuses or, from node 0, Decisions that have arrived.
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Return the received messages. Raises OSError if disconnected, Refused if not a peer's."""
+        Raises OSError if disconnected, one of MALFORMED if the data is not a peer's.
+        """
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:
@@ -126,25 +98,34 @@ class Channel:
         *lines, self._in = (self._in + data).split(b"\n")
         if len(self._in) > LONGEST_MESSAGE:
             raise Refused("sent a line that is too long")
-        if lines and self._key is None:
-            self._agree(lines.pop(0))
-        return [self._open(line) for line in lines]
+        if lines and not self._key:
+            other = lines.pop(0)
+            nonces = self._nonce + other if self._listening else other + self._nonce
+            self._key = hmac.new(self._token, b"ddpctl" + nonces, hashlib.sha256).digest()
+        return [self._message(line) for line in lines]
 
-    def _agree(self, other: bytes) -> None:
-        nonces = (self._nonce, other) if self._listening else (other, self._nonce)
-        self._key = hmac.new(self._token, b"ddpctl" + b"".join(nonces), hashlib.sha256).digest()
-
-    def _open(self, line: bytes) -> dict[str, Any]:
+    def _message(self, line: bytes) -> Status | Decision:
         signature, _, text = line.partition(b" ")
         expected = self._signature(text, self._received, not self._listening)
         if not hmac.compare_digest(signature, expected):
             raise Refused("does not know this run's token")
         self._received += 1
         self.heard = time.monotonic()
-        message: dict[str, Any] = json.loads(text.decode())
-        return message
+        fields = dict(json.loads(text.decode()))
+        for name in ("reason", "early", "verdict"):
+            if fields.get(name):
+                lines = tuple(fields[name]["last_lines"])
+                fields[name] = Reason(**dict(fields[name], last_lines=lines))
+        return Status(**fields) if self._listening else Decision(**fields)
 
     def _signature(self, text: bytes, count: int, from_listener: bool) -> bytes:
-        assert self._key is not None
         head = b"%d %d " % (count, from_listener)
         return hmac.new(self._key, head + text, hashlib.sha256).hexdigest().encode()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                self._out = self._out[self.sock.send(self._out) :]
+        except BlockingIOError:
+            if len(self._out) > BACKLOG:
+                raise ConnectionAbortedError("the peer stopped reading") from None

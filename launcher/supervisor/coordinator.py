@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from .channel import Status
+from .channel import Decision, Status
 from .events import Reason
 from .spec import Spec
 
@@ -15,6 +15,27 @@ RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
 
 
+class Contact:
+    """Contact with a peer that has joined. Times are time.monotonic()."""
+
+    def __init__(self, now: float) -> None:
+        self.heard = now
+        self.closed: float | None = None  # when its connection closed
+
+    def lost(self, now: float, timeout: float) -> str:
+        """Return why the peer counts as lost; "" if it does not."""
+        if self.closed is None:
+            late = now - self.heard > timeout
+            return "no heartbeat from its supervisor for %d s" % timeout if late else ""
+        late = now - self.closed > RECONNECT
+        return "its supervisor closed the connection and did not reconnect" if late else ""
+
+    def forgive(self, now: float) -> None:
+        """Reset the timers after this process itself was suspended."""
+        self.heard = now
+        self.closed = self.closed and now
+
+
 class Coordinator:
     """Collects all nodes' statuses and decides. `now` is always time.monotonic()."""
 
@@ -22,38 +43,28 @@ class Coordinator:
         self.spec = spec
         self.began = now
         self.statuses: dict[int, Status] = {}  # by node rank
-        self.heard: dict[int, float] = {}  # time of each connected node's last message
-        self.disconnected: dict[int, float] = {}  # time at which each joined node disconnected
+        self.contacts: dict[int, Contact] = {}  # with the other nodes, by node rank
         self.port_error: OSError | None = None  # why no node can connect to this one
-        self.verdict: Reason | None = None  # why all nodes must stop
-        self.over = False  # all nodes are done, have stopped or are lost
-        self.stacks_wanted = False
+        self.decision = Decision()
         self._early_since: float | None = None
         self._stacks_since: float | None = None
 
     def report(self, status: Status, now: float) -> None:
         self.statuses[status.node_rank] = status
         if status.node_rank != self.spec.node_rank:
-            self.heard[status.node_rank] = now
-            self.disconnected.pop(status.node_rank, None)
-
-    def disconnect(self, node_rank: int, now: float) -> None:
-        self.heard.pop(node_rank, None)
-        self.disconnected[node_rank] = now
-
-    def forgive(self, now: float) -> None:
-        """Reset all silence timers after this process itself was suspended."""
-        self.heard = dict.fromkeys(self.heard, now)
-        self.disconnected = dict.fromkeys(self.disconnected, now)
+            self.contacts[status.node_rank] = Contact(now)
 
     def decide(self, now: float) -> None:
-        if self.verdict is None:
-            self.verdict = self._verdict(now)
+        verdict, over = self.decision.verdict or self._verdict(now), self.decision.over
         missing = set(range(self.spec.nnodes)) - self.statuses.keys()
-        ended = {s.node_rank for s in self.statuses.values() if s.phase != "running"}
-        lost = missing | self.disconnected.keys() if self.verdict else set()
-        if ended | lost >= set(range(self.spec.nnodes)):
-            self.over = not missing or now - self.began >= JOIN_GRACE
+        gone = {s.node_rank for s in self.statuses.values() if s.phase != "running"}
+        if verdict:
+            timeout, contacts = self.spec.peer_timeout, self.contacts.items()
+            gone |= missing
+            gone |= {rank for rank, c in contacts if c.closed is not None or c.lost(now, timeout)}
+        if len(gone) == self.spec.nnodes:
+            over = not missing or now - self.began >= JOIN_GRACE
+        self.decision = Decision(verdict, over, self._stacks_since is not None)
 
     def _verdict(self, now: float) -> Reason | None:
         reasons = [status.reason for status in self.statuses.values() if status.reason]
@@ -81,16 +92,10 @@ class Coordinator:
 
     def _lost(self, now: float) -> Reason | None:
         """Return the reason if a node is lost. A stopped node may disconnect, a running one may not."""
-        gone = {rank for rank, status in self.statuses.items() if status.phase != "stopped"}
-        for rank, since in self.disconnected.items():
-            if rank in gone and now - since > RECONNECT:
-                message = "its supervisor closed the connection and did not reconnect"
-                return self._reason("peer-lost", message, rank)
-        for rank, heard in list(self.heard.items()):
-            if rank in gone and now - heard > self.spec.peer_timeout:
-                self.disconnected[rank] = now
-                message = "no heartbeat from its supervisor for %d s" % self.spec.peer_timeout
-                return self._reason("peer-lost", message, rank)
+        for rank, contact in self.contacts.items():
+            why = contact.lost(now, self.spec.peer_timeout)
+            if why and self.statuses[rank].phase != "stopped":
+                return self._reason("peer-lost", why, rank)
         return None
 
     def _early_exit(self, now: float) -> Reason | None:
@@ -114,27 +119,14 @@ class Coordinator:
         age = min(ages or [s.log_age for s in statuses])
         if not ages and not any(s.begun for s in statuses):
             timeout = max(timeout, SILENT_START)
-        self.stacks_wanted = age >= timeout
-        if not self.stacks_wanted:
+        if age < timeout:
             self._stacks_since = None
             return None
         self._stacks_since = self._stacks_since or now
         missing = any(s.alive and not s.stacks for s in statuses)
         if missing and now - self._stacks_since < STACKS_TIMEOUT:
             return None
-        message = "no progress for %d s" % age
-        places = {
-            (s.node_rank, int(rank) - s.first_rank, int(rank)): call
-            for s in statuses
-            for rank, call in (s.syscalls or {}).items()
-        }
-        straggler = odd_one_out(places)
-        if straggler is None:
-            return self._reason("hung", message, self.spec.node_rank)
-        node_rank, local_rank, rank = straggler
-        message += "; this rank is not where all the others are"
-        host = self.spec.hosts[node_rank]
-        return Reason("hung", message, node_rank, host, time.time(), rank, local_rank)
+        return self._reason("hung", "no progress for %d s" % age, self.spec.node_rank)
 
     def _reason(self, kind: str, message: str, node_rank: int) -> Reason:
         return Reason(kind, message, node_rank, self.spec.hosts[node_rank], time.time())
@@ -143,10 +135,3 @@ class Coordinator:
 def time_limit_reason(spec: Spec) -> Reason:
     message = "the run reached its time limit of %d s" % (spec.time_limit or 0)
     return Reason("time-limit", message, spec.node_rank, spec.host, time.time())
-
-
-def odd_one_out(places: dict[tuple[int, int, int], str]) -> tuple[int, int, int] | None:
-    """Return the only rank whose position differs from all others, of which there are at least two."""
-    everywhere = list(places.values())
-    odd = [rank for rank, place in places.items() if everywhere.count(place) == 1]
-    return odd[0] if len(odd) == 1 and len(set(everywhere)) == 2 and len(everywhere) > 2 else None

@@ -106,15 +106,6 @@ class Usage(Event):
 
 
 @dataclass(frozen=True)
-class Joined(Event):
-    """Another node has connected to node 0."""
-
-    kind = "joined"
-    node_rank: int
-    host: str
-
-
-@dataclass(frozen=True)
 class Refused(Event):
     """Connections to the control port without the run's token."""
 

@@ -29,15 +29,13 @@ class Journal:
         self._ballast = os.path.join(folder, "ballast")
         self._host = host.encode()
         self._stdout = b""  # not written yet
-        self.dropped = 0  # bytes of output lost because the disk was full
         with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
             file.write(b"\0" * BALLAST)
         os.set_blocking(1, False)  # an engine that stops reading must not block the run
 
     def lines(self, who: bytes, data: bytes) -> None:
-        """Write whole lines, each with its newline."""
-        if not self._append(_prefixed(b"%.6f\t%b\t" % (time.time(), who), data)):
-            self.dropped += len(data)
+        """Write whole lines, each with its newline. They are lost if the disk is full."""
+        self._append(_prefixed(b"%.6f\t%b\t" % (time.time(), who), data))
         label = b"[%b] " % (self._host if who == b"-" else self._host + b":" + who)
         self._copy(_prefixed(label, data))
 
@@ -90,34 +88,42 @@ class Lines:
 
     def __init__(self, who: bytes, journal: Journal) -> None:
         self._who, self._journal = who, journal
-        self._partial: list[bytes] = []
-        self._size = 0  # bytes of the partial line
+        self._partial = bytearray()
         self.last = b""  # the end of the copied data
 
     def feed(self, data: bytes) -> None:
         head, newline, rest = data.rpartition(b"\n")
         if newline:
-            self._copy(b"".join([*self._partial, head, newline]))
-            self._partial, self._size = [], 0
-        if rest:
-            self._partial.append(rest)
-            self._size += len(rest)
-            if self._size > LONGEST_LINE:
-                self.finish()
+            self._partial += head
+            self._copy()
+        self._partial += rest
+        if len(self._partial) > LONGEST_LINE:
+            self._copy()
 
     def finish(self) -> None:
         """Write a last line that has no newline."""
         if self._partial:
-            self._copy(b"".join(self._partial) + b"\n")
-            self._partial, self._size = [], 0
+            self._copy()
 
     def last_lines(self) -> list[str]:
         return self.last.decode(errors="replace").rstrip("\n").split("\n")
 
-    def _copy(self, whole: bytes) -> None:
+    def _copy(self) -> None:
+        whole = bytes(self._partial) + b"\n"
+        self._partial.clear()
         self._journal.lines(self._who, whole)
         self.last = (self.last + whole[-LAST_BYTES:])[-LAST_BYTES:]
 
 
 def _prefixed(head: bytes, lines: bytes) -> bytes:
     return head + lines[:-1].replace(b"\n", b"\n" + head) + b"\n"
+
+
+def publish(path: str, text: str) -> None:
+    """Write a file that others may read, in one step."""
+    folder, name = os.path.split(path)
+    scratch = os.path.join(folder, ".%s.new" % name)
+    with open(scratch, "w") as file:
+        file.write(text)
+    os.chmod(scratch, 0o644)
+    os.replace(scratch, path)

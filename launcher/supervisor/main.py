@@ -6,10 +6,10 @@ Everything happens in one loop in one thread, `Supervisor.run`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -19,12 +19,11 @@ from .coordinator import JOIN_GRACE, SETTLE
 from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping, signal_name
 from .journal import Journal
 from .metrics_file import MetricsFile
-from .peers import NodePeer, Peers
-from .proc import adopt_orphans, descendants, kill_descendants, send, syscall
+from .peers import NodePeer, Peers, Server
+from .proc import PR_SET_CHILD_SUBREAPER, descendants, kill_descendants, prctl, send
 from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
-from .server import Server
-from .spec import Spec, read_spec
+from .spec import Spec
 from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
 from .usage import Resources, Sampler, environment
@@ -48,7 +47,6 @@ class Supervisor:
         self.ranks = Ranks(spec.nproc_per_node)
         self.stacks = StackTaker(spec)
         self.selector = selectors.DefaultSelector()
-        self.selector.register(signal_socket(), selectors.EVENT_READ, self.on_signal)
         peers = NodePeer if spec.node_rank else Server
         self.peers: Peers = peers(spec, self.journal, self.selector)
         self.liveness = Liveness(spec.output_dir)
@@ -61,12 +59,15 @@ class Supervisor:
         self.reason: Reason | None = None  # why this node stops
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
         self.alone_since: float | None = None  # since when torchrun has had no rank left
+        self.signals: list[int] = []  # received, not handled yet
         self.signalled = False  # we received a signal to stop
         self.killed_torchrun = False  # if so, its exit code means nothing
         self.left: list[int] = []  # processes that survived SIGKILL
 
     def run(self) -> int:
-        adopt_orphans()
+        for number in SIGNALS:
+            signal.signal(number, lambda number, _: self.signals.append(number))
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts ranks whose torchrun dies, to kill and reap them
         self.journal.event(Start(os.getpid(), tuple(self.spec.argv), self.spec.host))
         try:
             self.start()
@@ -86,45 +87,53 @@ class Supervisor:
 
     def start(self) -> None:
         try:
-            self.torchrun.start(self.logs.folder, self.stacks.environment(dict(os.environ)))
+            env = self.stacks.environment(dict(os.environ))
+            pipe = self.torchrun.start(self.logs.folder, env)
+            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
         except OSError as error:
             self.stop(self.why("start", "could not start torchrun: %s" % error))
             self.phase, self.ended_at = "stopped", time.monotonic()
-            return
-        for pipe in self.torchrun.pipes():
-            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
 
     def turn(self) -> None:
         starting = self.phase == "running" and not self.ranks.complete
         growing = self.logs.poll() > 0
         if growing:
-            self.liveness.output()
+            self.liveness.reset(output=True)
         wait = LOGS_GROW if growing else RANKS_START if starting else POLL
         for key, _ in self.selector.select(wait):
             key.data(key.fileobj)
+        self.check_signals()
         self.find_ranks()
         self.check_ranks()
         self.check_torchrun()
         self.peers.turn(self.status())
-        self.take_stacks()
-        self.sample()
-        self.follow_decision()
+        decision = self.peers.decision
+        ranks = self.ranks.by_local_rank.values()
+        stacks = self.stacks.turn(ranks, self.phase, decision.stacks)
+        if stacks is not None:
+            self.journal.event(RankStacks(tuple(stacks)))
+        usage = self.sampler.turn() if self.phase == "running" else None
+        if usage is not None:
+            self.journal.sample(usage)
+            self.metrics.write(usage, len(self.ranks.alive()), self.liveness.log_age())
+        if decision.verdict is not None:
+            self.stop(decision.verdict)
+            if self.phase == "done":
+                self.phase = "stopped"
         self.escalate()
 
     # --- observations ---
 
     def on_output(self, pipe: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not self.torchrun.read(pipe):
-                self.selector.unregister(pipe)
+        if not self.torchrun.read():
+            self.selector.unregister(pipe)
 
-    def on_signal(self, source: socket.socket) -> None:
-        for number in source.recv(64):
-            if number in SIGNALS:
-                self.signalled = True
-                kind = "cancelled" if self.cancelled() else "signal"
-                message = "its supervisor received %s" % signal.Signals(number).name
-                self.stop(self.why(kind, message), number)
+    def check_signals(self) -> None:
+        while self.signals:
+            number, self.signalled = self.signals.pop(0), True
+            kind = "cancelled" if self.cancelled() else "signal"
+            message = "its supervisor received %s" % signal.Signals(number).name
+            self.stop(self.why(kind, message), number)
 
     def find_ranks(self) -> None:
         found = self.ranks.find(self.torchrun.pid)
@@ -132,35 +141,34 @@ class Supervisor:
             if rank.fd is not None:  # wakes the loop up before torchrun reaps the rank
                 self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
         if found:
-            self.liveness.reset()
+            self.liveness.reset(output=False)
             known = self.ranks.by_local_rank.values()
             self.journal.event(RankPids({str(rank.rank): rank.pid for rank in known}))
 
     def check_ranks(self) -> None:
         for rank in self.exited_ranks():
-            if rank.exit_code is not None:
-                self.record_exit(rank)
             if rank.exit_code == 0 and self.early is None:
                 message = "exited with code 0 while other ranks were still running"
                 self.early = self.why("early-exit", message, rank)
         self.stop_if_a_rank_failed()
         now, timeout = time.monotonic(), self.spec.peer_timeout
         for rank in self.ranks.alive():
-            if rank.stopped_for(now) > timeout:
+            if rank.stopped_since is not None and now - rank.stopped_since > timeout:
                 message = "has been stopped (SIGSTOP) for more than %d s" % timeout
                 self.stop(self.why("stopped", message, rank))
         self.liveness.look(self.ranks.alive())
 
     def exited_ranks(self) -> list[Rank]:
-        """Return the ranks that have exited since the last check."""
-        exited = [rank for rank in self.ranks.alive() if rank.has_exited()]
+        """Return the ranks that have exited since the last check. Record those with a known code."""
+        exited = self.ranks.look()
         for rank in exited:
             rank.was_stopping = self.reason is not None
             if rank.fd is not None:
                 self.selector.unregister(rank.fd)
                 os.close(rank.fd)
-                rank.fd = None
             self.logs.drain(rank.local_rank)
+            if rank.exit_code is not None:
+                self.record_exit(rank)
         return exited
 
     def stop_if_a_rank_failed(self) -> None:
@@ -178,84 +186,60 @@ class Supervisor:
         self.complete_exits(code)
         self.stop_if_a_rank_failed()
         if code and self.reason is None:
-            self.stop(
-                replace(
-                    self.why("torchrun", "torchrun %s" % describe_exit(code)),
-                    exit_code=code,
-                    signal=signal_name(code),
-                    last_lines=tuple(self.torchrun.last_lines()[-60:]),
-                )
-            )
-        if self.reason and self.resources.oom_kills():
-            self.journal.event(self.resources.usage())
+            reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
+            lines = tuple(self.torchrun.last_lines()[-60:])
+            self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
+        usage = self.resources.usage()
+        if self.reason and usage.oom_kills:
+            self.journal.event(usage)
         self.phase = "stopped" if self.reason else "done"
         self.ended_at = time.monotonic()
 
     def complete_exits(self, code: int) -> None:
         """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
-        exited = self.exited_ranks()
-        failures = {failure.local_rank: failure for failure in self.torchrun.failures()}
-        for local_rank, failure in failures.items():
-            if local_rank not in self.ranks.by_local_rank:
-                rank = Rank(failure.pid, failure.rank, local_rank)
+        self.exited_ranks()
+        ranks, codes = self.ranks.by_local_rank, {}
+        for failure in self.torchrun.failures():
+            codes[failure.local_rank] = failure.exit_code
+            if failure.local_rank not in ranks:
+                rank = Rank(failure.pid, failure.rank, failure.local_rank)
                 rank.exited, rank.was_stopping = time.time(), self.reason is not None
-                self.ranks.by_local_rank[local_rank] = rank
-        for rank in self.ranks.by_local_rank.values():
-            if rank.exit_code is None or rank in exited:
-                if rank.local_rank in failures:
-                    rank.exit_code = failures[rank.local_rank].exit_code
-                elif code == 0:
-                    rank.exit_code = 0
+                ranks[rank.local_rank] = rank
+        for rank in ranks.values():
+            if rank.exit_code is None:
+                rank.exit_code = codes.get(rank.local_rank, None if code else 0)
                 self.record_exit(rank)
 
     def status(self) -> Status:
-        alive = self.ranks.alive()
-        watched = bool(self.spec.hang_timeout)
         return Status(
             self.spec.node_rank,
             phase=self.phase,
             reason=self.reason,
-            alive=len(alive),
+            alive=len(self.ranks.alive()),
             early=self.early,
             stuck=self.liveness.stuck,
             begun=self.liveness.begun,
             stacks=self.stacks.written,
             log_age=self.liveness.log_age(),
-            progress_age=self.liveness.progress_age() if watched else None,
-            first_rank=self.spec.first_rank,
-            syscalls={str(rank.rank): syscall(rank.pid) for rank in alive} if watched else None,
+            progress_age=self.liveness.progress_age() if self.spec.hang_timeout else None,
         )
-
-    def take_stacks(self) -> None:
-        ranks = self.ranks.by_local_rank.values()
-        found = self.stacks.turn(ranks, self.phase, self.peers.stacks_wanted)
-        if found is not None:
-            self.journal.event(RankStacks(tuple(found)))
-
-    def sample(self) -> None:
-        usage = self.sampler.turn() if self.phase == "running" else None
-        if usage is not None:
-            self.journal.sample(usage)
-            self.metrics.write(usage, len(self.ranks.alive()), self.liveness.log_age())
 
     def record_exit(self, rank: Rank) -> None:
+        code = rank.exit_code
         message, call_stack = self.logs.error(rank.local_rank)
-        self.journal.event(
-            RankExit(
-                rank.rank,
-                rank.local_rank,
-                rank.exit_code,
-                pid=rank.pid,
-                signal=signal_name(rank.exit_code),
-                time=rank.exited,
-                stopping=rank.was_stopping,
-                message=message,
-                traceback=call_stack,
-                last_lines=tuple(
-                    self.logs.last_lines(rank.local_rank) if rank.exit_code != 0 else ()
-                ),
-            )
+        event = RankExit(
+            rank.rank,
+            rank.local_rank,
+            code,
+            rank.pid,
+            signal_name(code),
+            rank.exited,
+            rank.was_stopping,
+            message,
+            call_stack,
+            tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ()),
         )
+        self.journal.event(event)
 
     # --- stopping ---
 
@@ -266,9 +250,8 @@ class Supervisor:
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
         if rank is None:
             return reason
-        code = rank.exit_code
-        of_rank = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
-        return replace(of_rank, exit_code=code, signal=signal_name(code))
+        reason = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
+        return replace(reason, exit_code=rank.exit_code, signal=signal_name(rank.exit_code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
         """Send SIGTERM now, and SIGKILL after the timeout for this kind of reason."""
@@ -281,12 +264,6 @@ class Supervisor:
         # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
         if self.torchrun.pid and not self.ranks.failed():
             send(self.torchrun.pid, number)
-
-    def follow_decision(self) -> None:
-        if self.peers.verdict is not None:
-            self.stop(self.peers.verdict)
-            if self.phase == "done":
-                self.phase = "stopped"
 
     def escalate(self) -> None:
         """Send SIGKILL after the timeout: first to the ranks, so that torchrun can still report them."""
@@ -311,10 +288,9 @@ class Supervisor:
         while a plain stat may be answered from a cache.
         """
         folder, name = os.path.split(self.spec.cancel_file)
-        try:
+        with contextlib.suppress(OSError):
             return name in os.listdir(folder)
-        except OSError:
-            return False
+        return False
 
     # --- the end ---
 
@@ -324,12 +300,12 @@ class Supervisor:
         until = self.ended_at + SETTLE
         if self.spec.node_rank == 0:  # so that a node that starts late learns the reason
             until = max(until, self.peers.began + JOIN_GRACE)
-        return self.peers.over or (self.phase == "stopped" and time.monotonic() > until)
+        return self.peers.decision.over or (self.phase == "stopped" and time.monotonic() > until)
 
     def conclude(self) -> int:
         # 1, like torchrun when its ranks failed or it was told to stop
         code = 1 if self.killed_torchrun else self.torchrun.exit_code()
-        reason = self.peers.verdict or self.reason
+        reason = self.peers.decision.verdict or self.reason
         state = self.end_state(code, reason)
         self.peers.close()
         if self.left:
@@ -337,7 +313,8 @@ class Supervisor:
         self.metrics.remove()
         self.journal.event(End(state, code, reason, tuple(self.left)))
         self.journal.close()
-        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, shell_status(code))
+        failed = 128 - code if code and code < 0 else code or 1  # as a shell does
+        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)
 
     def end_state(self, code: int | None, reason: Reason | None) -> str:
         if self.signalled and self.cancelled():
@@ -351,17 +328,6 @@ class Supervisor:
         if self.reason and self.reason.node_rank == self.spec.node_rank:
             return "stopped" if self.reason.kind in ("signal", "peer-lost") else "failed"
         return "stopped"
-
-
-def signal_socket() -> socket.socket:
-    """Return a socket that yields the numbers of the signals that we pass on."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    for number in SIGNALS:
-        signal.signal(number, lambda *_: None)
-    return reader
 
 
 def time_to_save(spec: Spec, kind: str) -> float:
@@ -379,10 +345,7 @@ def describe_exit(code: int | None) -> str:
     return "was killed by %s" % name if name else "exited with code %s" % code
 
 
-def shell_status(code: int | None) -> int:
-    """Convert a signal's exit code to 128 + N, as a shell does."""
-    return 128 - code if code is not None and code < 0 else code or 1
-
-
 def main() -> int:
-    return Supervisor(read_spec(sys.argv[1])).run()
+    with open(sys.argv[1]) as file:
+        spec = Spec(**json.load(file))
+    return Supervisor(spec).run()

@@ -9,7 +9,7 @@ import os
 import time
 
 from .events import Usage
-from .journal import Journal
+from .journal import Journal, publish
 from .spec import Spec
 
 STALE = 600.0  # seconds after which a file is a killed supervisor's: living ones write every 10 s
@@ -45,15 +45,11 @@ class MetricsFile:
         }
         lines = [self._line(name, value) for name, value in values.items()]
         for number, gpu in enumerate(usage.gpus):
-            lines.append(self._line("gpu_utilization_ratio", gpu.use / 100, number))
-            lines.append(self._line("gpu_memory_used_bytes", gpu.used << 20, number))
-            lines.append(self._line("gpu_memory_bytes", gpu.total << 20, number))
-        scratch = self._path + ".new"  # node_exporter reads only *.prom
+            lines.append(self._line("gpu_utilization_ratio", gpu.use / 100, gpu=number))
+            lines.append(self._line("gpu_memory_used_bytes", gpu.used << 20, gpu=number))
+            lines.append(self._line("gpu_memory_bytes", gpu.total << 20, gpu=number))
         try:
-            with open(scratch, "w") as file:
-                file.write("".join(sorted(lines)))
-            os.chmod(scratch, 0o644)
-            os.replace(scratch, self._path)
+            publish(self._path, "".join(sorted(lines)))
         except OSError as error:
             self._journal.say("no metrics: %s: %s" % (self._path, error.strerror))
             self._path = None
@@ -63,22 +59,18 @@ class MetricsFile:
             if self._path:
                 os.unlink(self._path)
 
-    def _line(self, name: str, value: float, gpu: int | None = None) -> str:
+    def _line(self, name: str, value: float, **labels: int) -> str:
         spec = self._spec
-        labels = {"run_id": spec.run_id, "attempt": spec.attempt, "node_rank": spec.node_rank}
-        if gpu is not None:
-            labels["gpu"] = gpu
-        shown = ",".join("%s=%s" % (key, json.dumps(str(text))) for key, text in labels.items())
-        return "ddpctl_%s{%s} %r\n" % (name, shown, float(value))
+        ours = {"run_id": spec.run_id, "attempt": spec.attempt, "node_rank": spec.node_rank}
+        labels_shown = ('%s="%s"' % label for label in {**ours, **labels}.items())
+        return "ddpctl_%s{%s} %r\n" % (name, ",".join(labels_shown), float(value))
 
     def _training(self) -> dict[str, float]:
         """Return the trainer's newest numbers, on the node that writes them."""
-        try:
-            with open(os.path.join(self._spec.output_dir or "", "metrics.jsonl"), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-                lines = file.read().split(b"\n")
-        except OSError:
-            return {}
+        path, lines = os.path.join(self._spec.output_dir or "", "metrics.jsonl"), [b""]
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read().split(b"\n")
         for line in reversed(lines):
             with contextlib.suppress(*MALFORMED):
                 entry = json.loads(line)

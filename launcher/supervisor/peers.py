@@ -1,7 +1,6 @@
 """The connections between an attempt's supervisors, a star around node 0.
 
-This file has the common part, and nodes 1 and up. Nodes send states, not commands: each node its
-status, node 0 its decision. A lost message does no harm, because the next one repeats it.
+Nodes send states, not commands: each node its status, which node 0 answers with its decision.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .channel import MALFORMED, Channel, Decision, Status, decision_of
-from .coordinator import RECONNECT, SETTLE, time_limit_reason
+from .channel import MALFORMED, Channel, Decision, Refused, Status
+from .coordinator import SETTLE, Contact, Coordinator, time_limit_reason
 from .events import Clock, Reason
 from .events import Refused as RefusedEvent
 from .journal import Journal
@@ -24,6 +23,7 @@ from .spec import Spec
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between attempts to connect or bind
 REFUSED_EVERY = 60.0  # seconds between events about refused connections
+MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
 TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the other nodes do
 
 
@@ -33,29 +33,24 @@ class Peers:
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         self.spec, self.journal, self.selector = spec, journal, selector
         self.began = self.turned = time.monotonic()
-        self.verdict: Reason | None = None  # why all nodes must stop
-        self.over = False  # all nodes are done or have stopped
-        self.stacks_wanted = False
+        self.decision = Decision()  # node 0's newest
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
-        self._sent: Status | None = None
-        self._next_heartbeat = 0.0
         self._refused, self._report_refused_at = 0, 0.0
 
     def turn(self, status: Status) -> None:
         """Exchange messages; called in every turn of the loop. status: this node's own."""
         now = time.monotonic()
-        if now - self.turned > 2 * HEARTBEAT:
-            self.forgive(now)  # this process was suspended, so the silence proves nothing
+        if now - self.turned > 2 * HEARTBEAT:  # this process was suspended
+            for contact in self.contacts():
+                contact.forgive(now)  # so the silence proves nothing
         self.turned = now
-        if status.differs(self._sent) or now >= self._next_heartbeat:
-            self._sent, self._next_heartbeat = status, now + HEARTBEAT
-            self.send(status)
         self.decide(status, now)
 
     # NodePeer and Server implement these differently:
-    def send(self, status: Status) -> None: ...
+    def contacts(self) -> list[Contact]:
+        raise NotImplementedError
+
     def decide(self, status: Status, now: float) -> None: ...
-    def forgive(self, now: float) -> None: ...
     def receive(self, channel: Channel) -> None: ...
     def close(self) -> None: ...
 
@@ -81,71 +76,65 @@ class NodePeer(Peers):
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self.joined = False  # node 0 has answered at least once
-        self.lost_at: float | None = None
+        self.contact: Contact | None = None  # None: node 0 has never answered
+        self._state: Any = None  # the part of the last status that is sent at once if it changes
+        self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
         self._tried_at = 0.0
         self._shortest_round_trip = float("inf")
 
-    def send(self, status: Status) -> None:
-        if self.channel and self.channel.ready:
-            try:
-                self.channel.send(replace(status, sent=time.time()))
-            except OSError:
-                self._disconnect()
+    def contacts(self) -> list[Contact]:
+        return [self.contact] if self.contact else []
 
     def decide(self, status: Status, now: float) -> None:
-        if self.over:
+        if self.decision.over:
             return
         if self.channel is None:
             self._connect(now)
-        limit = self.spec.time_limit
-        if limit and self.verdict is None and now - self.began > limit + TIME_LIMIT_MARGIN:
-            self.verdict = time_limit_reason(self.spec)
-        if why := self._lost(now):
-            self.over = True  # this node will never learn more
-            self.verdict = self.verdict or status.reason or why
+        elif self.channel.ready:
+            self._send(self.channel, status, now)
+        verdict, limit = self.decision.verdict, self.spec.time_limit
+        if limit and not verdict and now - self.began > limit + TIME_LIMIT_MARGIN:
+            self.decision = Decision(time_limit_reason(self.spec))
+        if why := self._lost(now):  # this node will never learn more
+            self.decision = Decision(self.decision.verdict or status.reason or why, over=True)
+
+    def _send(self, channel: Channel, status: Status, now: float) -> None:
+        state = (status.phase, status.reason, status.alive, status.stacks)
+        if state == self._state and now < self._next_heartbeat:
+            return
+        self._state, self._next_heartbeat = state, now + HEARTBEAT
+        try:
+            channel.send(replace(status, sent=time.time()))
+        except OSError:
+            self._disconnect()
 
     def _lost(self, now: float) -> Reason | None:
-        if self.channel is not None:
-            if now - self.channel.heard <= self.spec.peer_timeout:
-                return None
-            how = "no heartbeat from its supervisor for %d s" % self.spec.peer_timeout
-        elif self.joined:
-            if now - (self.lost_at or now) <= RECONNECT:
-                return None
-            how = "its supervisor closed the connection and did not reconnect"
-        else:
+        host = self.spec.hosts[0]
+        if self.contact is None:
             if now - self.began <= self.spec.start_timeout:
                 return None
-            message = "could not join node 0 (%s) within %d s"
-            message %= (self.spec.hosts[0], self.spec.start_timeout)
+            message = "could not join node 0 (%s) within %d s" % (host, self.spec.start_timeout)
             return Reason("never-joined", message, self.spec.node_rank, self.spec.host, time.time())
-        return Reason("peer-lost", how, 0, self.spec.hosts[0], time.time() + self.clock_offset)
-
-    def forgive(self, now: float) -> None:
-        if self.channel:
-            self.channel.heard = now
-        if self.lost_at:
-            self.lost_at = now
+        why = self.contact.lost(now, self.spec.peer_timeout)
+        return Reason("peer-lost", why, 0, host, time.time() + self.clock_offset) if why else None
 
     def receive(self, channel: Channel) -> None:
         try:
             was_ready = channel.ready
-            messages = [decision_of(message) for message in channel.receive()]
+            decisions = channel.receive()
         except (OSError, *MALFORMED) as error:
             if not isinstance(error, OSError):
                 self.refuse("node 0, which %s" % error)
             self._disconnect()
             return
         if channel.ready and not was_ready:
-            self._sent = None  # so that the next turn introduces this node
-        for decision in messages:
-            self.joined, self.lost_at = True, None
+            self._next_heartbeat = 0.0  # so that the next turn introduces this node
+        for decision in decisions:
+            self.contact = Contact(channel.heard)
             self._set_clock(decision)
-            self.verdict = decision.verdict or self.verdict
-            self.over, self.stacks_wanted = decision.over, decision.stacks
+            self.decision = replace(decision, verdict=decision.verdict or self.decision.verdict)
 
     def close(self) -> None:
         if self.channel:
@@ -183,4 +172,109 @@ class NodePeer(Peers):
 
     def _disconnect(self) -> None:
         self.close()
-        self.lost_at = self.lost_at or time.monotonic()
+        if self.contact and self.contact.closed is None:
+            self.contact.closed = time.monotonic()
+
+
+class Server(Peers):
+    """Node 0: accepts the other nodes' connections and sends them its coordinator's decisions."""
+
+    def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
+        super().__init__(spec, journal, selector)
+        self.coordinator = Coordinator(spec, self.began)
+        self._strangers: list[Channel] = []  # not authenticated yet
+        self._channels: dict[int, Channel] = {}
+        self._socket: socket.socket | None = None
+        self._bind_at = 0.0
+
+    def contacts(self) -> list[Contact]:
+        return list(self.coordinator.contacts.values())
+
+    def decide(self, status: Status, now: float) -> None:
+        if self._socket is None and self.spec.nnodes > 1 and now >= self._bind_at:
+            self._listen(now)
+        self.coordinator.report(status, now)
+        self.coordinator.decide(now)
+        if self.decision != self.coordinator.decision:
+            self.decision = self.coordinator.decision
+            for rank, channel in list(self._channels.items()):
+                self._answer(channel, rank)
+
+    def receive(self, channel: Channel) -> None:
+        try:
+            for status in channel.receive():
+                self._take(channel, status)
+            if channel.node_rank is not None:
+                self._answer(channel, channel.node_rank)
+        except MALFORMED as error:
+            self.refuse("a connection that %s" % error)
+            self._disconnect(channel)
+        except OSError:
+            self._disconnect(channel)
+
+    def close(self) -> None:
+        """Close the connections after every node could read the last decision."""
+        deadline = time.monotonic() + 1.0
+        while self._channels and self.decision.over and time.monotonic() < deadline:
+            for key, _ in self.selector.select(0.05):
+                key.data(key.fileobj)
+        for channel in [*self._channels.values(), *self._strangers]:
+            self.drop(channel.sock)
+        if self._socket:
+            self.drop(self._socket)
+            self._socket = None
+
+    def _listen(self, now: float) -> None:
+        """Listen on node 0's own address if that is an IP address, else on all addresses."""
+        address = self.spec.internal_ip or self.spec.master_addr
+        try:
+            family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
+        except socket.gaierror:
+            address, family = "", socket.AF_INET
+        where = (address, self.spec.control_port)
+        try:
+            self._socket = socket.create_server(where, family=family, backlog=128)
+        except OSError as error:
+            self.coordinator.port_error, self._bind_at = error, now + RETRY
+            return
+        self.coordinator.port_error = None
+        self._socket.setblocking(False)
+        self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, server: socket.socket) -> None:
+        """Accept a connection. If too many are unauthenticated, the oldest one is closed."""
+        try:
+            channel = Channel(server.accept()[0], self.spec.token, listening=True)
+        except OSError:
+            return
+        if len(self._strangers) >= MAX_STRANGERS + self.spec.nnodes - len(self._channels):
+            self._disconnect(self._strangers[0])
+        self._strangers.append(channel)
+        self.listen_to(channel)
+
+    def _take(self, channel: Channel, status: Status) -> None:
+        rank = status.node_rank
+        if rank not in range(1, self.spec.nnodes) or channel.node_rank not in (None, rank):
+            raise Refused("says that it is node %r" % rank)
+        if channel.node_rank is None:
+            channel.node_rank = rank
+            self._strangers.remove(channel)
+            if rank in self._channels:
+                self.drop(self._channels[rank].sock)
+            self._channels[rank] = channel
+        self.coordinator.report(status, channel.heard)
+
+    def _answer(self, channel: Channel, rank: int) -> None:
+        echo = self.coordinator.statuses[rank].sent
+        try:
+            channel.send(replace(self.decision, echo=echo, now=time.time()))
+        except OSError:
+            self._disconnect(channel)
+
+    def _disconnect(self, channel: Channel) -> None:
+        self.drop(channel.sock)
+        if channel in self._strangers:
+            self._strangers.remove(channel)
+        elif channel.node_rank is not None and self._channels.get(channel.node_rank) is channel:
+            del self._channels[channel.node_rank]
+            self.coordinator.contacts[channel.node_rank].closed = time.monotonic()

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
 import signal
 import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def read_text(path: str) -> str:
+    """Return a file's text; "" if it cannot be read."""
+    try:
+        with open(path, errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def proc_stat(pid: int) -> list[str]:
@@ -23,32 +33,8 @@ def proc_stat(pid: int) -> list[str]:
 
 
 def proc_environ(pid: int) -> dict[str, str]:
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as file:
-            pairs = file.read().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return {}
+    pairs = read_text("/proc/%d/environ" % pid).split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-
-
-def syscall(pid: int) -> str:
-    """Return the number of the main thread's system call, "running", or "" if hidden."""
-    try:
-        with open("/proc/%d/syscall" % pid) as file:
-            return file.read().split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    paths = glob.glob("/proc/%d/task/*/children" % pid)
-    if not paths:  # a kernel without CONFIG_PROC_CHILDREN
-        return [p for p, parent in parents().items() if parent == pid]
-    for path in paths:
-        with contextlib.suppress(OSError), open(path) as file:
-            found += map(int, file.read().split())
-    return found
 
 
 def parents() -> dict[int, int]:
@@ -56,6 +42,12 @@ def parents() -> dict[int, int]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = ((pid, proc_stat(pid)) for pid in pids)
     return {pid: int(stat[1]) for pid, stat in stats if stat}
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):  # unknown
+        return [child for child, parent in parents().items() if parent == pid]
+    return []
 
 
 def descendants(root: int) -> list[int]:
@@ -70,26 +62,12 @@ def descendants(root: int) -> list[int]:
 
 def pidfd(pid: int) -> int | None:
     """Return a descriptor that is readable after the exit; None on kernels before 5.3."""
-    try:
-        if hasattr(os, "pidfd_open"):
-            return os.pidfd_open(pid)
-        fd = ctypes.CDLL(None, use_errno=True).syscall(434, pid, 0)
-        return fd if fd >= 0 else None
-    except OSError:
-        return None
+    fd = ctypes.CDLL(None).syscall(434, pid, 0)  # os.pidfd_open requires Python 3.9
+    return fd if fd >= 0 else None
 
 
 def prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of ranks whose torchrun dies, so that we can kill and reap them."""
-    prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def die_with_parent() -> None:
-    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a killed supervisor leaves no torchrun running
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def send(pid: int, number: int) -> None:
@@ -113,10 +91,10 @@ def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
 
 def usage(pid: int) -> tuple[int, float]:
     """Return (bytes read and written, CPU seconds) of a process; zeros if not visible."""
-    moved, ticks = 0, 0
-    with contextlib.suppress(OSError):
+    try:
         stat = proc_stat(pid)
-        ticks = int(stat[11]) + int(stat[12]) if stat else 0
-        with open("/proc/%d/io" % pid) as file:
-            moved = sum(int(line.split()[1]) for line in list(file)[:2])  # rchar, wchar
-    return moved, ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        stat = []
+    ticks = int(stat[11]) + int(stat[12]) if stat else 0
+    io = read_text("/proc/%d/io" % pid).split()  # rchar: N wchar: N ...
+    return sum(map(int, io[1:4:2])), ticks / os.sysconf("SC_CLK_TCK")

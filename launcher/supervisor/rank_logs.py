@@ -6,6 +6,7 @@ write them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import json
@@ -13,6 +14,7 @@ import os
 import re
 
 from .journal import Journal, Lines
+from .proc import read_text
 from .spec import Spec
 
 READ_SIZE = 1 << 20  # maximum bytes read from one log at a time
@@ -36,18 +38,12 @@ class Tail:
         """Copy at most READ_SIZE new bytes. Return their number."""
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
-        if self._taken - self._freed >= FREE_SIZE:
-            self._free()
+        span = (self._freed, self._taken - self._freed)
+        if span[1] >= FREE_SIZE:  # fails if the file system does not support it
+            ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, *map(ctypes.c_longlong, span))
+            self._freed = self._taken
         self.lines.feed(data)
         return len(data)
-
-    def _free(self) -> None:
-        """Free the blocks that were copied to the journal, if the file system supports it."""
-        fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
-        if fallocate:
-            span = (self._freed, self._taken - self._freed)
-            fallocate(self._file, PUNCH_HOLE, *map(ctypes.c_longlong, span))
-        self._freed = self._taken
 
 
 class RankLogs:
@@ -80,8 +76,7 @@ class RankLogs:
     def last_lines(self, local_rank: int) -> list[str]:
         """Return the end of the rank's stderr, or of its stdout if stderr is empty.
 
-        Starts at the last traceback, if there is one, because a crash at exit may print a lot after
-        it.
+        Starts at the last traceback, if any: a crash at exit may print a lot after it.
         """
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
@@ -93,26 +88,19 @@ class RankLogs:
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
         """Return (message, traceback) of the rank's exception, as written by torch's @record."""
-        for path in self._paths(local_rank, "error.json"):
-            try:
-                with open(path) as file:
-                    error = json.load(file)["message"]
+        for path in glob.glob("%s/*/attempt_*/%d/error.json" % (self.folder, local_rank)):
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                error = json.loads(read_text(path))["message"]
                 if isinstance(error, str):
                     return error, None
                 return error.get("message"), error.get("extraInfo", {}).get("py_callstack")
-            except (OSError, ValueError, LookupError, TypeError, AttributeError):
-                continue
         return None, None
 
     def _find(self) -> None:
-        if not os.listdir(self.folder):
-            return
-        for local_rank in range(self._spec.nproc_per_node):
-            who = b"%d" % (self._spec.first_rank + local_rank)
-            for stream in ("stdout", "stderr"):
-                for path in self._paths(local_rank, stream + ".log"):
-                    if (local_rank, stream) not in self._tails:
-                        self._tails[local_rank, stream] = Tail(path, who, self._journal)
-
-    def _paths(self, local_rank: int, name: str) -> list[str]:
-        return glob.glob(os.path.join(self.folder, "*/attempt_*/%d" % local_rank, name))
+        # reversed: stdout before stderr
+        for path in sorted(glob.glob(self.folder + "/*/attempt_*/[0-9]*/std???.log"), reverse=True):
+            *_, local_rank, name = path.split("/")
+            key = (int(local_rank), name[: -len(".log")])
+            if key not in self._tails:
+                who = b"%d" % (self._spec.first_rank + key[0])
+                self._tails[key] = Tail(path, who, self._journal)

@@ -23,34 +23,27 @@ class Rank:
         self.exited: float | None = None  # unix seconds
         self.exit_code: int | None = None  # negative: a signal; None: torchrun reaped it first
         self.was_stopping = False  # this node was already stopping when the rank exited
-        self.stopped_since: float | None = None
+        self.stopped_since: float | None = None  # time.monotonic() of SIGSTOP
 
     @property
     def alive(self) -> bool:
         return self.exited is None
 
-    def has_exited(self) -> bool:
-        """Check whether the process has exited. Its exit code is available until torchrun reaps it."""
+    def look(self, now: float) -> None:
+        """Look whether the process has exited or is stopped.
+
+        Its exit code is available until torchrun reaps it.
+        """
         try:
             stat = proc_stat(self.pid)
         except OSError:
-            return False  # unknown
-        if stat and stat[0] not in "ZX":
-            return False
-        self.exited = time.time()
-        if len(stat) > 49:
+            return  # unknown
+        if not stat or stat[0] in "ZX":
+            self.exited = time.time()
+        if not self.alive and len(stat) > 49:
             status = int(stat[49])
             self.exit_code = -(status & 127) if status & 127 else status >> 8
-        return True
-
-    def stopped_for(self, now: float) -> float:
-        """Return for how many seconds SIGSTOP has held the process."""
-        try:
-            stopped = proc_stat(self.pid)[:1] == ["T"]
-        except OSError:
-            stopped = False
-        self.stopped_since = (self.stopped_since or now) if stopped else None
-        return now - self.stopped_since if self.stopped_since else 0.0
+        self.stopped_since = (self.stopped_since or now) if stat[:1] == ["T"] else None
 
 
 class Ranks:
@@ -66,17 +59,22 @@ class Ranks:
 
     def find(self, torchrun_pid: int) -> list[Rank]:
         """Return newly found ranks."""
-        found: list[Rank] = []
-        if self.complete:
-            return found
         known = {rank.pid for rank in self.by_local_rank.values()}
-        for pid in children(torchrun_pid):
+        found = []
+        for pid in [] if self.complete else children(torchrun_pid):
             env = proc_environ(pid) if pid not in known else {}
             if "RANK" in env and "LOCAL_RANK" in env:
                 rank = Rank(pid, int(env["RANK"]), int(env["LOCAL_RANK"]), pidfd(pid))
                 self.by_local_rank[rank.local_rank] = rank
                 found.append(rank)
         return found
+
+    def look(self) -> list[Rank]:
+        """Look at the ranks that were alive. Return those that have exited."""
+        looked = self.alive()
+        for rank in looked:
+            rank.look(time.monotonic())
+        return [rank for rank in looked if not rank.alive]
 
     def alive(self) -> list[Rank]:
         return [rank for rank in self.by_local_rank.values() if rank.alive]
@@ -113,12 +111,9 @@ class Liveness:
         self.begun = False  # a rank has written output
         self.stuck = 0.0  # seconds without any visible activity of any rank
 
-    def output(self) -> None:
-        self.begun = True
-        self.reset()
-
-    def reset(self) -> None:
+    def reset(self, output: bool) -> None:
         """Reset the timers after output or a start of ranks."""
+        self.begun = self.begun or output
         self._output_at, self.stuck = time.monotonic(), 0.0
 
     def look(self, ranks: list[Rank]) -> None:

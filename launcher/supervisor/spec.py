@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,3 @@ class Spec:
     peer_timeout: float = 8.0  # without a heartbeat, or of a rank held by SIGSTOP
     early_exit_timeout: float = 10.0  # from a rank's exit with 0 while the others stand still
     failure_grace: float = 3.0  # like stop_timeout, when another rank or node has failed
-
-
-def read_spec(path: str) -> Spec:
-    with open(path) as file:
-        return spec_of(json.load(file))
-
-
-def spec_of(document: dict[str, Any]) -> Spec:
-    known = {field.name for field in fields(Spec)}
-    return Spec(**{key: value for key, value in document.items() if key in known})

@@ -1,13 +1,13 @@
 """Take the Python stacks of this node's ranks: on a signal, a rank writes its stack to a file.
 
 A request is a file `ask-<kind>-<id>` in the control folder; the answer is `stacks-<id>.json`.
-Nothing here blocks: the supervisor's loop calls `StackTaker.turn` repeatedly.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import json
 import linecache
 import os
@@ -18,12 +18,13 @@ from dataclasses import asdict, replace
 from typing import Any, Iterable
 
 from .events import Frame, Stack, StackAnswer, Thread
-from .proc import descendants, proc_stat
+from .journal import publish
+from .proc import descendants, proc_stat, read_text
 from .ranks import Rank
 from .sitecustomize import ALL_THREADS, MAIN_THREAD
 from .spec import Spec
 
-LOOK = 0.1  # seconds between checks for requests
+LOOK = 0.1  # seconds between checks for requests and for the ranks' answers
 QUIET = 0.3  # seconds without growth after which a stack is complete
 ANSWER_TIMEOUT = 3.0  # seconds for a rank to answer
 SOURCE_TIMEOUT = 1.0  # seconds to read the source files
@@ -40,94 +41,70 @@ class Dump:
         self.pid = python_of(rank.pid, folder) if rank.alive else rank.pid
         self.path = os.path.join(folder, str(self.pid))
         self.began = self.grew = time.monotonic()
-        self.size = self.read = 0  # bytes in the file; bytes of its complete dumps
         self.text = ""
-        self.then: list[int] = []  # signals to send next; one sent during a dump would corrupt it
-        self.note = self.ask(kind)
-        self.done = bool(self.note)
+        self.note = self._ask(ALL_THREADS if kind == "all" else MAIN_THREAD)
 
-    def ask(self, kind: str) -> str:
+    def _ask(self, number: int) -> str:
         """Send the signal if that is harmless; otherwise return the reason why not."""
-        state = (proc_stat(self.pid) or ["X"])[0]
-        if not self.rank.alive or state in STATES:
-            return STATES.get(state, "exited")
-        numbers = [MAIN_THREAD] + ([ALL_THREADS] if kind == "all" else [])
+        if not self.rank.alive or self.state in STATES:
+            return STATES.get(self.state, "exited")
         try:
-            prepared = all(handles(self.pid, number, "SigCgt") for number in numbers)
-            if not prepared or not has_open(self.pid, self.path):
+            if not handles(self.pid, number, "SigCgt") or not has_open(self.pid, self.path):
                 return "unprepared"
-            if handles(self.pid, MAIN_THREAD, "SigBlk"):
+            if handles(self.pid, number, "SigBlk"):
                 return "blocked"
             os.truncate(self.path, 0)
         except OSError:
             return "unprepared"
-        signal_main_thread(self.pid, numbers[0])
-        self.then = numbers[1:]
+        signal_main_thread(self.pid, number)
         return ""
 
-    def look(self, now: float) -> None:
-        if self.done:
-            return
-        try:
-            self._look(now)
-        except OSError:
-            self.done = True
-        if self.done and not self.text:
-            self.note = "silent"
+    @property
+    def state(self) -> str:
+        return (proc_stat(self.pid) or ["X"])[0]
 
-    def _look(self, now: float) -> None:
-        size = os.stat(self.path).st_size
-        if size != self.size:
-            self.size, self.grew = size, now
-        late = now - self.began > ANSWER_TIMEOUT
-        if not late and (size <= self.read or now - self.grew <= QUIET):
-            return
-        with open(self.path, errors="replace") as file:
-            self.text = file.read()
-        whole = self.text.endswith("\n")
-        if whole and self.then and not late:
-            self.read, self.began = size, now
-            number = self.then.pop(0)
-            if handles(self.pid, number, "SigCgt"):
-                signal_main_thread(self.pid, number)
-        else:
-            self.done = late or whole
+    def done(self) -> bool:
+        if self.note:
+            return True
+        now, text = time.monotonic(), read_text(self.path)
+        if text != self.text:
+            self.text, self.grew = text, now
+        whole = text.endswith("\n") and now - self.grew > QUIET
+        return whole or now - self.began > ANSWER_TIMEOUT
 
     def stack(self) -> Stack:
         threads = parse(self.text)
-        main = [thread.frames for thread in threads if thread.thread == "main"]
         return Stack(
             self.rank.rank,
             self.rank.local_rank,
             self.pid,
-            (proc_stat(self.pid) or ["X"])[0],
-            self.note or None,
-            main[0] if main else (),
+            self.state,
+            self.note or (None if self.text else "silent"),
+            next((thread.frames for thread in threads if thread.thread == "main"), ()),
             tuple(thread for thread in threads if thread.thread != "main"),
         )
 
 
-class Sources(threading.Thread):
-    """Adds source lines to frames, in a thread because the disk may hang."""
+class Taking(threading.Thread):
+    """Takes the stacks of some ranks once. In a thread, because the disk with their code may hang."""
 
-    def __init__(self, stacks: list[Stack]) -> None:
+    def __init__(self, ranks: Iterable[Rank], folder: str, requests: list[tuple[str, str]]) -> None:
         super().__init__(daemon=True)
-        self.stacks = stacks
-        self._late_at = time.monotonic() + SOURCE_TIMEOUT
+        self.requests = requests  # (kind, id)
+        self.stacks: list[Stack] | None = None
+        self._ranks, self._folder = list(ranks), folder
+        self._late_at = float("inf")
 
     def run(self) -> None:
-        linecache.checkcache()
-        self.stacks = [
-            replace(
-                stack,
-                frames=with_source(stack.pid, stack.frames),
-                threads=tuple(
-                    Thread(thread.thread, with_source(stack.pid, thread.frames))
-                    for thread in stack.threads
-                ),
-            )
-            for stack in self.stacks
-        ]
+        with contextlib.suppress(Exception):  # the user only wants to look at the run
+            kind = "all" if any(kind == "all" for kind, _ in self.requests) else "main"
+            dumps = [Dump(rank, self._folder, kind) for rank in self._ranks]
+            while [dump for dump in dumps if not dump.done()]:
+                time.sleep(LOOK)
+            stacks = self.stacks = [dump.stack() for dump in dumps]
+            self._late_at = time.monotonic() + SOURCE_TIMEOUT
+            linecache.checkcache()
+            self.stacks = [with_source(stack) for stack in stacks]
 
     @property
     def done(self) -> bool:
@@ -141,10 +118,7 @@ class StackTaker:
         self._spec = spec
         self._folder = os.path.realpath(os.path.join(spec.dir, "stacks"))
         self._looked_at = 0.0
-        self._requests: list[tuple[str, str]] = []  # unanswered (kind, id)
-        self._dumps: list[Dump] | None = None  # in progress
-        self._sources: Sources | None = None  # the step after the dumps
-        self._for_peers = False
+        self._taking: Taking | None = None
         self.written = False  # whether the stacks that node 0 requested are in the journal
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
@@ -162,48 +136,30 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
-        """Continue all requests. Return the stacks once, if node 0 wants them.
-
-        Errors are ignored: the user only wants to look at the run.
-        """
+        """Answer requests. Return the stacks once, if node 0 wants them."""
         self.written = self.written and wanted
-        try:
-            return self._turn(ranks, phase, wanted)
-        except Exception:
-            self._requests, self._dumps, self._sources = [], None, None
-            self.written = wanted  # nothing is left to wait for
+        if self._taking is None:
+            requests = self._new_requests()
+            if requests or (wanted and not self.written):
+                self._taking = Taking(ranks, self._folder, requests)
+                with contextlib.suppress(RuntimeError):  # the job has used up the process limit
+                    self._taking.start()
+        if self._taking is None or not self._taking.done:
             return None
-
-    def _turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
-        now = time.monotonic()
-        if now - self._looked_at > LOOK:
-            self._looked_at = now
-            self._requests += self._new_requests()
-        if self._dumps is None and (self._requests or (wanted and not self.written)):
-            kind = "all" if any(kind == "all" for kind, _ in self._requests) else "main"
-            self._dumps = [Dump(rank, self._folder, kind) for rank in ranks]
-            self._for_peers = wanted
-        for dump in self._dumps or ():
-            dump.look(now)
-        if self._dumps is None or not all(dump.done for dump in self._dumps):
+        taken, self._taking = self._taking, None
+        self.written = wanted
+        if taken.stacks is None:
             return None
-        if self._sources is None:
-            self._sources = Sources([dump.stack() for dump in self._dumps])
-            self._sources.start()
-        if not self._sources.done:
-            return None
-        return self._finish(self._sources.stacks, phase)
-
-    def _finish(self, stacks: list[Stack], phase: str) -> list[Stack] | None:
-        requests, self._requests, self._dumps, self._sources = self._requests, [], None, None
-        for _, request in requests:
-            self._answer(request, phase, stacks)
-        self.written = self.written or self._for_peers
-        return stacks if self._for_peers else None
+        for _, request in taken.requests:
+            self._answer(request, phase, taken.stacks)
+        return taken.stacks if wanted else None
 
     def _new_requests(self) -> list[tuple[str, str]]:
         """Return new requests. Listing the folder makes NFS ask its server for other hosts' files."""
-        found = []
+        found: list[tuple[str, str]] = []
+        if time.monotonic() - self._looked_at < LOOK:
+            return found
+        self._looked_at = time.monotonic()
         with contextlib.suppress(OSError):  # the request was withdrawn, or the folder is gone
             for name in os.listdir(self._spec.dir):
                 if name.startswith("ask-") and name.count("-") == 2:
@@ -213,22 +169,16 @@ class StackTaker:
         return found
 
     def _answer(self, request: str, phase: str, stacks: list[Stack]) -> None:
-        spec = self._spec
-        answer = StackAnswer(spec.attempt, spec.node_rank, phase, tuple(stacks))
-        scratch = os.path.join(spec.dir, ".stacks-" + request)
+        answer = StackAnswer(self._spec.attempt, self._spec.node_rank, phase, tuple(stacks))
+        path = os.path.join(self._spec.dir, "stacks-%s.json" % request)
         with contextlib.suppress(OSError):  # a full disk: the request times out
-            with open(scratch, "w") as file:
-                json.dump(asdict(answer), file)
-            os.chmod(scratch, 0o644)
-            os.rename(scratch, os.path.join(spec.dir, "stacks-%s.json" % request))
+            publish(path, json.dumps(asdict(answer)))
 
 
 def python_of(pid: int, folder: str) -> int:
     """Return the process that can answer: the rank, or the Python that its shell script started."""
-    for each in [pid, *descendants(pid)]:
-        if os.path.exists(os.path.join(folder, str(each))):
-            return each
-    return pid
+    found = (p for p in [pid, *descendants(pid)] if os.path.exists(os.path.join(folder, str(p))))
+    return next(found, pid)
 
 
 def handles(pid: int, number: int, field: str) -> bool:
@@ -243,12 +193,7 @@ def has_open(pid: int, path: str) -> bool:
 
     A script may close all descriptors, and the stack would be written to whatever it opened since.
     """
-    folder = "/proc/%d/fd" % pid
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            if os.readlink(os.path.join(folder, name)) == path:
-                return True
-    return False
+    return path in map(os.path.realpath, glob.glob("/proc/%d/fd/*" % pid))
 
 
 def signal_main_thread(pid: int, number: int) -> None:
@@ -256,7 +201,7 @@ def signal_main_thread(pid: int, number: int) -> None:
     call = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "riscv64": 131, "s390x": 241}
     machine = os.uname().machine
     if machine in call:
-        ctypes.CDLL(None, use_errno=True).syscall(call[machine], pid, pid, number)
+        ctypes.CDLL(None).syscall(call[machine], pid, pid, number)
     else:
         os.kill(pid, number)
 
@@ -267,22 +212,27 @@ def parse(text: str) -> list[Thread]:
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)
         if head:
-            name = {"Stack": "main", "Current thread": ""}.get(head[1])
-            found.append(((head[2] or "") + (head[3] or "") if name is None else name, []))
+            other = head[1] == "Thread"  # the signal went to the main thread
+            found.append(((head[2] or "") + (head[3] or "") if other else "main", []))
         elif frame and found:
             found[-1][1].insert(0, Frame(frame[1], int(frame[2]), frame[3]))
-    # "": the main thread again
-    return [Thread(name, tuple(frames)) for name, frames in found if name]
+    return [Thread(name, tuple(frames)) for name, frames in found]
 
 
-def with_source(pid: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    return tuple(replace(f, text=source_line(pid, f.file, f.line)) for f in frames)
+def with_source(stack: Stack) -> Stack:
+    """Add the source lines to the frames."""
+
+    def read(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+        return tuple(replace(f, text=source_line(stack.pid, f.file, f.line)) for f in frames)
+
+    threads = tuple(replace(thread, frames=read(thread.frames)) for thread in stack.threads)
+    return replace(stack, frames=read(stack.frames), threads=threads)
 
 
 def source_line(pid: int, file: str, number: int) -> str:
     if file.startswith("<"):
         return ""
-    path = file if os.path.isabs(file) else os.path.join("/proc/%d/cwd" % pid, file)
+    path = os.path.join("/proc/%d/cwd" % pid, file)
     return linecache.getline(path, number).strip()[:200]
 
 

@@ -10,10 +10,11 @@ import sys
 import time
 
 from .events import Environment, Gpu, ResourceUsage, Usage
-from .proc import descendants, usage
+from .proc import descendants, read_text, usage
 from .spec import Spec
 
 INTERVAL = 10.0  # seconds; without persistence mode, nvidia-smi uses up to a second of a core
+ANSWER_TIMEOUT = 2.0  # seconds for nvidia-smi before each sample
 PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
 # The folder or file that pip leaves. importlib.metadata would read it too, but is slow to import.
@@ -34,13 +35,9 @@ def environment() -> Environment:
             if found:
                 installed.setdefault(found[1].lower().replace("_", "-"), found[2])
     versions.update((name, installed[name]) for name in PACKAGES if name in installed)
-    try:
-        with open("/proc/driver/nvidia/version") as file:
-            driver = re.search(r"Kernel Module\D+([0-9.]+)", file.readline())
-            if driver:
-                versions["nvidia driver"] = driver.group(1)
-    except OSError:
-        pass
+    driver = re.match(r".*Kernel Module\D+([0-9.]+)", read_text("/proc/driver/nvidia/version"))
+    if driver:
+        versions["nvidia driver"] = driver[1]
     return Environment(versions, tuple(sorted(os.environ)))
 
 
@@ -49,43 +46,34 @@ class Sampler:
 
     def __init__(self) -> None:
         self._next = time.monotonic() + INTERVAL / 2
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._command = NVIDIA_SMI + (["--id=" + visible] if visible else [])
+        if visible == "":
+            self._command = []
         self._asked: subprocess.Popen[bytes] | None = None
-        # no device is visible
-        self._has_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
         self._at = time.monotonic()
         self._cpu: dict[int, float] = {}  # CPU seconds by pid
 
     def turn(self) -> Usage | None:
         """Return a sample if one is due, else None."""
         now = time.monotonic()
-        if self._asked is None and now >= self._next:
-            self._next = now + INTERVAL
-            self._ask()
-            if self._asked is None:
-                return Usage(self._cores(now))
-        if self._asked is None or (self._asked.poll() is None and now < self._next):
+        if self._command and self._asked is None and now >= self._next - ANSWER_TIMEOUT:
+            pipe, null = subprocess.PIPE, subprocess.DEVNULL
+            try:
+                self._asked = subprocess.Popen(self._command, stdin=null, stdout=pipe, stderr=null)
+            except OSError:
+                self._command = []
+        if now < self._next:
             return None
+        self._next = now + INTERVAL
         asked, self._asked = self._asked, None
-        if asked.returncode is None:  # the driver hangs
+        if asked is None or asked.stdout is None:
+            return Usage(self._cores(now))
+        if asked.poll() is None:  # the driver hangs
             asked.kill()
             return Usage(self._cores(now))
-        assert asked.stdout is not None
         with asked.stdout as answer:
             return Usage(self._cores(now), parse_gpus(answer.read()))
-
-    def _ask(self) -> None:
-        if not self._has_gpus:
-            return
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        try:
-            self._asked = subprocess.Popen(
-                NVIDIA_SMI + (["--id=" + visible] if visible else []),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
-            self._has_gpus = False
 
     def _cores(self, now: float) -> float:
         """Return how many CPU cores our descendants kept busy since the last sample."""
@@ -116,49 +104,34 @@ class Resources:
             "output": spec.output_dir,
             "logs": spec.dir,
         }
-        self._groups = memory_groups()
-        self._kills_before = self._kills()
-
-    def oom_kills(self) -> int:
-        """Return the number of OOM kills since the start in this container or session."""
-        return self._kills() - self._kills_before
+        self._kills_before = oom_kills()
 
     def usage(self) -> ResourceUsage:
-        limit = self._number(("memory.max", "memory.limit_in_bytes"), "")
+        limit = memory_figure("memory.max", "memory.limit_in_bytes")
         return ResourceUsage(
-            oom_kills=self.oom_kills(),
+            oom_kills=oom_kills() - self._kills_before,
             memory_limit=limit if 0 < limit < 1 << 60 else None,
             free={name: free_bytes(path) for name, path in self._disks.items() if path},
         )
 
-    def _kills(self) -> int:
-        return self._number(("memory.events", "memory.oom_control"), "oom_kill ")
 
-    def _number(self, names: tuple[str, ...], label: str) -> int:
-        """Return the number after `label` in the first existing file; 0 without one."""
-        for path in (os.path.join(group, name) for group in self._groups for name in names):
-            try:
-                with open(path) as file:
-                    lines = file.read().splitlines()
-            except OSError:
-                continue
-            for line in lines:
-                if line.startswith(label) and line[len(label) :].isdigit():
-                    return int(line[len(label) :])
-        return 0
+def oom_kills() -> int:
+    """Return the number of OOM kills in this container or session so far."""
+    return memory_figure("memory.events", "memory.oom_control", "oom_kill ")
 
 
-def memory_groups() -> list[str]:
-    """Return the possible folders of this process's memory cgroup, version 2 and version 1."""
-    try:
-        with open("/proc/self/cgroup") as file:
-            rows = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
-    roots = [
-        (os.path.join("/sys/fs/cgroup", c), path) for _, c, path in rows if c in ("", "memory")
-    ]
-    return [group for root, path in roots for group in (root + path, root)]  # root: in a container
+def memory_figure(version2: str, version1: str, label: str = "") -> int:
+    """Return the number after `label` in a file of our memory cgroup, of either version; 0 if none."""
+    for line in read_text("/proc/self/cgroup").splitlines():
+        _, controller, path = line.split(":", 2)
+        if controller in ("", "memory"):
+            root = os.path.join("/sys/fs/cgroup", controller)
+            for folder in (root + path, root):  # a container may see only the root
+                text = read_text(os.path.join(folder, version1 if controller else version2))
+                figure = re.search(r"^%s(\d+)$" % label, text, re.MULTILINE)
+                if figure:
+                    return int(figure[1])
+    return 0
 
 
 def free_bytes(path: str) -> int | None:

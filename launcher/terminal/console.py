@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .sanitize import Sanitizer, plain
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 QUIET_BEFORE = 2.0  # seconds; longer steps are announced
 LOGGER = logging.getLogger("ddpctl")
 LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints errors without a handler
-_NO_COLOURS: Mapping[str, str] = MappingProxyType({})
 
 
 class Console:
@@ -48,25 +46,21 @@ class Console:
 
     def lines(self, text: bytes) -> None:
         """Print whole lines of a result."""
-        if self.fold is None:
-            self._write(text)
-            return
-        now = time.monotonic()
-        for line in text.split(b"\n")[:-1]:
-            for folded in self.fold.feed(line + b"\n", now):
-                self._write(folded)
+        if fold := self.fold:
+            now = time.monotonic()
+            lines = (line + b"\n" for line in text.split(b"\n")[:-1])
+            text = b"".join(folded for line in lines for folded in fold.feed(line, now))
+        self._write(text)
 
     def settle(self) -> None:
         """Print all lines that wait to be folded."""
-        if self.fold is not None:
-            for folded in self.fold.take_all():
-                self._write(folded)
+        if self.fold:
+            self._write(b"".join(self.fold.take_all()))
         self.flush()
 
     def flush(self) -> None:
-        if self.fold is not None:
-            for folded in self.fold.take_older(time.monotonic()):
-                self._write(folded)
+        if self.fold:
+            self._write(b"".join(self.fold.take_older(time.monotonic())))
         self._flush()
 
     @contextlib.contextmanager
@@ -82,8 +76,7 @@ class Console:
                 display.close()
 
     def json(self, document: dict[str, Any]) -> None:
-        self.lines(json.dumps(document, indent=2).encode() + b"\n")
-        self.flush()
+        self.print(json.dumps(document, indent=2))
 
     def print(self, text: str) -> None:
         self.lines(text.encode(errors="surrogateescape") + b"\n")
@@ -93,11 +86,11 @@ class Console:
         self,
         rows: Sequence[Sequence[str]],
         head: Sequence[str],
-        colours: Mapping[str, str] = _NO_COLOURS,
+        colours: Mapping[str, str] | None = None,
     ) -> None:
         """Print a table. colours: SGR colour by cell text, for a terminal."""
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
-        self.print(table(rows, head, colours if shown else _NO_COLOURS))
+        self.print(table(rows, head, colours if shown else None))
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -114,8 +107,7 @@ class Console:
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
         """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its duration."""
-        if self.verbose:
-            self.detail(f"{text} ...")
+        self.detail(f"{text} ...")
         began = time.monotonic()
         timer = threading.Timer(QUIET_BEFORE, self.say, [f"{text} ..."])
         timer.daemon = True
@@ -133,7 +125,7 @@ class Console:
 
     def _write(self, text: bytes) -> None:
         with self._lock:
-            if self._live:
+            if self._live and text:
                 self._live.hide()
             if self.on_terminal:
                 shown = self._sanitizer.feed(text)
@@ -206,16 +198,14 @@ def _reserve(name: str) -> bool:
 
 
 def table(
-    rows: Sequence[Sequence[str]],
-    head: Sequence[str],
-    colours: Mapping[str, str] = _NO_COLOURS,
+    rows: Sequence[Sequence[str]], head: Sequence[str], colours: Mapping[str, str] | None = None
 ) -> str:
     """Format plain columns, two spaces apart, like docker. colours: SGR colour by cell text."""
     cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def drawn(text: str, width: int) -> str:
-        padded = text.ljust(width)
-        return f"\x1b[{colours[text]}m{padded}\x1b[0m" if text in colours else padded
+        colour = (colours or {}).get(text)
+        return f"\x1b[{colour}m{text:{width}}\x1b[0m" if colour else f"{text:{width}}"
 
     return "\n".join("  ".join(map(drawn, row, widths)).rstrip() for row in cells)

@@ -48,7 +48,9 @@ class Live:
         with self._lock:
             if self._shown:
                 columns = get_terminal_size().columns
-                rows = sum(_rows(line, columns) for line in self._shown)
+                # terminals rewrap long lines when they get narrower
+                widths = [cell_len(Text.from_ansi(line).plain) for line in self._shown]
+                rows = sum(max(1, -(-width // columns)) for width in widths)
                 self._write("\r" + "\x1b[1A" * rows + "\x1b[J")
                 self._shown = []
 
@@ -61,12 +63,10 @@ class Live:
             if self._closed:
                 return
             columns, rows = get_terminal_size()
-            lines = [
-                coloured(line) for line in self._render(columns, max(3, int(rows * self._share)))
-            ]
+            lines = self._render(columns, max(3, int(rows * self._share)))
             self.hide()
-            self._write("".join(f"{line}\x1b[0m\n" for line in lines))
-            self._shown, self._drawn_at = lines, time.monotonic()
+            self._shown, self._drawn_at = [coloured(line) for line in lines], time.monotonic()
+            self._write("".join(f"{line}\x1b[0m\n" for line in self._shown))
 
     def close(self) -> None:
         """Remove the lines for good, but not the scrolled text."""
@@ -78,11 +78,6 @@ class Live:
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-def _rows(line: str, columns: int) -> int:
-    """Return the rows that a drawn line occupies: terminals rewrap long lines when they get narrower."""
-    return max(1, -(-cell_len(Text.from_ansi(line).plain) // columns))
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:

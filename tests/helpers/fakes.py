@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
@@ -32,7 +33,7 @@ import requests
 
 from launcher import cli
 from launcher.engines import docker_client
-from launcher.engines.docker_client import Client
+from launcher.engines.docker_client import Api
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.plan import CONTROL_DIR, LABEL
@@ -175,15 +176,19 @@ class FakeExec:
 
     def __init__(self, output: Sequence[tuple[int, bytes]]) -> None:
         frames = [bytes([n, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for n, data in output]
-        self.reader = io.BufferedReader(io.BytesIO(b"".join(frames)))  # type: ignore[arg-type]
+        reader = io.BufferedReader(io.BytesIO(b"".join(frames)))  # type: ignore[arg-type]
+        self._response = SimpleNamespace(raw=SimpleNamespace(_fp=SimpleNamespace(fp=reader)))
         self.sent = b""
         self.closed = threading.Event()
 
     def sendall(self, data: bytes) -> None:
         self.sent += data
 
-    def close_write(self) -> None:
+    def shutdown(self, _how: int) -> None:
         self.closed.set()
+
+    def settimeout(self, _timeout: float | None) -> None:
+        pass
 
 
 class FakeMachine(LocalMachine):
@@ -201,11 +206,11 @@ class FakeMachine(LocalMachine):
         return super().open(["env", "-C", home, f"HOME={home}", f"PATH={path}", *argv], **how)
 
 
-class FakeDocker:
+class FakeDocker(Api):
     """The calls of docker.APIClient that ddpctl makes, answered from FakeNodes."""
 
     def __init__(self, host: FakeHost) -> None:
-        self.host = host
+        self.name, self.host = host.name, host
 
     def info(self) -> dict[str, Any]:
         self.host.ask("info")
@@ -296,7 +301,7 @@ class FakeDocker:
         self.host.ask("exec", name, *command)
         return {"Id": name}
 
-    def exec_connection(self, exec_id: str, *, tty: bool) -> FakeExec:
+    def exec_start(self, exec_id: str, *, tty: bool, socket: bool) -> FakeExec:
         self.host.execs.append(FakeExec(self.host.exec_output))
         return self.host.execs[-1]
 
@@ -354,8 +359,8 @@ class FakeCluster:
     def _machine(self, host: Host, connect_timeout: float) -> FakeMachine:
         return FakeMachine(self.host(host.name))
 
-    def _docker(self, node: Node) -> Client:
-        return Client(node.name, FakeDocker(self.host(node.name)))  # type: ignore[arg-type]
+    def _docker(self, node: Node) -> FakeDocker:
+        return FakeDocker(self.host(node.name))
 
     def share_home(self, *names: str) -> Path:
         """Let these hosts have one home folder, as on NFS. Returns its .ddpctl."""

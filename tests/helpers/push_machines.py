@@ -10,7 +10,6 @@ from sshd_server import Sshd
 
 from launcher import push
 from launcher.hosts import Cluster, Job
-from launcher.push.progress import Progress
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
@@ -42,5 +41,4 @@ def push_to(hosts: list[Machine], **job: str) -> push.PushResult:
         job=Job(engine="process", **job),  # type: ignore[arg-type]
     )
     nodes = [machine.node for machine in hosts]
-    progress = Progress(Console(quiet=True))
-    return push.push(nodes, cluster, parts={"dataset", "workdir"}, progress=progress)
+    return push.push(nodes, cluster, parts={"dataset", "workdir"}, console=Console(quiet=True))

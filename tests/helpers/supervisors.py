@@ -19,10 +19,10 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import FirstFailure, first_failure
 from launcher.logs.journal import Reader, Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
-from launcher.start.supervisor_bundle import supervisor_file
+from launcher.start.run_folders import supervisor_file
 from launcher.supervisor.channel import Status
 from launcher.supervisor.events import End, Event, RankPids, Reason
-from launcher.supervisor.spec import Spec, spec_of
+from launcher.supervisor.spec import Spec
 
 E = TypeVar("E", bound=Event)
 
@@ -40,11 +40,11 @@ def spec(**given: Any) -> Spec:
     known = dict.fromkeys(Spec.__annotations__) | vars(Spec)
     fields = {name: known[name] for name in Spec.__annotations__}
     nodes = {"nnodes": 2, "node_rank": 0, "nproc_per_node": 2, "first_rank": 0, "host": "gpu1"}
-    return spec_of({**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
+    return Spec(**{**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
 
 
 def status(node_rank: int, **given: Any) -> Status:
-    return replace(Status(node_rank, alive=2, first_rank=2 * node_rank), **given)
+    return replace(Status(node_rank, alive=2), **given)
 
 
 def why(kind: str, node_rank: int, time: float) -> Reason:

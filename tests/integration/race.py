@@ -24,7 +24,7 @@ from launcher.plan.options import LaunchOptions
 from launcher.plan.plan import Plan
 from launcher.ssh.many import each_node
 from launcher.ssh.node import Node, connected
-from launcher.start.all_or_none import GpusTaken, attempt_of, start, undo
+from launcher.start.all_or_none import GpusTaken, attempt_of, remove, start
 from launcher.start.attempt import NextAttempt
 
 Party = tuple[Plan, list[Node]]
@@ -59,7 +59,7 @@ def main(hosts: str, pairs: int) -> None:
                 print(json.dumps({"started": started, "there": alive}), flush=True)
                 for plan, nodes in both:
                     members = {m.node: m for m in attempt_of(plan, nodes).members}
-                    each_node(nodes, lambda node: undo(members[node], plan))  # noqa: B023
+                    each_node(nodes, lambda node: remove(members[node], plan, earlier=False))  # noqa: B023
 
 
 def party(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
-from launcher.api.results import parsed_outcome, split
+from launcher.api.call import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
-from launcher.facts import gpu_use
 from launcher.facts.hardware import details
-from launcher.facts.nvidia import parse_nvidia
+from launcher.facts.nvidia import parse_nvidia, parse_use
 from launcher.facts.script import parse
 from launcher.follow.progress import parse_progress
 from launcher.logs.events import parsed_event
@@ -40,8 +40,8 @@ from launcher.run_id import is_run_id
 from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
-from launcher.stop import clean, strays
-from launcher.stop.stop import pids_in
+from launcher.stop import clean
+from launcher.stop.stop import carriers
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer, plain
 
@@ -162,11 +162,12 @@ def test_records(document: Any, cut: int | None) -> None:
 @some("reports of runs")
 def test_reports_of_runs(words: list[str], document: Any, record: str) -> None:
     text = json.dumps(document)
-    for report in parse_reports("\n".join([*words, text, record]).encode(errors="replace")):
-        assert is_run_id(report.run_id)
-        assert 0 <= report.node_rank < 10_000 and 0 <= report.attempt < 10_000
-        if status := report.status("gpu1"):
-            assert not status.alive and ".." not in PurePosixPath(status.handle).parts
+    rows = "\n".join([*words, text, record]).encode(errors="replace")
+    for status, _ in parse_reports(rows, "gpu1"):
+        assert is_run_id(status.run_id)
+        assert 0 <= status.node_rank < 10_000 and 0 <= status.attempt < 10_000
+        assert status.node_rank < status.nnodes
+        assert ".." not in PurePosixPath(status.handle).parts
 
 
 @given(
@@ -200,7 +201,7 @@ def test_facts_and_hardware(sections: dict[str, str], whole: bool) -> None:
         assert "\n" not in str(error)
     else:
         assert (facts.user + facts.home + facts.kernel + facts.hostname).isprintable()
-    details({name: row.split("\n") for name, row in sections.items()})
+    details(defaultdict(list, {name: row.split("\n") for name, row in sections.items()}))
 
 
 @given(
@@ -217,7 +218,7 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
         parse_nvidia(f"<nvidia_smi_log>{body}</nvidia_smi_log>", owners)
     row = ", ".join(text for _, text in tags)
     parse_gpus("\n".join([noise, row]).encode(errors="replace"))
-    gpu_use.parse("\n".join([f"gpu, 0, GPU-1, {row}", f"app, GPU-1, 7, {noise}", *owners]))
+    parse_use("\n".join([f"gpu, 0, GPU-1, {row}", f"app, GPU-1, 7, {noise}", *owners]))
 
 
 @given(
@@ -229,7 +230,7 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
 @some("engines")
 def test_answers_of_an_engine(about: dict[str, Any], image: dict[str, Any]) -> None:
     parse_image(image)
-    parse_engine(about, None, (), {})
+    parse_engine(about, None, ())
 
 
 PATHS = st.lists(
@@ -278,8 +279,7 @@ def test_lists_of_processes_and_folders(rows: list[str]) -> None:
     node: Any = SimpleNamespace(
         name="gpu1", script=lambda *_, **__: SimpleNamespace(stdout=text, code=0)
     )
-    assert all(is_run_id(run_id) for _, run_id, _ in strays.carriers(node))
-    assert all(pid > 0 for pid in pids_in(text))
+    assert all(is_run_id(run_id) and pid > 0 for pid, run_id, _ in carriers(node))
     for row in rows:
         clean.PART.fullmatch(row)
 

@@ -6,6 +6,7 @@ owners and all other mode bits do not count.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,11 +57,6 @@ class Manifest:
         return hashlib.sha256(self.text).hexdigest()
 
     @property
-    def size(self) -> int:
-        """Total bytes of all files."""
-        return sum(entry.size for entry in self.entries)
-
-    @property
     def files(self) -> int:
         return sum(1 for entry in self.entries if entry.is_file)
 
@@ -71,7 +67,11 @@ class Manifest:
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
         replaced = {entry.path for entry in write}
         gone = {path for path in old if path not in new or path in replaced}
-        return Delta(tuple(sorted(_topmost(gone))), write)
+        remove: list[bytes] = []
+        for path in sorted(gone, key=lambda path: path.split(b"/")):
+            if not remove or not path.startswith(remove[-1] + b"/"):  # its folder is not removed
+                remove.append(path)
+        return Delta(tuple(remove), write)
 
 
 def make(entries: Iterable[Entry]) -> Manifest:
@@ -86,14 +86,12 @@ def parse(text: bytes, digest: str) -> Manifest | None:
         return None
     fields = text.split(b"\0")
     entries = []
-    try:
+    with contextlib.suppress(ValueError):
         for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
             kind, size, content = head.split(b" ", 2)
             if kind not in (b"d", b"l", b"f", b"x") or not is_inside(path):
                 return None
             entries.append(Entry(path, kind.decode(), int(size), content))
-    except ValueError:
-        return None
     found = Manifest(tuple(entries))
     return found if found.text == text else None
 
@@ -101,13 +99,3 @@ def parse(text: bytes, digest: str) -> Manifest | None:
 def is_inside(path: bytes) -> bool:
     """Return whether a path stays in its tree: relative, no empty, `.` or `..` parts."""
     return b"\0" not in path and not {b"", b".", b".."} & set(path.split(b"/"))
-
-
-def _topmost(paths: set[bytes]) -> Iterable[bytes]:
-    """Drop paths below another path, because removing a folder removes its contents."""
-    for path in paths:
-        above = path.rpartition(b"/")[0]
-        while above and above not in paths:
-            above = above.rpartition(b"/")[0]
-        if not above:
-            yield path

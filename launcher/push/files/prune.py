@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from rich.filesize import decimal
 
 from ...engines.choose import engine_traits
 from ...engines.docker import mounted_by_runs
@@ -15,24 +17,21 @@ from ...hosts import Cluster
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
 from ...terminal.console import Console
-from ..report import HostsNotReady, PushReport, format_bytes
+from ..report import HostsNotReady, PushReport
 from ..transfer.payload import script_output
 from .scan import scan_job
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large tree is slow
 MIN_AGE = 5  # seconds; it takes a moment from a push until a container mounts the tree
 
-# Prints the digest of each tree used by an attempt that may be running, on whichever host.
-USED = (
-    OWN
-    + r"""
+# Prints a line with the digest of each tree used by an attempt that may be running, on whichever host.
+USED = rf"""{OWN}
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 for attempt in $(open_attempts); do
-  grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{64}' "$attempt/run.json" | grep -oE '[0-9a-f]{64}'
+  grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{{64}}' "$attempt/run.json"
 done
 exit 0
 """
-)
 
 # Prints "FOLDER KB" for each tree and draft except those to keep.
 # $1: minimum age in seconds; further arguments: digests to keep
@@ -64,7 +63,6 @@ for tree in "$@"; do
 done
 """
 
-
 # A line of FIND's output: a tree or draft of ours, and its size in KB. Hosts are not trusted.
 FOUND = re.compile(
     r"^((?:datasets|workdirs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)) ([0-9]{1,18})$",
@@ -72,8 +70,7 @@ FOUND = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Unused:
+class Unused(NamedTuple):
     folder: str  # relative to ~/.ddpctl
     size: int  # bytes; includes files shared with other trees
 
@@ -88,7 +85,7 @@ class PruneResult:
     def summary(self) -> str:
         if not self.trees:
             return "nothing to delete: runs or this hosts file use all data and code there"
-        size = format_bytes(sum(tree.size for _, tree in self.trees))
+        size = decimal(sum(tree.size for _, tree in self.trees))
         return f"{'deleted' if self.removed else 'kept'} {len(self.trees)} folders, {size}"
 
     def document(self) -> dict[str, Any]:
@@ -113,26 +110,35 @@ def prune(
         raise PushFailed(
             f"this machine: cannot read the job's folders: {error}; nothing was deleted"
         ) from None
+
+    def run(node: Node, script: str, *arguments: str) -> str:
+        return script_output(node, "prune", script, *arguments, timeout=TIMEOUT)
+
+    def in_use(node: Node) -> set[str]:
+        """Return the digests of trees that containers and open attempts use on a host."""
+        required = engine_traits(cluster.job.engine).in_container
+        mounts = mounted_by_runs(node, engine_required=required)
+        return set(re.findall(r"\b[0-9a-f]{64}\b", "\n".join([*mounts, run(node, USED)])))
+
     machines = one_per_account(nodes)
     with console.step(f"looking for unused data on {len(machines)} hosts"):
         homes = find_shared_homes(machines)
-        used, failures = try_each(machines, lambda node: _in_use(node, cluster))
+        used, failures = try_each(machines, in_use)
         keep = {tree.manifest.digest for tree in trees.values()}.union(*used.values())
         known = [group[0] for group in homes if not failures.keys() & set(group)]
-        found, unasked = try_each(
-            known, lambda node: parse_unused(_script(node, FIND, str(MIN_AGE), *keep))
-        )
+        find = (FIND, str(MIN_AGE), *keep)
+        found, unasked = try_each(known, lambda node: parse_unused(run(node, *find)))
     failures |= unasked
     rows = [(node.name, tree) for node, unused in found.items() for tree in unused]
     listed = "\n".join(
-        f"{host}: ~/.ddpctl/{tree.folder}  {format_bytes(tree.size)}" for host, tree in rows
+        f"{host}: ~/.ddpctl/{tree.folder}  {decimal(tree.size)}" for host, tree in rows
     )
     removed = bool(rows) and confirm(listed)
     if removed:
         with console.step("removing it"):
+            targets = [node for node, unused in found.items() if unused]
             _, left = try_each(
-                [node for node, unused in found.items() if unused],
-                lambda node: _script(node, REMOVE, *(tree.folder for tree in found[node])),
+                targets, lambda node: run(node, REMOVE, *(tree.folder for tree in found[node]))
             )
             failures |= left
     if failures:
@@ -143,14 +149,3 @@ def prune(
 def parse_unused(text: str) -> list[Unused]:
     """Parse FIND's output. Ignores malformed lines."""
     return [Unused(folder, int(size) * 1024) for folder, size in FOUND.findall(text)]
-
-
-def _in_use(node: Node, cluster: Cluster) -> set[str]:
-    """Return the digests of trees that containers and open attempts use on a host."""
-    mounts = mounted_by_runs(node, engine_required=engine_traits(cluster.job.engine).in_container)
-    used = "\n".join([*mounts, _script(node, USED)])
-    return set(re.findall(r"\b[0-9a-f]{64}\b", used))
-
-
-def _script(node: Node, script: str, *arguments: str) -> str:
-    return script_output(node, "prune", script, *arguments, timeout=TIMEOUT)

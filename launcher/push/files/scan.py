@@ -11,15 +11,17 @@ more than two seconds old then. A write within the same clock tick would not sho
 from __future__ import annotations
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
-# ruff: noqa: PTH112, PTH115, PTH118, PTH120, PTH123
+# ruff: noqa: PTH112, PTH115, PTH118, PTH120
+import contextlib
 import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,9 +34,9 @@ from . import manifest
 from .manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns
-BLOCK = 1 << 20  # bytes per read
 SHOWN = 5  # problems listed before "and N more"
-IGNORE_FILES = (b".gitignore", b".ddpctlignore")
+
+Rules = tuple[tuple[str, GitIgnoreSpec], ...]  # folder with trailing slash or "", its patterns
 
 
 class Stamp(NamedTuple):
@@ -69,8 +71,8 @@ def scan(folder: str, *, ignore: bool) -> Tree:
     if not os.path.isdir(walk.root):
         raise PushFailed(f"{folder}: not a folder; fix the path in the hosts file")
     began = time.time_ns()
-    walk.run(Ignore() if ignore else None)
-    contents = _hash_files(walk, cache_home() / "trees", began)
+    walk.run(ignore=ignore)
+    contents = _hash_files(walk, began)
     if walk.problems:
         more = len(walk.problems) - SHOWN
         tail = [f"and {more} more like these"] if more > 0 else []
@@ -97,36 +99,9 @@ def shown(path: bytes) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-@dataclass(frozen=True)
-class Ignore:
-    """The ignore rules for one folder of the tree."""
-
-    rules: tuple[tuple[str, GitIgnoreSpec], ...] = ()  # (folder with trailing slash or "", spec)
-
-    def inside(self, root: bytes, folder: bytes) -> Ignore:
-        """Return the rules for a subfolder, including its own ignore files."""
-        rules = self.rules
-        for name in IGNORE_FILES:
-            try:
-                with open(
-                    os.path.join(root, folder, name), encoding="utf-8", errors="replace"
-                ) as f:
-                    spec = GitIgnoreSpec.from_lines(f.read().splitlines())
-            except OSError:
-                continue  # no such file
-            rules += ((os.fsdecode(folder) + "/" if folder else "", spec),)
-        return Ignore(rules)
-
-    def skips(self, path: str, *, is_folder: bool) -> bool:
-        """Return whether `path`, relative to the tree, is ignored."""
-        if path.rpartition("/")[2] == ".git":
-            return True
-        for base, spec in reversed(self.rules):
-            name = path[len(base) :] + ("/" if is_folder else "")
-            verdict = spec.check_file(name).include
-            if verdict is not None:
-                return bool(verdict)
-        return False
+def open_file(path: bytes) -> FileIO:
+    """Open a file for reading, unless it is a link by now."""
+    return FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW))
 
 
 class _Walk:
@@ -141,11 +116,12 @@ class _Walk:
         own = (cache_home(), state_home(), home_folder() / ".ddpctl")
         self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
-    def run(self, ignore: Ignore | None) -> None:
-        pending: list[tuple[bytes, Ignore | None]] = [(b"", ignore)]
+    def run(self, *, ignore: bool) -> None:
+        pending: list[tuple[bytes, Rules]] = [(b"", ())]
         while pending:
             folder, rules = pending.pop()
-            rules = rules and rules.inside(self.root, folder)
+            if ignore:
+                rules += tuple(self._rules_of(folder))
             try:
                 with os.scandir(os.path.join(self.root, folder)) as found:
                     children = list(found)
@@ -155,13 +131,21 @@ class _Walk:
             for child in children:
                 path = folder + b"/" + child.name if folder else child.name
                 is_folder = child.is_dir(follow_symlinks=False)
-                if rules and rules.skips(os.fsdecode(path), is_folder=is_folder):
+                if ignore and _is_ignored(os.fsdecode(path), is_folder, rules):
                     continue
                 if not is_folder:
                     self._leaf(path, child)
                 elif os.path.join(self.root, path) not in self.own:
                     self.entries.append(Entry(path, "d"))
                     pending.append((path, rules))
+
+    def _rules_of(self, folder: bytes) -> Iterator[tuple[str, GitIgnoreSpec]]:
+        base = os.fsdecode(folder + b"/" if folder else b"")
+        for name in (".gitignore", ".ddpctlignore"):
+            file = Path(os.fsdecode(self.root), base, name)
+            with contextlib.suppress(OSError):  # no such file
+                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+                yield base, GitIgnoreSpec.from_lines(lines)
 
     def _leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
         try:
@@ -171,21 +155,19 @@ class _Walk:
                 times = status.st_mtime_ns, status.st_ctime_ns
                 self.stamps[path] = Stamp(status.st_size, status.st_ino, *times, executable)
             elif stat.S_ISLNK(status.st_mode):
-                self._link(path, os.readlink(child.path))
+                target = os.readlink(child.path)
+                inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
+                if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
+                    self.problems.append(
+                        f"{shown(child.path)}: is a link out of the folder (to {shown(target)}), "
+                        "which the hosts do not have; put the file itself there"
+                    )
+                else:
+                    self.entries.append(Entry(path, "l", 0, target))
             else:
                 self.skipped.append(path)
         except OSError as error:
             self.problem(path, error)
-
-    def _link(self, path: bytes, target: bytes) -> None:
-        inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
-        if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
-            self.problems.append(
-                f"{shown(os.path.join(self.root, path))}: is a link out of the folder "
-                f"(to {shown(target)}), which the hosts do not have; put the file itself there"
-            )
-            return
-        self.entries.append(Entry(path, "l", 0, target))
 
     def problem(self, path: bytes, error: OSError) -> None:
         where = shown(os.path.join(self.root, path))
@@ -194,23 +176,33 @@ class _Walk:
         )
 
 
-def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
+def _is_ignored(path: str, is_folder: bool, rules: Rules) -> bool:
+    """Return whether `path`, relative to the tree, is .git or ignored."""
+    if path.rpartition("/")[2] == ".git":
+        return True
+    for base, spec in reversed(rules):
+        include = spec.check_file(path[len(base) :] + "/" * is_folder).include
+        if include is not None:
+            return bool(include)
+    return False
+
+
+def _hash_files(walk: _Walk, began: int) -> Mapping[bytes, str]:
     """Return the sha256 of every file, from the last scan's cache or by reading."""
-    cache = caches / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
+    cache = cache_home() / "trees" / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
     known = read_cache(cache)
     found: dict[bytes, str] = {}
-    unknown = []
     for path, stamp in walk.stamps.items():
         row = known.get(os.fsdecode(path))
         if isinstance(row, list) and len(row) == 6 and row[:5] == list(stamp):
             found[path] = str(row[5])
-        else:
-            unknown.append(path)
+    unknown = [path for path in walk.stamps if path not in found]
 
     def read(paths: list[bytes]) -> None:
         for path in paths:
             try:
-                found[path] = _sha256(b"%b/%b" % (walk.root, path), walk.stamps[path].size)
+                with open_file(b"%b/%b" % (walk.root, path)) as file:
+                    found[path] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 walk.problem(path, error)
 
@@ -224,17 +216,3 @@ def _hash_files(walk: _Walk, caches: Path, began: int) -> Mapping[bytes, str]:
     if rows != known:
         write_cache(cache, json.dumps(rows))
     return found
-
-
-def _sha256(path: bytes, size: int) -> str:
-    length = min(size + 1, BLOCK)  # allocating a much larger buffer than the file would be slow
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        digest = hashlib.sha256()
-        while block := os.read(descriptor, length):
-            digest.update(block)
-            if len(block) < length:
-                break
-        return digest.hexdigest()
-    finally:
-        os.close(descriptor)

@@ -8,15 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from tarfile import TarInfo
 
 from ...errors import PushFailed
 from .manifest import Entry
-from .scan import Tree, shown
+from .scan import Tree, open_file, shown
 
 CHUNK = 256 * 1024  # bytes
 END = bytes(2 * tarfile.BLOCKSIZE)
 _TYPES = {"d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE, "f": tarfile.REGTYPE, "x": tarfile.REGTYPE}
+
+Member = tuple[TarInfo, Iterable[bytes]]
 
 
 def stream(tree: Tree, entries: Sequence[Entry], extra: Mapping[str, bytes]) -> Iterator[bytes]:
@@ -24,33 +28,31 @@ def stream(tree: Tree, entries: Sequence[Entry], extra: Mapping[str, bytes]) -> 
 
     Raises PushFailed if a file no longer matches the manifest.
     """
+    files = ((_info(tree, entry), _read(tree, entry) if entry.size else ()) for entry in entries)
+    return archive(chain(files, (small_file(name, data) for name, data in extra.items())))
+
+
+def archive(members: Iterable[Member]) -> Iterator[bytes]:
     pending = bytearray()
-    for entry in entries:
-        pending += _header(tree, entry)
-        if entry.size:
-            for block in _read(tree, entry):
-                pending += block
-                if len(pending) >= CHUNK:
-                    yield bytes(pending)
-                    pending.clear()
-            pending += padding(entry.size)
-    for name, data in extra.items():
-        pending += small_file(name, data)
+    for info, blocks in members:
+        pending += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+        for block in blocks:
+            pending += block
+            if len(pending) >= CHUNK:
+                yield bytes(pending)
+                pending.clear()
+        pending += bytes(-info.size % tarfile.BLOCKSIZE)
     yield bytes(pending) + END
 
 
-def small_file(name: str, data: bytes) -> bytes:
-    return file_header(name, len(data)) + data + padding(len(data))
+def small_file(name: str, data: bytes) -> Member:
+    return file_info(name, len(data)), [data]
 
 
-def file_header(name: str, size: int) -> bytes:
-    info = tarfile.TarInfo(name)
+def file_info(name: str, size: int) -> TarInfo:
+    info = TarInfo(name)
     info.size = size
-    return _encoded(info)
-
-
-def padding(size: int) -> bytes:
-    return bytes(-size % tarfile.BLOCKSIZE)
+    return info
 
 
 def size_of(sizes: Sequence[int]) -> int:
@@ -59,42 +61,32 @@ def size_of(sizes: Sequence[int]) -> int:
     return blocks * tarfile.BLOCKSIZE + len(END)
 
 
-def _header(tree: Tree, entry: Entry) -> bytes:
-    info = tarfile.TarInfo(f"tree/{os.fsdecode(entry.path)}")
-    info.type, info.size = _TYPES[entry.kind], entry.size
+def _info(tree: Tree, entry: Entry) -> TarInfo:
+    info = file_info(f"tree/{os.fsdecode(entry.path)}", entry.size)
+    info.type = _TYPES[entry.kind]
     info.mode = 0o755 if entry.kind in "dx" else 0o644
     stamp = tree.stamps.get(entry.path)
     info.mtime = max(stamp.mtime_ns // 10**9, 0) if stamp else 0
-    if entry.kind == "l":
-        info.linkname = os.fsdecode(entry.content)
-    return _encoded(info)
-
-
-def _encoded(info: tarfile.TarInfo) -> bytes:
-    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    info.linkname = os.fsdecode(entry.content) if entry.kind == "l" else ""
+    return info
 
 
 def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     """Yield the file's bytes. Verifies the hash on the way, so the manifest stays true."""
-    path = tree.path(entry)
+    path = shown(tree.path(entry))
+    changed = PushFailed(f"{path}: changed during the push; push again when it is complete")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        file = open_file(tree.path(entry))
     except OSError as error:
-        raise PushFailed(f"{shown(path)}: {error.strerror} during the push; push again") from None
-    try:
+        raise PushFailed(f"{path}: {error.strerror} during the push; push again") from None
+    with file:
         left, digest = entry.size, hashlib.sha256()
         while left:
-            block = os.read(descriptor, min(left, CHUNK) + 1)  # one more byte: has it grown?
+            block = file.read(min(left, CHUNK) + 1)  # one more byte: has it grown?
             if not 0 < len(block) <= left:
-                raise _changed(path)
+                raise changed
             digest.update(block)
             left -= len(block)
             yield block
         if digest.hexdigest().encode() != entry.content:
-            raise _changed(path)
-    finally:
-        os.close(descriptor)
-
-
-def _changed(path: bytes) -> PushFailed:
-    return PushFailed(f"{shown(path)}: changed during the push; push again when it is complete")
+            raise changed

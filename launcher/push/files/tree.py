@@ -17,14 +17,16 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+
+from rich.filesize import decimal
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...facts.shared_homes import find_shared_homes
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...state import cache_home, write_cache
-from ..progress import Tracker
-from ..report import format_bytes
+from ..progress import Progress
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload, script_output
 from . import manifest, tar
@@ -32,7 +34,6 @@ from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
 FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
-MANIFEST = "manifest.z"
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
@@ -107,13 +108,14 @@ ABANDON = 'for second in 1 2 3; do rm -rf "$HOME/.ddpctl/$1/.$2.$3" && break; sl
 
 @dataclass(frozen=True)
 class HostTrees:
-    """The trees on one host that matter for a push."""
+    """The trees on one host that matter for a push.
+
+    draft: what an interrupted push left: the digest of its base, or none, and the number of files.
+    """
 
     present: bool  # the tree itself exists
     earlier: tuple[str, ...]  # digests, newest first
-    draft: (
-        tuple[str, int] | None
-    )  # what an interrupted push left: digest of its base, or none; files
+    draft: tuple[str, int] | None
     free: int | None  # bytes
 
 
@@ -126,16 +128,18 @@ class Start:
 
 
 class TreePush:
-    def __init__(self, tree: Tree, part: str, fanout: Fanout, tracker: Tracker) -> None:
+    def __init__(self, tree: Tree, part: str, fanout: Fanout, progress: Progress) -> None:
         self.tree, self.part = tree, part
-        self.fanout, self.tracker = fanout, tracker
+        self.fanout, self.progress = fanout, progress
         self.tokens: dict[Node, str] = {}  # one token per host, because homes may be shared
-        self.deltas: dict[str, Delta] = {}
+        self.deltas: dict[str, Delta | None] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         """Push to hosts that lack the tree. Return those that failed; they have no partial tree."""
-        save(self.tree.manifest)
+        cached = _cache_file(self.tree.manifest.digest)
+        if not cached.exists():  # the next push knows the contents of the hosts' tree
+            write_cache(cached, self.tree.manifest.text)
         token = secrets.token_hex(6)
         self.tokens = {node: f"{token}-{number}" for number, node in enumerate(nodes)}
         failures: dict[Node, DdpctlError] = {}
@@ -152,8 +156,7 @@ class TreePush:
     def _await(self, node: Node) -> None:
         """Wait until this host sees the tree that another host published in their shared home."""
         self._script(node, AWAIT)
-        self.tracker.hosts[node].files_skipped += self.tree.manifest.files
-        self.tracker.ready(node)
+        self.progress.hosts[node].files_skipped += self.tree.manifest.files
 
     def _push(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         starts, failures = try_each(nodes, self._start)
@@ -177,56 +180,43 @@ class TreePush:
         trees = parse_trees(self._script(node, BEGIN))
         if trees.present:
             return None
-        if trees.draft and (start := self._resume(node, *trees.draft)):
-            return start
-        base, delta = self._best_base(node, trees.earlier)
-        if trees.free is not None and delta.size > trees.free:
-            raise PushFailed(
-                f"{node.name}: {self.part}: needs {format_bytes(delta.size)} but the disk of ~/.ddpctl "
-                f"has {format_bytes(trees.free)} free; free some space, then push again"
-            )
-        self._script(node, PREPARE, base, stdin=b"\0".join((*delta.remove, b"")))
-        return Start(base, delta.write)
-
-    def _resume(self, node: Node, base: str, files_there: int) -> Start | None:
-        """Continue a draft. Its last file may be incomplete and is sent again."""
-        delta = self._delta(node, base)
-        if delta is None:
+        if trees.draft:
+            base, arrived = trees.draft
+            if rest := self._delta(node, base):
+                files = [entry for entry in rest.write if entry.is_file]
+                linked = self.tree.manifest.files - len(files)
+                whole = set(files[: max(arrived - linked - 1, 0)])  # the last one may be incomplete
+                return Start(base, tuple(entry for entry in rest.write if entry not in whole))
             self._script(node, ABANDON)
-            return None
-        files = [entry for entry in delta.write if entry.is_file]
-        kept = self.tree.manifest.files - len(files)
-        there = set(files[: max(files_there - kept - 1, 0)])
-        return Start(base, tuple(entry for entry in delta.write if entry not in there))
-
-    def _best_base(self, node: Node, earlier: Sequence[str]) -> tuple[str, Delta]:
-        """Return the host's tree that has most in common with this one, and the changes to its copy."""
-        best = "none", Delta((), self.tree.manifest.entries)
-        for digest in earlier[:CANDIDATES]:
-            delta = self._delta(node, digest)
-            if delta is not None and delta.size < best[1].size:
-                best = digest, delta
-        return best
+        known = [(base, self._delta(node, base)) for base in ("none", *trees.earlier[:CANDIDATES])]
+        deltas = {base: delta for base, delta in known if delta}
+        base = min(deltas, key=lambda base: deltas[base].size)
+        size = deltas[base].size
+        if trees.free is not None and size > trees.free:
+            raise PushFailed(
+                f"{node.name}: {self.part}: needs {decimal(size)} but the disk of ~/.ddpctl "
+                f"has {decimal(trees.free)} free; free some space, then push again"
+            )
+        self._script(node, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))
+        return Start(base, deltas[base].write)
 
     def _delta(self, node: Node, earlier: str) -> Delta | None:
         """Return the changes from an earlier tree, computed once for all hosts; None if it is unknown."""
         with self.lock:
             if earlier not in self.deltas:
-                old = manifest.make(()) if earlier == "none" else load(earlier)
-                if old is not None:
-                    self.deltas[earlier] = self.tree.manifest.after(old)
-            if earlier in self.deltas:
-                return self.deltas[earlier]
-        there = fetch(node, earlier)
-        return None if there is None else self.tree.manifest.after(there)
+                old = earlier_manifest(node, earlier)
+                self.deltas[earlier] = self.tree.manifest.after(old) if old else None
+            return self.deltas[earlier]
 
     def _send(self, start: Start, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-        extra = self._manifest_file(start)
-        sizes = [*(entry.size for entry in start.write), *map(len, extra.values())]
+        size = sum(entry.size for entry in start.write)
+        # The manifest is for later pushes from other machines.
+        packed = zlib.compress(self.tree.manifest.text, 1)
+        extra = {"manifest.z": packed} if len(packed) < max(size // 10, 65536) else {}
         payload = Payload(
             part=self.part,
             command=lambda node: ("sh", "-c", RECEIVE, "sh", *self._names(node), start.base),
-            size=tar.size_of(sizes),
+            size=tar.size_of([*(entry.size for entry in start.write), *map(len, extra.values())]),
             chunks=lambda: tar.stream(self.tree, start.write, extra),
             finish=partial(self._publish, start),
         )
@@ -237,19 +227,12 @@ class TreePush:
                     self._script(node, ABANDON)
         return failures
 
-    def _manifest_file(self, start: Start) -> dict[str, bytes]:
-        """Return the manifest, for later pushes from other machines, unless it is comparatively large."""
-        packed = zlib.compress(self.tree.manifest.text, 1)
-        small = len(packed) * 10 <= sum(entry.size for entry in start.write)
-        return {MANIFEST: packed} if small or len(packed) < 65536 else {}
-
     def _publish(self, start: Start, node: Node) -> None:
         self._script(node, PUBLISH)
         sent = sum(1 for entry in start.write if entry.is_file)
-        report = self.tracker.hosts[node]
+        report = self.progress.hosts[node]
         report.files_sent += sent
         report.files_skipped += self.tree.manifest.files - sent
-        self.tracker.ready(node)
 
 
 def parse_trees(text: str) -> HostTrees:
@@ -268,27 +251,19 @@ def parse_trees(text: str) -> HostTrees:
     )
 
 
-def save(tree: Manifest) -> None:
-    """Cache a manifest, so that the next push knows the contents of a host's tree."""
-    file = cache_home() / "manifests" / tree.digest
-    if not file.exists():
-        write_cache(file, tree.text)
-
-
-def load(digest: str) -> Manifest | None:
-    try:
-        return manifest.parse((cache_home() / "manifests" / digest).read_bytes(), digest)
-    except OSError:
-        return None
-
-
-def fetch(node: Node, digest: str) -> Manifest | None:
-    """Fetch a tree's manifest from a host; None if it does not match the digest."""
+def earlier_manifest(node: Node, digest: str) -> Manifest | None:
+    """Return the manifest of a host's tree, from the cache or the host; None if it is unknown."""
+    cached = _cache_file(digest)
+    with contextlib.suppress(OSError):
+        if found := manifest.parse(cached.read_bytes(), digest):
+            return found
     done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
-    try:
-        found = manifest.parse(zlib.decompress(done.stdout), digest)
-    except zlib.error:
-        return None
-    if found is not None:
-        save(found)
-    return found
+    with contextlib.suppress(zlib.error):
+        if found := manifest.parse(zlib.decompress(done.stdout), digest):
+            write_cache(cached, found.text)
+            return found
+    return None
+
+
+def _cache_file(digest: str) -> Path:
+    return cache_home() / "manifests" / digest

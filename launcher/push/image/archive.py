@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...engines.engine_info import ImageInfo
@@ -43,28 +45,22 @@ class Archive:
         return tar.size_of([*(len(text) for text in self.files.values()), *layer])
 
     def chunks(self) -> Iterator[bytes]:
-        yield b"".join(tar.small_file(name, text) for name, text in self.files.items())
-        if self.layer is not None:
-            yield tar.file_header(_blob(self.layer.digest), self.layer.size)
-            with self.layer.file.open("rb") as stream:
-                while block := stream.read(tar.CHUNK):
-                    yield block
-            yield tar.padding(self.layer.size)
-        yield tar.END
+        members = [tar.small_file(name, text) for name, text in self.files.items()]
+        if self.layer is None:
+            yield from tar.archive(members)
+            return
+        with self.layer.file.open("rb") as stream:
+            blocks = iter(partial(stream.read, tar.CHUNK), b"")
+            info = tar.file_info(_blob(self.layer.digest), self.layer.size)
+            yield from tar.archive([*members, (info, blocks)])
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
     """Return an unnamed image of the first `count` layers; the archive contains only the last one."""
     config = _partial_config(image, count)
-    # Engines that have the lower layers need only their number, not their names.
-    rows = [_descriptor(LAYER, diff_id, 1) for diff_id in image.layers[: count - 1]]
-    rows.append(_descriptor(LAYER, layer.digest, layer.size))
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": _descriptor(CONFIG, digest_of(config), len(config)),
-        "layers": rows,
-    }
+    rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
+    described = _descriptor(CONFIG, digest_of(config), len(config))
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": rows}
     return _archive(None, _json(manifest), config, layer, partial=True)
 
 
@@ -79,8 +75,7 @@ def whole_archive(
     if by_diff_id:
         parsed = json.loads(manifest)
         diff_ids = json.loads(config)["rootfs"]["diff_ids"]
-        lacking = diff_ids[: len(diff_ids) - (layer is not None)]
-        rows = [_descriptor(LAYER, diff_id, 1) for diff_id in lacking]
+        rows = _lower(diff_ids[:-1] if layer else diff_ids)
         manifest = _json({**parsed, "layers": rows + parsed["layers"][len(rows) :]})
     return _archive(with_tag(name), manifest, config, layer, partial=False)
 
@@ -100,11 +95,9 @@ def with_tag(name: str) -> str | None:
 def qualified(name: str) -> str:
     """Return the name as stored by containerd: with the registry, and `library/` for Docker Hub."""
     first, slash, _ = name.partition("/")
-    if not slash:
-        return f"docker.io/library/{name}"
-    if "." in first or ":" in first or first == "localhost":
+    if slash and (first == "localhost" or re.search("[.:]", first)):
         return name
-    return f"docker.io/{name}"
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
 
 
 def digest_of(text: bytes) -> str:
@@ -140,6 +133,11 @@ def _partial_config(image: ImageInfo, count: int) -> bytes:
     rootfs = {"type": "layers", "diff_ids": list(image.layers[:count])}
     architecture = image.architecture or "amd64"
     return _json({"architecture": architecture, "os": "linux", "rootfs": rootfs})
+
+
+def _lower(diff_ids: Sequence[str]) -> list[dict[str, object]]:
+    """Describe layers that the engine has. It needs only their number, not their names."""
+    return [_descriptor(LAYER, diff_id, 1) for diff_id in diff_ids]
 
 
 def _descriptor(kind: str, digest: str, size: int) -> dict[str, object]:

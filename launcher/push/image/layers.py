@@ -29,7 +29,7 @@ class Layers:
     """The layers from number `first` on, as pushed to our registry. by_diff_id: see `whole_archive`."""
 
     def __init__(
-        self, local: Node, name: str, image: ImageInfo, first: int, *, by_diff_id: bool = False
+        self, local: Node, name: str, image: ImageInfo, first: int, by_diff_id: bool = False
     ) -> None:
         self._local, self._name, self._image, self._first = local, name, image, first
         self._by_diff_id = by_diff_id
@@ -61,23 +61,21 @@ class Layers:
         yield whole_archive(self._name, *documents, last, by_diff_id=self._by_diff_id)
 
     def _push(self) -> None:
-        found, why = None, ""
+        documents, why = None, "the local engine did not push all of it"
         try:
             images.push_to(self._local, self._name, self._registry.repository, TAG)
-            found = self._registry.finish()
+            documents = self._registry.finish()
         except DdpctlError as error:
             why = str(error)
         finally:
             self._untag()
-            for diff_id, layer in self._registry.layers.items():
+            for layer in self._registry.layers.values():
                 if not layer.done():
-                    lacking = f"the local engine did not push {diff_id[:19]}"
-                    layer.set_exception(NoLayers(why or lacking))
-            if found:
-                self._documents.set_result(found)
+                    layer.set_exception(NoLayers(why))
+            if documents:
+                self._documents.set_result(documents)
             else:
-                lacking = "the local engine did not push a manifest"
-                self._documents.set_exception(NoLayers(why or lacking))
+                self._documents.set_exception(NoLayers(why))
 
     def _untag(self) -> None:
         images.untag(self._local, f"{self._registry.repository}:{TAG}")
@@ -89,14 +87,8 @@ def remove_stale_tags(local: Node) -> None:
     While a push is running, its registry listens on the port in the name.
     """
     for name in images.tags(local, "localhost:*/ddpctl/*"):
-        port = re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name)
-        if port is not None and not _listens(int(port[1])):
-            images.untag(local, name)
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1.0).close()
-    except OSError:
-        return False
-    return True
+        if port := re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name):
+            try:
+                socket.create_connection(("127.0.0.1", int(port[1])), 1.0).close()
+            except OSError:
+                images.untag(local, name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import takewhile
 
@@ -13,7 +14,7 @@ from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...state import cache_home, read_cache, write_cache
-from ..progress import Tracker
+from ..progress import Progress
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
 from .archive import partial_ids, with_tag
@@ -22,9 +23,17 @@ from .layers import Layers, NoLayers, remove_stale_tags
 ALIASES = "images.json"  # cache file: id on a host -> id on this machine
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
-Outcome = tuple[
-    dict[Node, ImageInfo], dict[Node, DdpctlError]
-]  # the image of each host; failed hosts
+Found = dict[Node, ImageInfo]
+Outcome = tuple[Found, dict[Node, DdpctlError]]  # the image of each host; failed hosts
+
+
+def check_image(name: str, there: Mapping[Node, ImageInfo | None]) -> Outcome:
+    """Require the image, and the same one, on all hosts. there: on each host, under that name."""
+    found = {node: image for node, image in there.items() if image is not None}
+    missing = f"does not have {name}; run `ddpctl push HOSTS --image`"
+    failures = {node: PushFailed(f"{node.name}: {missing}") for node in there if node not in found}
+    remedy = "`ddpctl push HOSTS --image` makes them the same"
+    return found, {**failures, **_different(name, found, remedy)}
 
 
 def push_image(
@@ -33,30 +42,42 @@ def push_image(
     there: Mapping[Node, ImageInfo | None],
     local: Node,
     fanout: Fanout,
-    tracker: Tracker,
+    progress: Progress,
 ) -> Outcome:
     """Push the image. here: on this machine, `local`. there: on each host, under the same name."""
-    found: dict[Node, ImageInfo] = {}
+    found: Found = {}
     for node, image in there.items():
         if image is not None and (here is None or same(image, here)):
             found[node] = image
-            tracker.hosts[node].image = "present"
-            tracker.hosts[node].layers_skipped += len(image.layers)
+            progress.hosts[node].image = "present"
+            progress.hosts[node].layers_skipped += len(image.layers)
         elif image is not None:
-            tracker.say(
-                f"{node.name}: {name} is a different image there ({image.id[:19]}); updating it"
-            )
+            other = f"{name} is a different image there ({image.id[:19]})"
+            progress.say(f"{node.name}: {other}; updating it")
     without = [node for node in there if node not in found]
     if here is None:
         done, failures = try_each(without, lambda node: _pull(node, name))
     else:
-        done, failures = _Sending(name, here, local, fanout, tracker).run(without)
+        done, failures = _Sending(name, here, local, fanout, progress).run(without)
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
-        tracker.hosts[node].image = word
-    together = {**found, **done}
+        progress.hosts[node].image = word
+    found |= done
     remedy = "remove it on one of them, or name the image by its digest"
-    return together, {**failures, **different_images(name, together, remedy)}
+    return found, {**failures, **_different(name, found, remedy)}
+
+
+def _different(name: str, found: Found, remedy: str) -> dict[Node, PushFailed]:
+    """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
+    first = next(iter(found), None)
+    return {
+        node: PushFailed(
+            f"{node.name}: {name} is not the same image as on {first.name} "
+            f"({image.id[:19]}, {found[first].id[:19]}); {remedy}"
+        )
+        for node, image in found.items()
+        if first and not same(image, found[first])
+    }
 
 
 def _pull(node: Node, name: str) -> ImageInfo:
@@ -74,10 +95,10 @@ class _Sending:
     """Sends from this machine to the hosts that have another image or none."""
 
     def __init__(
-        self, name: str, here: ImageInfo, local: Node, fanout: Fanout, tracker: Tracker
+        self, name: str, here: ImageInfo, local: Node, fanout: Fanout, progress: Progress
     ) -> None:
         self.name, self.here, self.local = name, here, local
-        self.fanout, self.tracker = fanout, tracker
+        self.fanout, self.progress = fanout, progress
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
@@ -89,7 +110,7 @@ class _Sending:
                 failures |= self._send_layers(list(alike), min(alike.values()), by_diff_id)
         verified, broken = try_each([node for node in there if node not in failures], self._verify)
         for error in broken.values():
-            self.tracker.say(f"{error}; sending all of its layers there")
+            self.progress.say(f"{error}; sending all of its layers there")
         failures |= self._send_whole(list(broken))
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
         return {**verified, **again}, {**failures, **still_broken}
@@ -99,24 +120,22 @@ class _Sending:
 
         Only the lowest layers can be left out of an archive.
         """
-        common = (_common(self.here.layers, row) for row in images.layers_of_images(node))
-        return max(common, default=0), images.needs_diff_ids(node)
+        pairs = [zip(self.here.layers, row, strict=False) for row in images.layers_of_images(node)]
+        common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
+        return max(map(len, common), default=0), images.needs_diff_ids(node)
 
     def _send_layers(
         self, nodes: Sequence[Node], first: int, by_diff_id: bool
     ) -> dict[Node, DdpctlError]:
         remove_stale_tags(self.local)
-        layers = Layers(self.local, self.name, self.here, first, by_diff_id=by_diff_id)
-        try:
-            size = layers.size(SIZE_TIMEOUT)
-            failures = self.fanout.send(self._payloads(layers), nodes, size)
-        except NoLayers as error:
-            self.tracker.say(f"{self.name}: sending it whole, not by layers: {error}")
-            return self._send_whole(nodes)
-        finally:
-            layers.close()
-        self._report(nodes, failures, len(self.here.layers) - first)
-        return failures
+        with closing(Layers(self.local, self.name, self.here, first, by_diff_id)) as layers:
+            try:
+                return self._fan_out(
+                    self._payloads(layers), nodes, layers.size(SIZE_TIMEOUT), first
+                )
+            except NoLayers as error:
+                self.progress.say(f"{self.name}: sending it whole, not by layers: {error}")
+        return self._send_whole(nodes)
 
     def _payloads(self, layers: Layers) -> Iterator[Payload]:
         for archive in layers.archives():
@@ -128,18 +147,21 @@ class _Sending:
 
     def _send_whole(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         """Send all layers in one stream, as the engine saves them."""
-        if not nodes:
-            return {}
-        chunks = partial(images.save, self.local, self.name)
-        failures = self.fanout.send([Payload("image", images.load_command, 0, chunks)], nodes, None)
-        self._report(nodes, failures, len(self.here.layers))
-        return failures
+        whole = Payload(
+            "image", images.load_command, 0, partial(images.save, self.local, self.name)
+        )
+        return self._fan_out([whole], nodes, None, 0) if nodes else {}
 
-    def _report(self, nodes: Sequence[Node], failures: Mapping[Node, object], sent: int) -> None:
+    def _fan_out(
+        self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None, first: int
+    ) -> dict[Node, DdpctlError]:
+        """Send the payloads, which have the layers from number `first` on."""
+        failures = self.fanout.send(payloads, nodes, size)
         for node in nodes:
             if node not in failures:
-                self.tracker.hosts[node].layers_sent = sent
-                self.tracker.hosts[node].layers_skipped = len(self.here.layers) - sent
+                self.progress.hosts[node].layers_sent = len(self.here.layers) - first
+                self.progress.hosts[node].layers_skipped = first
+        return failures
 
     def _verify(self, node: Node) -> ImageInfo:
         image = images.verify(node, self.refs, self.partial)
@@ -151,23 +173,6 @@ class _Sending:
                 "have tagged another one in the meantime"
             )
         return image
-
-
-def different_images(
-    name: str, there: Mapping[Node, ImageInfo], remedy: str
-) -> dict[Node, DdpctlError]:
-    """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
-    first = next(iter(there.items()), None)
-    if first is None:
-        return {}
-    return {
-        node: PushFailed(
-            f"{node.name}: {name} is not the same image as on {first[0].name} "
-            f"({image.id[:19]}, {first[1].id[:19]}); {remedy}"
-        )
-        for node, image in there.items()
-        if not same(image, first[1])
-    }
 
 
 def same(one: ImageInfo, other: ImageInfo) -> bool:
@@ -185,8 +190,3 @@ def remember(there: ImageInfo, here: ImageInfo) -> None:
     known = read_cache(cache_home() / ALIASES)
     if there.id != here.id and known.get(there.id) != here.id:
         write_cache(cache_home() / ALIASES, json.dumps({**known, there.id: here.id}))
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

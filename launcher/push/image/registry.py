@@ -32,7 +32,7 @@ from ...state import cache_home, make_folder, read_cache, write_cache
 from .archive import Blob, digest_of
 
 BLOCK = 1 << 20  # bytes
-MAX_DOCUMENT = 4 << 20  # bytes in a manifest or a configuration: what registries allow
+MAX_CONFIG = 4 << 20  # bytes in a configuration: what registries allow
 
 
 class Registry:
@@ -66,21 +66,21 @@ class Registry:
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
-        if known is None or known["diff_id"] in self.layers:
-            return None
-        return int(known["size"])
+        return None if known is None or known["diff_id"] in self.layers else int(known["size"])
 
     def add_blob(self, digest: str, file: Path) -> bool:
         """Store a blob. Return False if its digest is wrong or it is not part of the image.
 
         zstd is accepted unchecked, because only the manifest's blobs are used.
         """
+        diff_id = None
         with file.open("rb") as stream:
             is_zstd = stream.read(4) == b"\x28\xb5\x2f\xfd"
             stream.seek(0)
             if _sha256(stream) != digest:
                 return False
-        diff_id = _diff_id(file)
+        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(file) as stream:
+            diff_id = _sha256(stream)  # of the layer without compression
         blob = Blob(digest, file, file.stat().st_size)
         if diff_id not in self.image.layers and not is_zstd and self._config(blob) is None:
             return False
@@ -93,28 +93,24 @@ class Registry:
         for text in self.manifests:
             manifest = json.loads(text)
             blob = self.blobs.get((manifest.get("config") or {}).get("digest", ""))
-            config = self._config(blob) if blob else None
-            if config is not None:
-                self._index_layers(manifest["layers"])
+            if blob and (config := self._config(blob)):
+                for diff_id, row in zip(self.image.layers, manifest["layers"], strict=True):
+                    self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
+                    if row["digest"] in self.blobs:
+                        self._deliver(diff_id, self.blobs[row["digest"]])
+                write_cache(self._index_file, json.dumps(self._index))
                 return text, config
         return None
 
     def _config(self, blob: Blob) -> bytes | None:
         """Return the blob's content if it is the image's configuration."""
-        if blob.size > MAX_DOCUMENT:
+        if blob.size > MAX_CONFIG:
             return None
         text = blob.file.read_bytes()
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if tuple(json.loads(text)["rootfs"]["diff_ids"]) == self.image.layers:
                 return text
         return None
-
-    def _index_layers(self, rows: list[dict[str, Any]]) -> None:
-        for diff_id, row in zip(self.image.layers, rows, strict=True):
-            self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
-            if row["digest"] in self.blobs:
-                self._deliver(diff_id, self.blobs[row["digest"]])
-        write_cache(self._index_file, json.dumps(self._index))
 
     def _deliver(self, diff_id: str | None, blob: Blob) -> None:
         if diff_id in self.layers:
@@ -149,15 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    @property
-    def registry(self) -> Registry:
-        return self.server.registry
-
     def parse_request(self) -> bool:
         """Refuse requests for anything except this push's repository."""
         if not super().parse_request():
             return False
-        if self.path in ("/v2/", "/v2") or self.path.startswith(f"/v2/{self.registry.name}/"):
+        mine = f"/v2/{self.server.registry.name}/"
+        if self.path in ("/v2/", "/v2") or self.path.startswith(mine):
             return True
         self.close_connection = True
         self._answer(404)
@@ -168,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         digest = self.path.rpartition("/blobs/")[2]
-        size = self.registry.size_of(digest)
+        size = self.server.registry.size_of(digest)
         if size is None:
             self._answer(404)
         else:
@@ -179,10 +172,10 @@ class _Handler(BaseHTTPRequestHandler):
         for _ in self._body():
             pass
         mounted = self._query("mount")
-        if self.registry.size_of(mounted) is not None:
+        if self.server.registry.size_of(mounted) is not None:
             self._answer(201, {"Docker-Content-Digest": mounted, "Location": self.path})
             return
-        with tempfile.NamedTemporaryFile(dir=self.registry.folder, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self.server.registry.folder, delete=False) as file:
             name = Path(file.name).name
         base = urlsplit(self.path).path.rstrip("/")
         self._answer(202, {"Location": f"{base}/{name}", "Range": "0-0"})
@@ -193,27 +186,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         if "/manifests/" in self.path:
-            self._put_manifest()
-            return
-        self._append()
-        digest = self._query("digest")
-        if self.registry.add_blob(digest, self._file()):
-            self._answer(201, {"Docker-Content-Digest": digest, "Location": self.path})
+            text = b"".join(self._body())
+            json.loads(text)  # raises ValueError if it is no manifest
+            self.server.registry.manifests.append(text)
+            digest = digest_of(text)
         else:
-            self._file().unlink()
-            self._answer(400)
-
-    def _put_manifest(self) -> None:
-        text = b""
-        for block in self._body():
-            text += block
-            if len(text) > MAX_DOCUMENT:
-                raise ValueError("too large")
-        if isinstance(json.loads(text), dict):
-            self.registry.manifests.append(text)
-            self._answer(201, {"Docker-Content-Digest": digest_of(text)})
-        else:
-            self._answer(400)
+            self._append()
+            digest = self._query("digest")
+            if not self.server.registry.add_blob(digest, self._file()):
+                self._file().unlink()
+                self._answer(400)
+                return
+        self._answer(201, {"Docker-Content-Digest": digest, "Location": self.path})
 
     def _query(self, key: str) -> str:
         return parse_qs(urlsplit(self.path).query).get(key, [""])[0]
@@ -222,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = urlsplit(self.path).path.rpartition("/")[2]
         if not re.fullmatch(r"tmp\w+", name):
             raise ValueError("no such upload")
-        return self.registry.folder / name
+        return self.server.registry.folder / name
 
     def _append(self) -> int:
         with self._file().open("r+b") as file:
@@ -256,15 +240,6 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
             raise ConnectionError("the engine stopped in the middle")
         size -= len(block)
         yield block
-
-
-def _diff_id(file: Path) -> str | None:
-    """Return the digest of the uncompressed layer; None if the file is not gzip."""
-    try:
-        with gzip.open(file) as stream:
-            return _sha256(stream)
-    except (OSError, EOFError, zlib.error):
-        return None
 
 
 def _sha256(stream: Any) -> str:

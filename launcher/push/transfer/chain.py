@@ -13,12 +13,12 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..progress import Tracker
+from ..progress import Progress
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import Event, Relay, TransferDamaged, one_time_pair
 
@@ -31,15 +31,64 @@ WORTH_A_TRIAL = 15.0  # minimum remaining seconds
 TICK = 0.5  # seconds
 
 
-@dataclass
+class Chain:
+    """The hosts that relay, in the chain's order, each with an agent."""
+
+    def __init__(self, addresses: Mapping[Node, str], progress: Progress) -> None:
+        """Start the agents. Hosts whose agent does not start are not part of the chain.
+
+        addresses: where other hosts reach each host, in the chain's order.
+        """
+        self._progress = progress
+        pair = one_time_pair()
+        self.relays, _ = try_each(list(addresses), lambda node: Relay(node, addresses[node], *pair))
+        self._transfers: dict[str, Transfer] = {}
+        self._numbers = itertools.count()
+        for relay in self.relays.values():
+            threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
+
+    def close(self) -> None:
+        for relay in self.relays.values():
+            relay.close()
+
+    def begin(self, payload: Payload, nodes: Sequence[Node]) -> Transfer:
+        """Start sending a payload; `Transfer.finish` waits for it."""
+        row = [relay for node, relay in self.relays.items() if node in nodes]
+        transfer = Transfer(f"p{next(self._numbers)}", payload, row, self._progress)
+        self._transfers[transfer.name] = transfer
+        transfer.open()
+        return transfer
+
+    def _follow(self, relay: Relay) -> None:
+        """Handle a host's events until its end."""
+        why: DdpctlError = TransferDamaged(f"{relay.node.name}: its relay agent ended")
+        try:
+            for event in relay.events():
+                transfer = self._transfers.get(event.payload)
+                if transfer and relay in transfer.hosts:
+                    transfer.handle(transfer.hosts[relay], event)
+        except DdpctlError as error:
+            why = HostUnreachable(f"{error}; the next push continues where this one stopped")
+        except (OSError, ValueError):
+            pass
+        relay.lost = why
+        for transfer in list(self._transfers.values()):
+            if relay in transfer.hosts:
+                transfer.end(transfer.hosts[relay], why)
+
+
+@dataclass(eq=False)
 class HostTransfer:
+    """The part of one host in a transfer."""
+
+    relay: Relay
+    source: Relay | None = None  # the host to read from
+    fed: bool = False  # by this machine
     have: int = 0  # bytes
     rate: float = 0.0  # bytes/s in the last whole window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
     done: bool = False
     error: DdpctlError | None = None
-    sources: list[Relay] = field(default_factory=list)  # hosts to read from, in order
-    fed: bool = False  # by this machine
 
     def update(self, have: int, now: float) -> None:
         (began, had), self.have = self.window, have
@@ -48,263 +97,196 @@ class HostTransfer:
         if not 0 <= now - began < WINDOW:
             self.window = now, have
 
-    def restart_measurement(self) -> None:
-        self.rate, self.window = 0.0, (math.inf, 0)
-
 
 class Transfer:
     """A payload on its way to `hosts`, which are in the chain's order."""
 
-    def __init__(self, name: str, payload: Payload, row: Sequence[Relay]) -> None:
+    def __init__(
+        self, name: str, payload: Payload, row: Sequence[Relay], progress: Progress
+    ) -> None:
         self.name, self.payload = name, payload
-        self.hosts = {relay: HostTransfer() for relay in row}
-        self.size: int | None = None  # unknown until the end
-        self.source_error: DdpctlError | None = None
-        self.trial: float | None = None  # when this machine began to feed the second host too
-        self.trial_over = False
-
-    @property
-    def unfinished(self) -> dict[Relay, HostTransfer]:
-        return {relay: host for relay, host in self.hosts.items() if not host.done}
-
-    def order_all(self, op: str, **arguments: object) -> None:
-        for relay in self.hosts:
-            relay.order(op, id=self.name, **arguments)
-
-
-class Chain:
-    def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
-        """Start the agents. Hosts whose agent does not start are not part of the chain.
-
-        addresses: where other hosts reach each host, in the chain's order.
-        """
-        self._tracker = tracker
-        pair = one_time_pair()
-
-        def start(node: Node) -> Relay:
-            return Relay(node, addresses[node], *pair)
-
-        self._relays, _ = try_each(list(addresses), start)
-        self._leaves: set[Relay] = set()
-        self._blamed: dict[Relay, int] = {}
-        self._transfers: dict[str, Transfer] = {}
-        self._numbers = itertools.count()
+        self.hosts = {relay: HostTransfer(relay) for relay in row}
+        self._progress = progress
+        self._size: int | None = None  # unknown until the end
+        self._source_error: DdpctlError | None = None
+        self._trial: float | None = None  # when this machine began to feed the second host too
+        self._trial_over = False
         self._changed = threading.Condition()
-        for relay in self._relays.values():
-            threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
+        for relay in row:
+            progress.begin(relay.node, payload.part, payload.size)
 
-    @property
-    def nodes(self) -> frozenset[Node]:
-        """The hosts that relay."""
-        return frozenset(self._relays)
-
-    def close(self) -> None:
-        for relay in self._relays.values():
-            relay.close()
-
-    def begin(self, payload: Payload, nodes: Sequence[Node]) -> Transfer:
-        """Start sending a payload; call `finish` to wait for it."""
-        row = [relay for node, relay in self._relays.items() if node in nodes]
-        transfer = Transfer(f"p{next(self._numbers)}", payload, row)
-        with self._changed:
-            self._transfers[transfer.name] = transfer
-        for relay, host in transfer.hosts.items():
-            self._tracker.progress.begin(relay.node.name, payload.part, payload.size)
-            host.sources = self._sources(transfer, relay)
+    def open(self) -> None:
+        for relay, host in self.hosts.items():
             if relay.lost is not None:
-                self._end(transfer, relay, relay.lost)
-                continue
-            argv = payload.command(relay.node)
-            relay.order("open", id=transfer.name, argv=argv, upstreams=_upstreams(host.sources))
-        return transfer
+                self.end(host, relay.lost)
+            else:
+                argv = self.payload.command(relay.node)
+                self._read_from(host, self._sources(host), "open", argv=argv)
 
-    def finish(self, transfer: Transfer) -> dict[Node, DdpctlError]:
+    def finish(self) -> dict[Node, DdpctlError]:
         """Wait for all hosts. Return the failed hosts with their errors."""
         last_change, seen = time.monotonic(), (-1, 0)
         while True:
             with self._changed:
-                if not transfer.unfinished:
+                if not self._unfinished:
                     break
                 self._changed.wait(TICK)
-                have = sum(host.have for host in transfer.hosts.values())
-                state = (have, len(transfer.unfinished))
+                state = sum(host.have for host in self.hosts.values()), len(self._unfinished)
             if state != seen:
                 last_change, seen = time.monotonic(), state
             elif time.monotonic() - last_change > END_TIMEOUT:
-                for relay in transfer.unfinished:
-                    why = f"{relay.node.name}: {transfer.payload.part}: no progress for"
-                    self._end(transfer, relay, PushFailed(f"{why} {END_TIMEOUT:.0f} s"))
-            self._bypass_slow_hosts(transfer)
-            self._try_the_second_host(transfer)
-        return {r.node: host.error for r, host in transfer.hosts.items() if host.error is not None}
+                why = f"{self.payload.part}: no progress for {END_TIMEOUT:.0f} s"
+                for host in self._unfinished:
+                    self.end(host, PushFailed(f"{host.relay.node.name}: {why}"))
+            self._bypass_slow_hosts()
+            self._try_the_second_host()
+        return {r.node: host.error for r, host in self.hosts.items() if host.error is not None}
+
+    @property
+    def _unfinished(self) -> list[HostTransfer]:
+        return [host for host in self.hosts.values() if not host.done]
 
     # events of the hosts
 
-    def _follow(self, relay: Relay) -> None:
-        why: DdpctlError = TransferDamaged(f"{relay.node.name}: its relay agent ended")
-        try:
-            for event in relay.events():
-                self._handle(relay, event)
-        except DdpctlError as error:
-            why = HostUnreachable(f"{error}; the next push continues where this one stopped")
-        except (OSError, ValueError):
-            pass
-        relay.lost = why
-        for transfer in list(self._transfers.values()):
-            if relay in transfer.hosts:
-                self._end(transfer, relay, why)
-
-    def _handle(self, relay: Relay, event: Event) -> None:
+    def handle(self, host: HostTransfer, event: Event) -> None:
+        name, part = host.relay.node.name, self.payload.part
         if event.kind == "have":
-            for name, count in event.have.items():
-                if (transfer := self._transfers.get(name)) and relay in transfer.hosts:
-                    self._count(transfer, relay, count)
-            return
-        transfer = self._transfers.get(event.payload)
-        if transfer is None or relay not in transfer.hosts:
-            return
-        host, part = relay.node.name, transfer.payload.part
-        if event.kind == "starved":
-            self._feed_from_here(transfer, relay, event)
+            self._count(host, event.count)
+        elif event.kind == "starved":
+            self._feed_from_here(host, event)
         elif event.kind == "failed":
             why = "damaged in transit" if event.text == "damaged" else event.text
-            self._end(transfer, relay, TransferDamaged(str(failed(host, part, why))))
+            self.end(host, TransferDamaged(str(failed(name, part, why))))
         elif event.kind == "done" and event.count != 0:
-            why = event.text or f"exit {event.count}"
-            self._end(transfer, relay, failed(host, part, why))
+            self.end(host, failed(name, part, event.text or f"exit {event.count}"))
         elif event.kind == "done":
             try:
-                transfer.payload.finish(relay.node)
-                self._end(transfer, relay, None)
+                self.payload.finish(host.relay.node)
+                self.end(host, None)
             except DdpctlError as error:
-                self._end(transfer, relay, error)
+                self.end(host, error)
 
-    def _count(self, transfer: Transfer, relay: Relay, have: int) -> None:
-        host = transfer.hosts[relay]
+    def _count(self, host: HostTransfer, have: int) -> None:
         with self._changed:
             fresh = have - host.have
             host.update(have, time.monotonic())
         if fresh:
-            self._tracker.received(relay.node, transfer.payload.part, fresh)
+            self._progress.received(host.relay.node, self.payload.part, fresh)
 
-    def _end(self, transfer: Transfer, relay: Relay, error: DdpctlError | None) -> None:
-        host = transfer.hosts[relay]
+    def end(self, host: HostTransfer, error: DdpctlError | None) -> None:
         with self._changed:
             if host.done:
                 return
-            host.done, host.error = True, transfer.source_error or error
-            if host.error is None and transfer.size is not None:
-                self._count(transfer, relay, transfer.size)
-            all_done = not transfer.unfinished
+            host.done, host.error = True, self._source_error or error
+            if host.error is None and self._size is not None:
+                self._count(host, self._size)
+            all_done = not self._unfinished
             self._changed.notify_all()
         if all_done:
-            transfer.order_all("close")  # the next payload needs the disk space
-        self._tracker.progress.end(relay.node.name, transfer.payload.part)
+            self._order_all("close")  # the next payload needs the disk space
+        self._progress.end(host.relay.node, self.payload.part)
+
+    def _order_all(self, op: str, **arguments: object) -> None:
+        for relay in self.hosts:
+            relay.order(op, id=self.name, **arguments)
 
     # feeding by this machine
 
-    def _feed_from_here(self, transfer: Transfer, relay: Relay, event: Event) -> None:
+    def _feed_from_here(self, host: HostTransfer, event: Event) -> None:
         with self._changed:
-            others = [r for r, host in transfer.hosts.items() if host.fed]
-            transfer.hosts[relay].fed = True
-        if others and transfer.trial is None and all(r.lost is None for r in others):
+            others = [other for other in self.hosts.values() if other.fed]
+            host.fed = True
+        if others and self._trial is None and all(other.relay.lost is None for other in others):
             why = " ".join(event.text.split())
-            self._tracker.say(
-                f"{relay.node.name}: cannot take the {transfer.payload.part} from the other hosts "
+            self._progress.say(
+                f"{host.relay.node.name}: cannot take the {self.payload.part} from the other hosts "
                 f"({why}): sending it from this machine instead"
             )
-        threading.Thread(
-            target=self._feed, args=(transfer, relay, event.count), daemon=True
-        ).start()
+        threading.Thread(target=self._feed, args=(host, event.count), daemon=True).start()
 
-    def _feed(self, transfer: Transfer, relay: Relay, at: int) -> None:
+    def _feed(self, host: HostTransfer, at: int) -> None:
         """Send the payload from offset `at` to one host, as long as this machine is its source."""
-        digest, done = hashlib.sha256(), 0
+        relay, digest, done = host.relay, hashlib.sha256(), 0
         try:
             with relay.feeding:  # a host receives payloads in order
-                for chunk in transfer.payload.chunks():
-                    if not transfer.hosts[relay].fed:
+                for chunk in self.payload.chunks():
+                    if not host.fed:
                         return
                     digest.update(chunk)
                     fresh = chunk[max(at - done, 0) :]
                     done += len(chunk)
                     if fresh:
-                        relay.feed(transfer.name, done - len(fresh), fresh)
-                        self._tracker.sent(relay.node, len(fresh))
+                        relay.feed(self.name, done - len(fresh), fresh)
+                        self._progress.sent(relay.node, len(fresh))
         except (OSError, HostUnreachable):
             return  # the host is gone: `_follow` notices, and its reader will report starvation
         except DdpctlError as error:
-            transfer.source_error = error
-            transfer.order_all("drop")
+            self._source_error = error
+            self._order_all("fail", why="dropped")
             return
-        transfer.size = done
-        transfer.order_all("end", size=done, sha256=digest.hexdigest())
+        self._size = done
+        self._order_all("end", size=done, sha256=digest.hexdigest())
 
     # which host reads from which
 
-    def _sources(self, transfer: Transfer, relay: Relay) -> list[Relay]:
+    def _sources(self, host: HostTransfer) -> list[Relay]:
         """Return the earlier hosts that are neither lost nor slow, nearest first."""
-        row = list(transfer.hosts)
-        before = reversed(row[: row.index(relay)])
-        return [r for r in before if r.lost is None and r not in self._leaves]
+        before = itertools.takewhile(lambda relay: relay is not host.relay, self.hosts)
+        return [relay for relay in before if relay.lost is None and not relay.is_leaf][::-1]
 
-    def _rewire(self, transfer: Transfer, relay: Relay, sources: list[Relay]) -> None:
-        """Order a host to continue from its first source, if that has changed."""
-        host = transfer.hosts[relay]
-        if sources[:1] != host.sources[:1]:
-            host.sources = sources
-            relay.order("take", id=transfer.name, upstreams=_upstreams(sources))
+    def _read_from(
+        self, host: HostTransfer, sources: Sequence[Relay], op: str = "take", **arguments: object
+    ) -> None:
+        """Order a host to continue from the first of these that it reaches."""
+        host.source = next(iter(sources), None)
+        upstreams = [(source.address, source.port) for source in sources]
+        host.relay.order(op, id=self.name, upstreams=upstreams, **arguments)
 
-    def _bypass_slow_hosts(self, transfer: Transfer) -> None:
-        """Find a host far behind its source, at less than half of the best rate."""
-        best = max((host.rate for host in transfer.hosts.values()), default=0.0)
-        for relay, host in transfer.unfinished.items():
-            source = next(iter(self._sources(transfer, relay)), None)
-            if relay in self._leaves or host.fed or source is None:
+    def _bypass_slow_hosts(self) -> None:
+        """Bypass a host that is far behind its source, at less than half of the best rate."""
+        best = max((host.rate for host in self.hosts.values()), default=0.0)
+        row = list(self.hosts.values())
+        for host in self._unfinished:
+            sources = [] if host.relay.is_leaf or host.fed else self._sources(host)
+            if not sources or not 0 < host.rate < SLOW * best:
                 continue
-            behind = transfer.hosts[source].have - host.have
-            if 0 < host.rate < SLOW * best and behind > BEHIND * best:
-                self._bypass(transfer, relay, source)
+            source = self.hosts[sources[0]]
+            if source.have - host.have > BEHIND * best:
+                source.relay.slow_readers += 1
+                if source.relay.slow_readers > 1 and not source.fed:  # the source is slow, not they
+                    for wronged in row[row.index(source) : row.index(host) + 1]:
+                        wronged.relay.is_leaf = False
+                    host = source
+                self._make_leaf(host)
                 return
 
-    def _bypass(self, transfer: Transfer, relay: Relay, source: Relay) -> None:
-        """Bypass a slow host. A second slow host behind one source means that the source is slow."""
-        self._blamed[source] = self._blamed.get(source, 0) + 1
-        if self._blamed[source] > 1 and not transfer.hosts[source].fed:
-            row = list(transfer.hosts)
-            self._leaves -= set(row[row.index(source) : row.index(relay) + 1])
-            relay = source
-        self._make_leaf(transfer, relay)
-
-    def _try_the_second_host(self, transfer: Transfer) -> None:
+    def _try_the_second_host(self) -> None:
         """Test whether feeding the second host directly is faster, in case the first host is slow."""
-        row = [r for r in transfer.hosts if r.lost is None and r not in self._leaves]
-        if len(row) < 2 or transfer.trial_over or transfer.hosts[row[0]].done:
+        row = [h for h in self.hosts.values() if h.relay.lost is None and not h.relay.is_leaf]
+        if len(row) < 2 or self._trial_over or row[0].done:
             return
-        head, second = transfer.hosts[row[0]], transfer.hosts[row[1]]
+        head, second = row[:2]
         now = time.monotonic()
-        if transfer.trial is None:
-            left = transfer.payload.size - head.have
+        if self._trial is None:
+            left = self.payload.size - head.have
             if 0 < head.rate < SLOW_HEAD and left > WORTH_A_TRIAL * head.rate and not second.done:
-                transfer.trial = now
-                self._rewire(transfer, row[1], [])
-        elif second.done or now - transfer.trial > TRIAL:
-            transfer.trial_over = True
+                self._trial = now
+                self._read_from(second, [])
+        elif second.done or now - self._trial > TRIAL:
+            self._trial_over = True
             if second.done or second.rate > head.rate / SLOW:
-                self._make_leaf(transfer, row[0])
+                self._make_leaf(head)
             else:
                 second.fed = False
-                self._rewire(transfer, row[1], self._sources(transfer, row[1]))
+                self._read_from(second, self._sources(second))
 
-    def _make_leaf(self, transfer: Transfer, slow: Relay) -> None:
-        self._leaves.add(slow)
-        self._tracker.say(f"{slow.node.name}: slow; the other hosts no longer wait for it")
-        for relay, host in transfer.hosts.items():
-            with self._changed:
-                host.restart_measurement()  # earlier rates belong to the old order
-            if relay is not slow and not host.fed and not host.done:
-                self._rewire(transfer, relay, self._sources(transfer, relay))
-
-
-def _upstreams(sources: Sequence[Relay]) -> list[tuple[str, int]]:
-    return [(source.address, source.port) for source in sources]
+    def _make_leaf(self, slow: HostTransfer) -> None:
+        slow.relay.is_leaf = True
+        self._progress.say(f"{slow.relay.node.name}: slow; the other hosts no longer wait for it")
+        for host in self.hosts.values():
+            with self._changed:  # earlier rates belong to the old order
+                host.rate, host.window = 0.0, (math.inf, 0)
+            if host is not slow and not host.fed and not host.done:
+                sources = self._sources(host)
+                if next(iter(sources), None) is not host.source:
+                    self._read_from(host, sources)

@@ -9,8 +9,7 @@ from functools import partial
 from ...errors import DdpctlError
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ...ssh.stream import Stream
-from ..progress import Tracker
+from ..progress import Progress
 from .chain import Chain, Transfer
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import TransferDamaged
@@ -21,10 +20,14 @@ MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second to start 
 class Fanout:
     """Sends the payloads of one push. `close` ends the agents that it started."""
 
-    def __init__(self, addresses: Mapping[Node, str], tracker: Tracker) -> None:
+    def __init__(self, addresses: Mapping[Node, str], progress: Progress) -> None:
         """addresses: where other hosts reach each host that can relay."""
-        self._addresses, self._tracker = addresses, tracker
+        self._addresses, self._progress = addresses, progress
         self._chain: Chain | None = None
+
+    def close(self) -> None:
+        if self._chain is not None:
+            self._chain.close()
 
     def send(
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
@@ -34,27 +37,17 @@ class Fanout:
         payloads: each host receives them in order, and none after it has failed. size: total bytes;
         None if unknown.
         """
-        row = self._chain_for(size, nodes)
-        if not row:
-            return self._send_directly(payloads, nodes)
-        seen: list[Payload] = []
-        failures = self._send_through_chain(payloads, row, seen)
-        rest = [node for node in nodes if node not in row]
-        return {**failures, **self._send_directly(seen, rest)}
-
-    def close(self) -> None:
-        if self._chain is not None:
-            self._chain.close()
-
-    def _chain_for(self, size: int | None, nodes: Sequence[Node]) -> list[Node]:
-        """Return the hosts that can relay, or [] if relaying does not pay."""
         row = [node for node in nodes if node in self._addresses]
         if len(row) < 2 or (size is not None and size * (len(row) - 1) < MIN_SAVING):
-            return []
-        if self._chain is None:
-            self._chain = Chain(self._addresses, self._tracker)
-        row = [node for node in row if node in self._chain.nodes]
-        return row if len(row) > 1 else []
+            return self._send_directly(payloads, nodes)
+        chain = self._chain = self._chain or Chain(self._addresses, self._progress)
+        row = [node for node in row if node in chain.relays]
+        if len(row) < 2:
+            return self._send_directly(payloads, nodes)
+        seen: list[Payload] = []
+        failures = self._send_through(chain, payloads, row, seen)
+        rest = [node for node in nodes if node not in row]
+        return {**failures, **self._send_directly(seen, rest)}
 
     def _send_directly(
         self, payloads: Iterable[Payload], nodes: Sequence[Node]
@@ -66,13 +59,13 @@ class Fanout:
         return failures
 
     def _send_to(self, payload: Payload, node: Node) -> None:
-        self._tracker.progress.begin(node.name, payload.part, payload.size)
+        self._progress.begin(node, payload.part, payload.size)
         stream = node.open(payload.command(node))
         try:
             for chunk in payload.chunks():
                 stream.write(chunk)
-                self._tracker.received(node, payload.part, len(chunk))
-                self._tracker.sent(node, len(chunk))
+                self._progress.received(node, payload.part, len(chunk))
+                self._progress.sent(node, len(chunk))
             stream.close_stdin()
             while stream.read():
                 pass
@@ -81,41 +74,35 @@ class Fanout:
                 raise failed(node.name, payload.part, stream.stderr_tail() or f"exit {code}")
             payload.finish(node)
         except OSError as error:  # the command stopped reading, or the host stopped answering
-            raise failed(node.name, payload.part, _stderr(stream) or str(error)) from None
+            with contextlib.suppress(TimeoutError, DdpctlError):
+                stream.wait(5.0)
+            raise failed(node.name, payload.part, stream.stderr_tail() or str(error)) from None
         finally:
             stream.close()
-            self._tracker.progress.end(node.name, payload.part)
+            self._progress.end(node, payload.part)
 
-    def _send_through_chain(
-        self, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
+    def _send_through(
+        self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
     ) -> dict[Node, DdpctlError]:
         """Send, and append the payloads to `seen`. Damaged ones are sent again directly."""
-        assert self._chain is not None
         transfers: list[Transfer] = []
         try:
             for payload in payloads:
                 seen.append(payload)
-                transfers.append(self._chain.begin(payload, row))
+                transfers.append(chain.begin(payload, row))
         except DdpctlError:  # no more payloads; a retry must not meet these transfers
             for transfer in transfers:
-                self._chain.finish(transfer)
+                transfer.finish()
             raise
         first: dict[Node, tuple[int, DdpctlError]] = {}
         for number, transfer in enumerate(transfers):
-            for node, error in self._chain.finish(transfer).items():
+            for node, error in transfer.finish().items():
                 first.setdefault(node, (number, error))
         failures: dict[Node, DdpctlError] = {}
         for node, (number, error) in first.items():
             if isinstance(error, TransferDamaged):
-                self._tracker.say(f"{error}; sending the rest from here")
+                self._progress.say(f"{error}; sending the rest from here")
                 failures |= self._send_directly(seen[number:], [node])
             else:
                 failures[node] = error
         return failures
-
-
-def _stderr(stream: Stream) -> str:
-    """Return the error output of a command that stopped reading."""
-    with contextlib.suppress(TimeoutError, DdpctlError):
-        stream.wait(5.0)
-    return stream.stderr.read(1.0).decode(errors="replace").strip()

@@ -8,12 +8,12 @@ when its standard input does. Orders arrive there, one JSON object per line. `op
     receive  id, at, n: n bytes of the payload from offset `at` follow the line
     take     id, upstreams: continue from these
     end      id, size, sha256: what the payload has to be
-    drop     id: give up
+    fail     id, why: give up
     close    id: all hosts have it
 
-Events go to standard output, one JSON object per line: `ready` (count: port), `have` (have: bytes by
-payload), `starved` (no host to take the payload from; count: bytes so far, text: why), `done` (count: exit
-code, text: stderr) and `failed` (text: why).
+Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count: port),
+`have` (count: bytes of a payload so far), `starved` (no host to take the payload from; count: bytes so far,
+text: why), `done` (count: exit code, text: stderr) and `failed` (text: why).
 
 Hosts speak mutual TLS: a line {id, at}, then frames of a 4-byte length and bytes. Length 0 means "nothing
 new yet"; END is the last frame. The command gets the last bytes only once the digest of the payload is
@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
 import shutil
 import socket
 import ssl
@@ -33,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
 FRAME = 256 * 1024
@@ -140,9 +142,6 @@ class Payload:
             self.agent.emit("failed", id=self.id, text=why)
             self.changed.notify_all()
 
-    def drop(self) -> None:
-        self.fail("dropped")
-
     def close(self) -> None:
         with self.changed:
             self.spool.forget(self.have + SEGMENT)
@@ -165,10 +164,10 @@ class Payload:
                 if self.over or self.version != version:
                     break
             else:
-                self.agent.emit("starved", id=self.id, count=self.have, text=why)
+                self.agent.emit("starved", self.id, self.have, why)
                 with self.changed:
                     while self.version == version and not self.over:
-                        self.changed.wait(KEEPALIVE)
+                        self.changed.wait()
 
     def pull_from(self, address: str, port: int, version: int) -> None:
         raw = socket.create_connection((address, port), CONNECT_TIMEOUT)
@@ -211,35 +210,31 @@ class Payload:
     # to the command
 
     def run_command(self) -> None:
-        stderr = tempfile.TemporaryFile(dir=self.agent.folder)
-        command = subprocess.Popen(
-            self.argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr
-        )
-        try:
-            assert command.stdin is not None
-            with command.stdin:
-                self.write_to(command.stdin)
-        except OSError:
-            pass  # the command stopped reading; its exit code and stderr show why
-        if self.failed:
-            command.kill()
-        code = command.wait()
-        stderr.seek(0)
-        text = stderr.read()[-4000:].decode(errors="replace").strip()
+        with tempfile.TemporaryFile(dir=self.agent.folder) as stderr:
+            pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+            command = subprocess.Popen(self.argv, stdin=pipe, stdout=nowhere, stderr=stderr)
+            try:
+                assert command.stdin is not None
+                with command.stdin:
+                    self.write_to(command.stdin)
+            except OSError:
+                pass  # the command stopped reading; its exit code and stderr show why
+            if self.failed:
+                command.kill()
+            code = command.wait()
+            stderr.seek(0)
+            text = stderr.read()[-4000:].decode(errors="replace").strip()
         with self.changed:
             self.consumed = 1 << 62  # the command is done; downstream hosts may not be
             self.changed.notify_all()
-        self.agent.emit("done", id=self.id, count=code, text=text)
+        self.agent.emit("done", self.id, code, text)
 
     def write_to(self, pipe: Any) -> None:
         while True:
             with self.changed:
-                while not (self.over or self.have - self.consumed > HELD_BACK):
-                    self.changed.wait()
-                if self.failed:
-                    return
+                self.changed.wait_for(lambda: self.over or self.have - self.consumed > HELD_BACK)
                 end = self.have if self.complete else self.have - HELD_BACK
-                if self.consumed >= end:
+                if self.failed or self.consumed >= end:
                     return
                 data = self.spool.read(self.consumed, min(FRAME, end - self.consumed)) or b""
             pipe.write(data)
@@ -254,13 +249,13 @@ class Agent:
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self.room = MAX_AHEAD + KEEP + int(shutil.disk_usage(self.folder).free * DISK_SHARE)
         self.payloads: Dict[str, Payload] = {}
-        self.queue: List[Payload] = []
+        self.queue: "queue.SimpleQueue[Payload]" = queue.SimpleQueue()
         self.changed = threading.Condition()
         self.writing = threading.Lock()
 
-    def emit(self, event: str, **details: Any) -> None:
+    def emit(self, event: str, id: str = "", count: int = 0, text: str = "") -> None:
         with self.writing:
-            sys.stdout.buffer.write(json.dumps({"event": event, **details}).encode() + b"\n")
+            sys.stdout.buffer.write(json.dumps([event, id, count, text]).encode() + b"\n")
             sys.stdout.buffer.flush()
 
     def run(self, orders: BinaryIO) -> None:
@@ -290,31 +285,28 @@ class Agent:
         payload = Payload(self, id, argv, upstreams)
         with self.changed:
             self.payloads[id] = payload
-            self.queue.append(payload)
             self.changed.notify_all()
+        self.queue.put(payload)
         start(payload.pull)
 
     def run_commands(self) -> None:
         """Run the commands one after the other, in the order in which the payloads were opened."""
         while True:
-            with self.changed:
-                while not self.queue:
-                    self.changed.wait()
-                payload = self.queue.pop(0)
+            payload = self.queue.get()
             try:
                 payload.run_command()
             except OSError as error:
                 payload.fail(str(error))
 
     def report(self) -> None:
-        last: Dict[str, int] = {}
+        reported: Dict[str, int] = {}
         while True:
-            threading.Event().wait(REPORT_INTERVAL)
-            payloads = list(self.payloads.values())
-            have = {payload.id: payload.have for payload in payloads}
-            if have != last or not all(payload.over for payload in payloads):
-                self.emit("have", have=have)
-                last = have
+            time.sleep(REPORT_INTERVAL)
+            for payload in list(self.payloads.values()):
+                have = payload.have
+                if not payload.over or have != reported.get(payload.id):
+                    self.emit("have", payload.id, have)
+                    reported[payload.id] = have
 
     def accept(self, listener: socket.socket) -> None:
         while True:

@@ -7,7 +7,7 @@ import json
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from cryptography.x509.oid import NameOID
 
 from ...errors import DdpctlError, PushFailed
 from ...ssh.node import Node
-from ...ssh.stream import Stream
 from .payload import failed
 
 SOURCE = Path(__file__).with_name("relay_agent.py").read_bytes()
@@ -40,25 +39,9 @@ class Event:
     """One message from an agent. relay_agent.py documents the kinds."""
 
     kind: str  # ready, have, starved, done or failed
-    payload: str = ""  # payload id
-    count: int = 0  # a port, bytes or an exit code
-    text: str = ""
-    have: dict[str, int] = field(default_factory=dict)  # payload id -> bytes
-
-
-def parse_event(line: bytes) -> Event:
-    """Parse an event. Raises ValueError if it is malformed."""
-    try:
-        found = json.loads(line)
-        return Event(
-            kind=str(found["event"]),
-            payload=str(found.get("id", "")),
-            count=int(found.get("count", 0)),
-            text=str(found.get("text", "")),
-            have={str(name): int(count) for name, count in found.get("have", {}).items()},
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not an event: {line[:100]!r}") from error
+    payload: str  # payload id
+    count: int  # a port, bytes or an exit code
+    text: str
 
 
 class Relay:
@@ -71,24 +54,25 @@ class Relay:
         """
         self.node, self.address = node, address
         self.lost: DdpctlError | None = None
+        self.is_leaf = False  # too slow for other hosts to read from it
+        self.slow_readers = 0  # how many hosts were slow while they read from it
         self.feeding = threading.Lock()  # held while this machine sends it a payload
-        self._stream: Stream | None = None
         self._writing = threading.Lock()
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._unread = b""
+        self._stream = node.open(["python3", "-I", "-u", "-c", BOOT])
         try:
-            self._stream = self.node.open(["python3", "-I", "-u", "-c", BOOT])
             self._stream.write(b"%d\n%s" % (len(SOURCE), SOURCE))
             threading.Thread(target=self._write_orders, daemon=True).start()
-            self.order("hello", certificate=certificate, key=key, address=self.address)
+            self.order("hello", certificate=certificate, key=key, address=address)
             event = self._read(READY_TIMEOUT)
             if event is None or event.kind != "ready":
                 raise ValueError("it ended immediately")
             self.port = event.count
         except (OSError, ValueError) as error:
-            lines = self._stream.stderr_tail().splitlines() if self._stream else []
+            lines = self._stream.stderr_tail().splitlines()
             self.close()
-            raise failed(self.node.name, "relay", (lines or [str(error)])[-1]) from None
+            raise failed(node.name, "relay", (lines or [str(error)])[-1]) from None
 
     def order(self, op: str, **arguments: Any) -> None:
         """Queue an order. Never blocks: a silent host must not delay orders for others."""
@@ -106,8 +90,7 @@ class Relay:
 
     def close(self) -> None:
         self._orders.put(b"")
-        if self._stream is not None:
-            self._stream.close()
+        self._stream.close()
 
     def _write_orders(self) -> None:
         try:
@@ -117,12 +100,10 @@ class Relay:
             pass  # the host is gone, which `events` reports
 
     def _write(self, data: bytes) -> None:
-        assert self._stream is not None
         with self._writing:
             self._stream.write(data)
 
     def _read(self, timeout: float | None) -> Event | None:
-        assert self._stream is not None
         while b"\n" not in self._unread:
             chunk = self._stream.read(65536, timeout)
             if not chunk:
@@ -131,7 +112,11 @@ class Relay:
             if len(self._unread) > MAX_EVENT:
                 raise ValueError("a message that does not end")
         line, _, self._unread = self._unread.partition(b"\n")
-        return parse_event(line)
+        try:
+            event, id, count, text = json.loads(line)
+            return Event(str(event), str(id), int(count), str(text))
+        except (TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"not an event: {line[:100]!r}") from error
 
 
 def one_time_pair() -> tuple[str, str]:
@@ -142,22 +127,15 @@ def one_time_pair() -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl push")])
     now = datetime.datetime.now(datetime.UTC)
-    public = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    public = key.public_key()
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+        x509.CertificateBuilder(name, name, public, x509.random_serial_number())
         .not_valid_before(now - VALID / 2)
         .not_valid_after(now + VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(public, critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .sign(key, hashes.SHA256())
     )
-    text = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM).decode(), text.decode()
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    secret = key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+    return certificate.public_bytes(pem).decode(), secret.decode()

@@ -11,13 +11,20 @@ from typing import Any
 
 import pytest
 
-from launcher.api.call import results
-from launcher.api.results import Outcome, Raised, parsed_outcome, read_outcomes, split
+from launcher.api.call import (
+    Outcome,
+    Raised,
+    parsed_outcome,
+    read_outcomes,
+    results,
+    split,
+)
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
 from launcher.hosts import Host
 from launcher.plan.plan import place_in
+from launcher.ssh.local import LocalStream
 from launcher.ssh.node import Node
 
 
@@ -130,8 +137,8 @@ def test_a_host_that_sends_without_end_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = place_with(tmp_path, 0, json.dumps({"result": "x" * 1000}))
-    monkeypatch.setattr("launcher.api.results.MAX_RESULTS", 300)
-    monkeypatch.setattr("launcher.api.results.READ_SIZE", 100)
+    monkeypatch.setattr("launcher.api.call.MAX_RESULTS", 300)
+    monkeypatch.setattr(LocalStream.read, "__defaults__", (100, None))
     with pytest.raises(DdpctlError, match="gpu0: its results exceed 600 bytes"):
         read_outcomes(attempt(place))
 

@@ -60,6 +60,17 @@ def test_push_takes_the_folder_of_dataset_as_launch_does(
     assert pushed == [(str(cluster.folder / "other"), {"dataset"})]
 
 
+def test_push_takes_dataset_as_the_last_word(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(nodes, cluster, *, parts, **how):  # type: ignore[no-untyped-def]
+        raise PushFailed(f"only {parts}")
+
+    monkeypatch.setattr(push, "push", note)
+    code, _, err = fake_cluster().ddpctl("push", "hosts.yaml", "--dataset")
+    assert (code, "only {'dataset'}" in err) == (5, True), err
+
+
 def test_a_hosts_file_after_dataset_is_no_folder(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     code, _, err = cluster.ddpctl("push", "--dataset", "nowhere.yaml")

@@ -16,12 +16,9 @@ WAITS = (
 SLEEPS = (Frame("/workspace/train.py", 29, "main", "time.sleep(3600)"),)
 
 
-def hung(late: set[int], *, seen: bool = True, blamed: int | None = None) -> Evidence:
+def hung(late: set[int], *, seen: bool = True) -> Evidence:
     """Three nodes with two ranks each; `late` ones sleep, the others wait for them."""
     reason = Reason("hung", "no progress for 30 s", 0, "node0")
-    if blamed is not None:
-        message = reason.message + "; this rank is not where all the others are"
-        reason = Reason("hung", message, blamed // 2, "", 0.0, blamed, blamed % 2)
     nodes = []
     for node in range(3):
         stacks = RankStacks(
@@ -54,11 +51,6 @@ def test_the_straggler_is_the_first_failure() -> None:
     ]
 
 
-def test_the_stacks_overrule_a_guess() -> None:
-    failure = first_failure(hung({3}, blamed=0))
-    assert failure is not None and (failure.rank, failure.host) == (3, "node1")
-
-
 def test_several_stragglers_are_all_named_and_none_is_blamed() -> None:
     failure = first_failure(hung({2, 3}))
     assert failure is not None and failure.rank is None
@@ -72,6 +64,5 @@ def test_without_a_straggler_the_supervisors_message_stands() -> None:
     assert everywhere is not None
     assert (everywhere.rank, everywhere.message) == (None, "no progress for 30 s")
     assert "all_reduce" in everywhere.excerpt
-    blind = first_failure(hung({3}, seen=False, blamed=3))
-    assert blind is not None and (blind.rank, blind.host) == (3, "node1")
-    assert blind.message == "no progress for 30 s; this rank is not where all the others are"
+    blind = first_failure(hung({3}, seen=False))
+    assert blind is not None and (blind.rank, blind.message) == (None, "no progress for 30 s")

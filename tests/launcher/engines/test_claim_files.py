@@ -33,12 +33,11 @@ def states() -> list[str]:
 
 
 def test_a_claim_lasts_as_long_as_a_process_has_it(folder: Path) -> None:
-    lock = claim_files.publish("local", "ddpctl-r-0", "created", LABELS)
+    claim_files.publish("local", "ddpctl-r-0", "created", LABELS)
     [claim] = claim_files.claims("local")
     assert (claim.state, claim.gpus, claim.expired) == ("created", ("GPU-1",), False)
-    inherited = os.dup(lock)  # as a supervisor has it
+    inherited = os.dup(claim_files.held["ddpctl-r-0"])  # as a supervisor has it
     claim_files.started("ddpctl-r-0")
-    os.close(lock)
     assert states() == ["running"]
     os.close(inherited)
     assert states() == []
@@ -46,9 +45,10 @@ def test_a_claim_lasts_as_long_as_a_process_has_it(folder: Path) -> None:
 
 
 def test_every_user_may_read_the_claims_and_only_the_owner_may_remove_one(folder: Path) -> None:
-    os.close(claim_files.publish("local", "ddpctl-r-0", "waiting", LABELS))
+    claim_files.publish("local", "ddpctl-r-0", "waiting", LABELS)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert stat.S_IMODE((folder / "ddpctl-r-0.waiting").stat().st_mode) == 0o644
+    claim_files.remove("ddpctl-r-0")
 
 
 def test_what_others_put_there_is_skipped(folder: Path) -> None:

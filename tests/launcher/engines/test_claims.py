@@ -27,7 +27,7 @@ LABELS = {
 
 def status(state: str = "running", age: float = 0.0, **labels: str) -> NodeStatus:
     given = {**LABELS, **{f"io.ddpctl.{key.replace('_', '-')}": v for key, v in labels.items()}}
-    read = read_status("gpu1", "c", given, {"state": state, "exit_code": None})
+    read = read_status("gpu1", "c", given, NodeStatus(state=state))
     assert read
     return dataclasses.replace(read, age=age)
 

@@ -118,15 +118,15 @@ def test_odd_answers_are_read_as_far_as_they_go(answer: dict[str, object]) -> No
 def test_podmans_exit_code_after_a_reboot_is_not_believed() -> None:
     state = {"Status": "exited", "ExitCode": 0, "FinishedAt": "0001-01-01T00:00:00Z"}
     seen = inspected({"State": state})
-    assert (seen["state"], seen["exit_code"], seen["ended"]) == ("exited", None, None)
+    assert (seen.state, seen.exit_code, seen.ended) == ("exited", None, None)
 
 
 def test_states_of_podman() -> None:
     def seen(state: str) -> tuple[str, int | None]:
         found = inspected({"State": {**ANSWER["State"], "Status": state}})  # type: ignore[dict-item]
-        return found["state"], found["exit_code"]
+        return found.state, found.exit_code
 
-    assert seen_in_list({"State": "stopped"})["state"] == "exited"
+    assert seen_in_list({"State": "stopped"}).state == "exited"
     assert seen("stopped") == ("exited", 137)  # until Podman has cleaned up
     assert seen("initialized") == seen("stopping") == seen("what else") == ("unknown", None)
 

@@ -67,8 +67,8 @@ eth0	00000000	FE00000A	0003	0	0	0	00000000	0	0	0
 eth0	0000000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
 eth0	0300000A	0100000A	0007	0	0	0	FFFFFFFF	0	0	0
 
-@@ibdevices
-uverbs0
+@@infiniband
+/dev/infiniband/uverbs0
 
 @@resolved
 127.0.1.1       STREAM gpu1
@@ -78,10 +78,6 @@ ubuntu:100000:65536
 
 @@logout
 ends all
-
-@@tools
-/usr/bin/bash
-/usr/bin/perl
 
 @@firewall
 ufw
@@ -157,7 +153,6 @@ def test_the_output_as_values() -> None:
         ),
         infiniband_devices=("uverbs0",),
         resolved="127.0.1.1",
-        tools=frozenset({"bash", "perl"}),
         firewalls=("ufw",),
         holder=Holder("eve", 99, "python serve.py"),
         kernel_driver="550.54.15",
@@ -245,7 +240,7 @@ HEALTH = """<nvidia_smi_log>
 def test_the_health_of_gpus_of_new_and_old_drivers() -> None:
     new, old, well = parse_nvidia(HEALTH).gpus
     assert (new.uncorrectable, new.repair_pending, new.repair_failed) == (3, True, True)
-    assert (new.slowed, new.lanes) == (True, (8, 16))
+    assert (new.slowed, new.narrow) == (True, True)
     assert (old.uncorrectable, old.repair_pending, old.slowed) == (4, True, True)
     assert well == GpuState(2, "", "", 0)
 

@@ -237,11 +237,10 @@ def test_roce_ports_from_sysfs(tmp_path: Path) -> None:
         tree |= {
             f"{port}/gids/{index}": "0000:0000:0000:0000:0000:ffff:0a00:0107",
             f"{port}/gid_attrs/types/{index}": version,
-            f"{port}/gid_attrs/ndevs/{index}": "eth0",
         }
     write_tree(tmp_path, tree)
     found = answer_below(tmp_path)
-    gids = (Gid(2, "10.0.1.7", "eth0", "IB/RoCE v1"), Gid(3, "10.0.1.7", "eth0", "RoCE v2"))
+    gids = (Gid(2, "10.0.1.7", "IB/RoCE v1"), Gid(3, "10.0.1.7", "RoCE v2"))
     assert found.rdma_ports == (
         RdmaPort("mlx5_0:1", "ACTIVE", True, 400, gids),
         RdmaPort("mlx5_1:1", "DOWN", False, 2),
@@ -251,11 +250,11 @@ def test_roce_ports_from_sysfs(tmp_path: Path) -> None:
 
 
 def test_rows_of_rdma_ports_that_make_no_sense_are_skipped() -> None:
-    good, gid = "port\tmlx5_0\t1\t4: ACTIVE\tEthernet\t", "gid\t3\t0a00:0001\teth0\tRoCE v2"
+    good, gid = "port\tmlx5_0\t1\t4: ACTIVE\tEthernet\t", "gid\t3\t0a00:0001\tRoCE v2"
     bad = f"port\tmlx5 0;\t1\t4: ACTIVE\tEthernet\t\n{gid}"
     text = f"{gid}\n{bad}\n{good}\n{gid.replace('3', '9' * 9)}\n{gid}"
     (port,) = parse(output(rdma=text)).rdma_ports
-    assert port == RdmaPort("mlx5_0:1", "ACTIVE", True, 0, (Gid(3, "10.0.0.1", "eth0", "RoCE v2"),))
+    assert port == RdmaPort("mlx5_0:1", "ACTIVE", True, 0, (Gid(3, "10.0.0.1", "RoCE v2"),))
 
 
 def test_a_clock_without_nanoseconds() -> None:
@@ -291,7 +290,7 @@ LINES = st.one_of(
     st.text("0123456789abcdefABCDEF.:|-/, \t%()=@\xb2", max_size=60),
     st.sampled_from([*ROUTES.splitlines(), *FIB.splitlines(), "|-- 999.1.1.1", "/32 host LOCAL"]),
     st.sampled_from(["path /x", "/d 1 1 1 1% /m", "eth0 ² up 9 plain", "9" * 5000, "0, 1, 2, 3"]),
-    st.sampled_from(["port\tm\t1\t4: ACTIVE\tEthernet\t9 Gb", "gid\t3\t0a00:0001\t\tRoCE v2"]),
+    st.sampled_from(["port\tm\t1\t4: ACTIVE\tEthernet\t9 Gb", "gid\t3\t0a00:0001\tRoCE v2"]),
     st.sampled_from(["1\t255\t0\traphael", "44", "9" * 20]),
     st.sampled_from(["<nvidia_smi_log><gpu>", "<nvidia_smi_log><gpu/></nvidia_smi_log>", "@@end"]),
 )

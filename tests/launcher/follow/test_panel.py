@@ -20,7 +20,7 @@ import pytest
 from local_machine import Machine
 
 from launcher.follow.monitor import Line, NodeOutcome
-from launcher.follow.panel import gpu_words, panel_lines, view
+from launcher.follow.panel import Panel, gpu_words
 from launcher.follow.progress import parse_progress
 from launcher.supervisor.events import Gpu, Usage
 from launcher.supervisor.usage import parse_gpus
@@ -38,7 +38,7 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
     text = lines_of(START, {**TRAIN, "step": 20}, TRAIN, {"kind": "eval", "top1": 0.5}) + b'{"to'
     progress = parse_progress(text, attempt=2)
     assert progress is not None
-    shown = view("r", 2, {}, progress, 61).below
+    shown = Panel("r", 2, 0, {}, progress).below(0)
     assert shown == "epoch 1/4  step 120/400  loss 1.2500  top1 50.00 %  512 images/s  eta 1:02:05"
     assert parse_progress(text, attempt=3) is None
     assert parse_progress(lines_of(TRAIN, START), attempt=2) is None
@@ -60,9 +60,9 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
     outcome = NodeOutcome(0, "a")
     outcome.tail.extend(Line(100.0 + n, 0, text) for n, text in enumerate(texts))
     last = 99.0 + len(texts)
-    assert view("r", 1, {0: outcome}, None, 0, now=last + 9).below == words
-    silent = view("r", 1, {0: outcome}, None, 0, now=last + 75).below
-    assert silent == f"no output for 0:01:15  {words}"
+    panel = Panel("r", 1, 0, {0: outcome})
+    assert panel.below(last + 9) == words
+    assert panel.below(last + 75) == f"no output for 0:01:15  {words}"
 
 
 def test_gpus_of_a_host_are_told_together() -> None:
@@ -73,8 +73,8 @@ def test_gpus_of_a_host_are_told_together() -> None:
     spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
     assert gpu_words(spark) == "1 GPU 50 %"
     outcomes = {0: NodeOutcome(0, "a", usage=Usage(1.0, gpus))}
-    shown = view("r", 1, outcomes, None, 0)
-    assert shown.rows == (("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB"),)
+    [shown] = Panel("r", 1, 0, outcomes).rows()
+    assert shown == ("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB")
 
 
 def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cursor() -> None:
@@ -82,14 +82,15 @@ def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cur
     outcomes[0].tail.append(Line(1.0, 0, b"older"))
     outcomes[1].tail.append(Line(2.0, 3, b"10%\r20% \x1b[2Jdone"))
     outcomes[0].lost_since = 5.0
-    shown = view("r", 1, outcomes, None, 3600)
-    assert (shown.head, shown.below) == ("r  up 1:00:00", "[h1:3] 20%  [2Jdone")
-    assert [state for _, state, _ in shown.rows] == ["contact lost", "running"]
+    panel = Panel("r", 1, time.time() - 3600.1, outcomes)
+    assert "r  up 1:00:00" in panel.lines(80, 9)[1]
+    assert panel.below(3.0) == "[h1:3] 20% done"
+    assert [state for _, state, _ in panel.rows()] == ["contact lost", "running"]
 
 
 def test_a_panel_is_never_larger_than_its_room() -> None:
     outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
-    lines = panel_lines(view("r" * 90, 1, outcomes, None, 0), 40, 8)
+    lines = Panel("r" * 90, 1, 0, outcomes).lines(40, 8)
     assert len(lines) == 4
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40
@@ -97,7 +98,7 @@ def test_a_panel_is_never_larger_than_its_room() -> None:
 
 
 def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
-    lines = panel_lines(view("r1", 1, outcomes, None, 0), *size)
+    lines = Panel("r1", 1, 0, outcomes).lines(*size)
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
 
 

@@ -24,7 +24,6 @@ from launcher.supervisor.events import (
     Event,
     Frame,
     Gpu,
-    Joined,
     RankExit,
     RankPids,
     RankStacks,
@@ -45,7 +44,6 @@ FRAMES = (Frame("/workspace/train.py", 29, "main", "sleep()"),)
 STACK = Stack(3, 1, 77, "S", None, FRAMES, (Thread("0x1 [pump]", FRAMES),))
 EVENTS: list[Event] = [
     Start(1, ("torchrun", "--nnodes", "2"), "gpu2"),
-    Joined(1, "gpu2"),
     Refused("a peer does not know this run's token"),
     Clock(0.25, 0.001),
     RankPids({"2": 76, "3": 77}),

@@ -19,7 +19,6 @@ from launcher.plan.render import plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec
 from launcher.plan.topology import free_port, same_subnet_first
 from launcher.supervisor.spec import Spec
-from launcher.supervisor.spec import spec_of as supervisor_reads
 
 DOCKER = EngineTraits("docker", in_container=True)
 
@@ -58,7 +57,7 @@ def test_the_supervisor_reads_what_the_plan_writes() -> None:
     document = spec_of(two_nodes(), 1)
     required = {f.name for f in fields(Spec) if f.default is MISSING}
     assert required <= document.keys() <= {f.name for f in fields(Spec)}
-    spec = supervisor_reads(document)
+    spec = Spec(**document)
     assert (spec.node_rank, spec.first_rank) == (1, 2)
 
 
@@ -213,7 +212,7 @@ def test_all_leaves_out_the_gpu_of_a_processor() -> None:
 
 
 def roce(name: str, ip: str, index: int = 3, gbits: int = 400, **changes: Any) -> RdmaPort:
-    gids = (Gid(index - 1, ip, "eth0", "IB/RoCE v1"), Gid(index, ip, "eth0", "RoCE v2"))
+    gids = (Gid(index - 1, ip, "IB/RoCE v1"), Gid(index, ip, "RoCE v2"))
     port = RdmaPort(f"{name}:1", "ACTIVE", is_ethernet=True, gbits=gbits, gids=gids)
     return replace(port, **changes)
 

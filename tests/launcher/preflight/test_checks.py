@@ -93,7 +93,7 @@ def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
 def rail(
     node: int, state: str = "ACTIVE", gbits: int = 400, version: str = "RoCE v2", name: str = "0"
 ) -> RdmaPort:
-    gid = Gid(3, f"10.0.0.{node + 1}", "eth0", version)
+    gid = Gid(3, f"10.0.0.{node + 1}", version)
     return RdmaPort(f"mlx5_{name}:1", state, is_ethernet=True, gbits=gbits, gids=(gid,))
 
 
@@ -175,7 +175,7 @@ FAULTS = {
     "busy GPU": (
         lambda m: with_engine(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            containers={"c" * 64: "night-1"},
+            nodes=(replace(status("night-1", 1, "running"), container="c" * 64),),
         ),
         ("failure", "gpus", "GPU 2 is in use: python (pid 4711, user eve, run night-1) holds "
          "30000 MiB", "`ddpctl kill night-1`"),
@@ -216,7 +216,7 @@ FAULTS = {
         ("warning", "gpus", "GPU 1-2 is slowed down by its temperature", "cooling"),
     ),
     "a narrow PCIe link": (
-        lambda m: sick(m, lanes=(8, 16)),
+        lambda m: sick(m, narrow=True),
         ("warning", "gpus", "GPU 1-2 uses fewer PCIe lanes", "reseat"),
     ),
     "other ECC": (
@@ -310,8 +310,9 @@ FAULTS = {
     "GPU of another run": (
         lambda m: with_engine(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            nodes=(with_gpu(m, status("night-1", 1, "running")),),
-            containers={"c" * 64: "night-1"},
+            nodes=(
+                replace(with_gpu(m, status("night-1", 1, "running")), container="c" * 64),
+            ),
         ),
         ("failure", "gpus", "run night-1 of eve@head has GPU 2", "--wait"),
     ),

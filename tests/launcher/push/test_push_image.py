@@ -18,7 +18,6 @@ from launcher.errors import DockerUnavailable
 from launcher.hosts import Cluster, Job
 from launcher.push.image import archive, layers
 from launcher.push.image.registry import Registry
-from launcher.push.progress import Progress
 from launcher.terminal.console import Console
 
 MEGABYTE = 1 << 20
@@ -88,7 +87,7 @@ def build(tmp_path: Path, name: str) -> Build:
 def push_image(hosts: list[Machine], name: str) -> push.PushResult:
     cluster = Cluster(hosts=tuple(m.node.host for m in hosts), job=Job(image=name))
     nodes = [machine.node for machine in hosts]
-    return push.push(nodes, cluster, parts={"image"}, progress=Progress(Console(quiet=True)))
+    return push.push(nodes, cluster, parts={"image"}, console=Console(quiet=True))
 
 
 def rootfs(engine: Engine | None, name: str) -> str:

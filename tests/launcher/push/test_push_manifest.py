@@ -56,9 +56,7 @@ def test_an_unchanged_old_file_is_not_read_again(
     (tmp_path / "a").write_text("one")
     monkeypatch.setattr("launcher.push.files.scan.RACY", -(10**12))
     first = scan(str(tmp_path), ignore=False).manifest.digest
-    monkeypatch.setattr(
-        "launcher.push.files.scan._sha256", lambda path, size: pytest.fail("was read")
-    )
+    monkeypatch.setattr("launcher.push.files.scan.open_file", lambda path: pytest.fail("was read"))
     assert scan(str(tmp_path), ignore=False).manifest.digest == first
 
 

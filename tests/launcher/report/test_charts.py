@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -70,6 +74,19 @@ def test_hosts_that_all_wrote_metrics_have_curves_of_their_own() -> None:
 def test_other_scripts_have_no_charts() -> None:
     assert charts(b"") == () and charts(b"hello\n{}\n") == ()
     assert figures(()) == ""
+
+
+def test_an_installed_lxml_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "lxml").mkdir()
+    (tmp_path / "lxml" / "etree.py").touch()
+    program = (
+        "from launcher.report.charts import figures\n"
+        "from launcher.report.numbers import Chart, Curve\n"
+        "print(figures([Chart('a', (Curve('b', ((0, 1), (1, 2))),))]))"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert "b: 2 at step 1" in done.stdout, done.stderr
 
 
 NUMBERS = st.one_of(

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sshd_server import keygen
 
-from launcher.ssh import known_hosts
-from launcher.ssh.known_hosts import Key, judge, known_kinds, names_of, parse
+from launcher.hosts import Host
+from launcher.ssh import known_hosts, route
+from launcher.ssh.known_hosts import Key, judge, parse, preferred_algorithms
+from launcher.ssh.route import Route
 
 A = Key("ssh-ed25519", b"a" * 51)
 B = Key("ssh-ed25519", b"b" * 51)
@@ -23,8 +25,13 @@ def line(names: str, key: Key, marker: str = "") -> str:
     return f"{marker} {names} {key.kind} {base64.b64encode(key.blob).decode()} a comment\n"
 
 
-def verdict(text: str, key: Key, host: str = "gpu1", port: int = 22, alias: str = "") -> str:
-    return judge(parse(text, "kh"), key, names_of(host, port, alias or None)).verdict
+def route_to(port: int = 22, alias: str = "", file: Path | None = None) -> Route:
+    files = f"userknownhostsfile {file}" if file else ""
+    return route.parse(f"port {port}\nhostkeyalias {alias}\n{files}", Host("gpu1"))
+
+
+def verdict(text: str, key: Key, port: int = 22, alias: str = "") -> str:
+    return judge(parse(text, "kh"), key, route_to(port, alias).known_names)[0]
 
 
 def test_the_four_verdicts() -> None:
@@ -65,15 +72,18 @@ def test_an_alias_replaces_name_and_port() -> None:
 
 
 def test_a_certificate_authority_is_not_a_host_key() -> None:
-    finding = judge(parse(line("*", A, "@cert-authority"), "kh"), A, ["gpu1"])
-    assert finding.verdict == "unknown"
-    assert [found.marker for found in finding.lines] == ["@cert-authority"]
+    verdict, lines = judge(parse(line("*", A, "@cert-authority"), "kh"), A, ["gpu1"])
+    assert verdict == "unknown"
+    assert [found.marker for found in lines] == ["@cert-authority"]
 
 
-def test_the_known_kinds_are_those_of_the_host() -> None:
-    text = line("gpu1", R) + line("gpu2", A) + line("gpu1", A, "@revoked")
-    assert known_kinds(parse(text, "kh"), ["gpu1"]) == ("ssh-rsa",)
-    assert known_kinds(parse(text, "kh"), ["[gpu1]:2222", "gpu1"]) == ("ssh-rsa",)
+@pytest.mark.parametrize("port", [22, 2222])
+def test_the_known_kinds_of_key_are_preferred(port: int, tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text(line("gpu1", R) + line("gpu2", A) + line("gpu1", A, "@revoked"))
+    possible = ("ssh-ed25519", "rsa-sha2-256", "rsa-sha2-512")
+    preferred = preferred_algorithms(route_to(port, file=file), possible)
+    assert preferred == ("rsa-sha2-512", "rsa-sha2-256", "ssh-ed25519")
 
 
 def test_a_place_is_a_file_and_a_line() -> None:
@@ -146,13 +156,13 @@ def test_a_fingerprint_equals_ssh_keygens(tmp_path: Path) -> None:
     assert Key(kind, base64.b64decode(blob)).fingerprint == shown.split()[1]
 
 
-def test_an_appended_line_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hashed", ["yes", "no"])
+def test_an_accepted_key_is_found(tmp_path: Path, hashed: str) -> None:
     file = tmp_path / "new folder" / "known_hosts"
-    known_hosts.append(str(file), "[gpu1]:2222", A, hashed=False)
-    known_hosts.append(str(file), "gpu2", B, hashed=True)
+    given = f"port 2222\nuserknownhostsfile {file}\nhashknownhosts {hashed}"
+    known_hosts.accept(route.parse(given, Host("gpu1")), A)
     lines = known_hosts.read([str(file)])
-    assert judge(lines, A, ["[gpu1]:2222"]).verdict == "known"
-    assert judge(lines, B, ["gpu2"]).verdict == "known"
-    assert "gpu2" not in file.read_text()
+    assert judge(lines, A, ["[gpu1]:2222"])[0] == "known"
+    assert ("gpu1" in file.read_text()) is (hashed == "no")
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700

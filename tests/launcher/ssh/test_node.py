@@ -40,8 +40,11 @@ def test_a_command_returns_both_outputs_and_its_code(machine: Node) -> None:
     assert (done.code, done.stdout, done.stderr) == (3, b"in", b"err\n")
 
 
-def test_large_outputs_on_both_streams_do_not_block(machine: Node) -> None:
+def test_large_outputs_on_both_streams_do_not_block(
+    machine: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = 4 * MIB
+    monkeypatch.setattr("launcher.ssh.stream.STDERR_TAIL", 2 * size)
     script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero; head -c {size} /dev/zero >&2"
     done = machine.run(["sh", "-c", script])
     assert (done.code, len(done.stdout), len(done.stderr)) == (0, size, 2 * size)
@@ -52,6 +55,7 @@ def test_key_exchanges_during_large_outputs_do_not_block(
 ) -> None:
     monkeypatch.setattr("paramiko.packet.Packetizer.REKEY_BYTES", MIB)  # 512 MiB by default
     size = 8 * MIB
+    monkeypatch.setattr("launcher.ssh.stream.STDERR_TAIL", size)
     script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero"
     done = node(sshd(RekeyLimit="1500K").host()).script(script)
     assert (len(done.stdout), len(done.stderr)) == (size, size)

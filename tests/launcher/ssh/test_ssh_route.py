@@ -12,13 +12,18 @@ from sshd_server import USER
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
-from launcher.ssh.route import Route, from_options, jump_host, jump_route, parse, route_to
+from launcher.ssh.route import Route, jump_host, jump_route, parse, route_to
 
 Config = Callable[[str], None]
 
 
 def route(text: str = "", host: Host | None = None) -> Route:
-    return from_options(host or Host("gpu1"), parse(text), home="/home/me")
+    return parse(text, host or Host("gpu1"))
+
+
+@pytest.fixture
+def of_me(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
 
 
 def test_plain_values() -> None:
@@ -50,6 +55,7 @@ def test_none_means_no_value() -> None:
     assert found.identity_files == ()
 
 
+@pytest.mark.usefixtures("of_me")
 def test_tokens_and_tildes_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "/keys")
     found = route(
@@ -60,6 +66,7 @@ def test_tokens_and_tildes_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.proxy_command == "nc -p 22 10.0.0.1"
 
 
+@pytest.mark.usefixtures("of_me")
 def test_a_list_of_paths_may_contain_spaces() -> None:
     found = route("userknownhostsfile /home/me/.ssh/known_hosts /with a space/kh ~/x\n")
     assert found.known_hosts == (
@@ -85,6 +92,7 @@ def test_host_key_policies(configured: str, in_hosts_file: str, policy: str) -> 
     assert route(f"stricthostkeychecking {configured}\n", host).host_keys == policy
 
 
+@pytest.mark.usefixtures("of_me")
 def test_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", "/agent")
     monkeypatch.setenv("OTHER", "/other")

@@ -43,7 +43,7 @@ def test_a_rank_is_stuck_while_it_does_nothing_visible(
         made.look([RANK])
         world.now, world.bytes, world.cpu = world.now + 1, world.bytes + io, world.cpu + cores
     assert made.stuck == pytest.approx(stuck, abs=1e-6)
-    made.output()
+    made.reset(output=True)
     assert (made.stuck, made.log_age(), made.begun) == (0.0, 0.0, True)
 
 

@@ -13,14 +13,13 @@ import pytest
 from supervisors import free_port, spec, status, until, why
 
 from launcher.logs.journal import Reader
-from launcher.supervisor import channel, coordinator, peers, server
-from launcher.supervisor.channel import Channel, Refused
+from launcher.supervisor import channel, coordinator, peers
+from launcher.supervisor.channel import Channel, Decision, Refused
 from launcher.supervisor.coordinator import RECONNECT
-from launcher.supervisor.events import Clock, Event, Joined
+from launcher.supervisor.events import Clock, Event
 from launcher.supervisor.events import Refused as RefusedEvent
 from launcher.supervisor.journal import Journal
-from launcher.supervisor.peers import REFUSED_EVERY, TIME_LIMIT_MARGIN, NodePeer, Peers
-from launcher.supervisor.server import HELLO_TIMEOUT, Server
+from launcher.supervisor.peers import REFUSED_EVERY, TIME_LIMIT_MARGIN, NodePeer, Peers, Server
 
 TOKEN = "a run's secret"
 
@@ -84,14 +83,14 @@ class Network:
 
     def close(self) -> None:
         for node in self.nodes:
-            node.over = False  # do not wait for the other end
+            node.decision = Decision()  # do not wait for the other end
             node.close()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    for module in (channel, coordinator, peers, server):
+    for module in (channel, coordinator, peers):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr("os.set_blocking", lambda *_: None)  # this process's own stdout
     return made
@@ -111,53 +110,53 @@ def pair(network: Network) -> Network:
     """Both nodes, once they have heard each other."""
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.joined, step=0.1)
-    assert [event.host for event in network.events(0, Joined)] == ["gpu2"]
+    network.until(lambda: peer.contact is not None, step=0.1)
     return network
 
 
 def test_a_reason_of_one_node_is_the_verdict_on_both(pair: Network) -> None:
     reason = why("rank-failed", 1, 5.0)
     pair.statuses[1] = status(1, reason=reason, phase="stopped")
-    pair.until(lambda: all(node.verdict == reason for node in pair.nodes))
-    assert not any(node.over for node in pair.nodes)
+    pair.until(lambda: all(node.decision.verdict == reason for node in pair.nodes))
+    assert not any(node.decision.over for node in pair.nodes)
     pair.statuses[0] = status(0, reason=reason, phase="stopped")
-    pair.until(lambda: all(node.over for node in pair.nodes))
+    pair.until(lambda: all(node.decision.over for node in pair.nodes))
 
 
 def test_nodes_that_have_nothing_to_report_send_heartbeats(pair: Network) -> None:
     end = pair.clock.now + 30.0
     pair.until(lambda: pair.clock.now > end, step=0.5)
-    assert not any(node.verdict for node in pair.nodes)
+    assert not any(node.decision.verdict for node in pair.nodes)
 
 
 @pytest.mark.parametrize("silent", [0, 1])
 def test_a_node_whose_peer_goes_silent_ends(pair: Network, silent: int) -> None:
     """Each side of a cut network finds out by itself."""
     other = pair.nodes[1 - silent]
-    pair.until(lambda: other.verdict is not None, other, step=0.5)
-    assert other.verdict is not None
-    assert (other.verdict.kind, other.verdict.node_rank) == ("peer-lost", silent)
+    pair.until(lambda: other.decision.verdict is not None, other, step=0.5)
+    assert other.decision.verdict is not None
+    assert (other.decision.verdict.kind, other.decision.verdict.node_rank) == ("peer-lost", silent)
 
 
 def test_a_short_silence_is_nothing(pair: Network) -> None:
     first, second = pair.nodes
     end = pair.clock.now + 7.5
     pair.until(lambda: pair.clock.now > end, second, step=0.5)
-    assert second.verdict is None
+    assert second.decision.verdict is None
     first.turned = pair.clock.now  # it ran, but its packets were lost
     pair.until(lambda: pair.clock.now > end + 10, step=0.5)
-    assert not any(node.verdict for node in pair.nodes)
+    assert not any(node.decision.verdict for node in pair.nodes)
 
 
 def test_a_connection_that_breaks_comes_back(pair: Network) -> None:
     peer = pair.nodes[1]
     assert isinstance(peer, NodePeer) and peer.channel
     peer.channel.sock.shutdown(socket.SHUT_RDWR)
-    pair.until(lambda: peer.channel is None or peer.lost_at is not None)
-    pair.until(lambda: peer.channel is not None and peer.lost_at is None, step=0.02)
-    assert not any(node.verdict for node in pair.nodes)
-    assert len(pair.events(0, Joined)) == 1
+    before = peer.contact
+    assert before
+    pair.until(lambda: before.closed is not None)
+    pair.until(lambda: peer.channel is not None and peer.contact is not before, step=0.02)
+    assert not any(node.decision.verdict for node in pair.nodes)
 
 
 def test_a_node_joins_although_no_thread_can_start(
@@ -169,15 +168,18 @@ def test_a_node_joins_although_no_thread_can_start(
     monkeypatch.setattr(threading.Thread, "start", full)
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.joined, step=0.1)
+    network.until(lambda: peer.contact is not None, step=0.1)
 
 
 def test_a_supervisor_that_is_gone_is_missed_at_once(pair: Network) -> None:
     first, second = pair.nodes
     first.close()
     gone = pair.clock.now
-    pair.until(lambda: second.over, second, step=0.1)
-    assert second.verdict and (second.verdict.kind, second.verdict.node_rank) == ("peer-lost", 0)
+    pair.until(lambda: second.decision.over, second, step=0.1)
+    assert second.decision.verdict and (
+        second.decision.verdict.kind,
+        second.decision.verdict.node_rank,
+    ) == ("peer-lost", 0)
     assert pair.clock.now - gone < RECONNECT + 1.0
     pair.nodes.remove(first)
 
@@ -191,16 +193,16 @@ def test_a_late_node_is_told_that_it_is_over(network: Network) -> None:
     [first] = network.nodes
     reason = why("start", 0, 1.0)
     network.statuses[0] = status(0, reason=reason, phase="stopped", alive=0)
-    network.until(lambda: first.verdict == reason)
+    network.until(lambda: first.decision.verdict == reason)
     second = network.add(NodePeer)
-    network.until(lambda: second.verdict == reason, step=0.1)
+    network.until(lambda: second.decision.verdict == reason, step=0.1)
 
 
 def test_a_node_that_cannot_reach_node_0_says_so(network: Network) -> None:
     peer = network.add(NodePeer, control_port=free_port(), start_timeout=30.0)
-    network.until(lambda: peer.over, peer, step=1.0)
-    assert peer.verdict and peer.verdict.kind == "never-joined"
-    assert peer.verdict.message == "could not join node 0 (gpu1) within 30 s"
+    network.until(lambda: peer.decision.over, peer, step=1.0)
+    assert peer.decision.verdict and peer.decision.verdict.kind == "never-joined"
+    assert peer.decision.verdict.message == "could not join node 0 (gpu1) within 30 s"
 
 
 def test_a_stranger_is_refused_and_does_no_harm(pair: Network) -> None:
@@ -214,7 +216,7 @@ def test_a_stranger_is_refused_and_does_no_harm(pair: Network) -> None:
         pair.until(lambda: noise.recv(1) == b"" or True)
     end = pair.clock.now + 3.0
     pair.until(lambda: pair.clock.now > end, step=0.5)
-    assert not any(node.verdict for node in pair.nodes)
+    assert not any(node.decision.verdict for node in pair.nodes)
     stranger.sock.close()
 
 
@@ -238,8 +240,8 @@ def test_the_token_never_travels_and_nothing_can_be_replayed() -> None:
 def test_a_taken_control_port_is_reported(network: Network) -> None:
     [first] = network.nodes
     with socket.create_server(("127.0.0.1", network.given["control_port"])):
-        network.until(lambda: first.verdict is not None, step=0.5)
-    assert first.verdict and first.verdict.kind == "control-port"
+        network.until(lambda: first.decision.verdict is not None, step=0.5)
+    assert first.decision.verdict and first.decision.verdict.kind == "control-port"
 
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -262,22 +264,20 @@ def connect(network: Network, number: int) -> socket.socket:
 def test_idle_connections_cannot_use_up_the_descriptors(
     network: Network, strangers: list[socket.socket]
 ) -> None:
-    """From one address or from many: a node can still join, and is not dropped."""
-    [first] = network.nodes
+    """A node can still join, and is not dropped."""
     network.turn()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for number in [2] * 40 + list(range(3, 203)):
-        strangers.append(connect(network, number))
+    for _ in range(240):
+        strangers.append(connect(network, 2))
         network.turn()
         held = len(list(Path("/proc/self/fd").iterdir())) - before - len(strangers)
-        assert held <= (8 if number == 2 else 64 + 2)
+        assert held <= 64 + 2
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.joined, step=0.1)
-    network.clock.now += HELLO_TIMEOUT + 0.1
-    first.turned = network.clock.now
-    network.until(lambda: all(sock_closed(sock) for sock in strangers))
-    assert peer.channel is not None and not any(node.verdict for node in network.nodes)
+    network.until(lambda: peer.contact is not None, step=0.1)
+    end = network.clock.now + 10.0
+    network.until(lambda: network.clock.now > end, step=0.5)
+    assert peer.channel is not None and not any(node.decision.verdict for node in network.nodes)
 
 
 def test_all_nodes_may_connect_at_once(
@@ -328,12 +328,12 @@ def test_node_0_ends_all_nodes_at_the_time_limit(tmp_path: Path, clock: Time) ->
     network.add(Server)
     network.add(NodePeer)
     began = clock.now
-    network.until(lambda: all(node.verdict for node in network.nodes), step=0.5)
+    network.until(lambda: all(node.decision.verdict for node in network.nodes), step=0.5)
     assert 60 < clock.now - began < 62
     for node in network.nodes:
-        assert node.verdict
-        assert (node.verdict.kind, node.verdict.node_rank) == ("time-limit", 0)
-        assert node.verdict.message == "the run reached its time limit of 60 s"
+        assert node.decision.verdict
+        assert (node.decision.verdict.kind, node.decision.verdict.node_rank) == ("time-limit", 0)
+        assert node.decision.verdict.message == "the run reached its time limit of 60 s"
     network.close()
 
 
@@ -342,8 +342,11 @@ def test_a_node_enforces_the_time_limit_if_node_0_does_not(tmp_path: Path, clock
     network.add(Server)
     peer = network.add(NodePeer, time_limit=60.0)
     began = clock.now
-    network.until(lambda: bool(peer.verdict), step=0.5)
-    assert peer.verdict and (peer.verdict.kind, peer.verdict.node_rank) == ("time-limit", 1)
+    network.until(lambda: bool(peer.decision.verdict), step=0.5)
+    assert peer.decision.verdict and (
+        peer.decision.verdict.kind,
+        peer.decision.verdict.node_rank,
+    ) == ("time-limit", 1)
     assert 60 + TIME_LIMIT_MARGIN < clock.now - began < 62 + TIME_LIMIT_MARGIN
     network.close()
 

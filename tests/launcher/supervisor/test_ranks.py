@@ -43,22 +43,27 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
 def test_the_exit_code_is_read_before_the_parent_reaps(code: str, expected: int) -> None:
     with Popen([sys.executable, "-X", "faulthandler=0", "-c", code]) as process:
         rank = Rank(process.pid, 3, 1)
-        until(lambda: rank.has_exited(), 30)
-        assert (rank.exit_code, rank.alive) == (expected, False)
+        until(lambda: rank.look(0.0) or not rank.alive, 30)
+        assert rank.exit_code == expected
     gone = Rank(process.pid, 3, 1)
-    assert gone.has_exited() and gone.exit_code is None
+    gone.look(0.0)
+    assert (gone.alive, gone.exit_code) == (False, None)
 
 
 def test_a_rank_that_sigstop_holds_is_timed_from_the_first_look() -> None:
     with Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         rank = Rank(process.pid, 3, 1)
-        assert rank.stopped_for(10.0) == 0.0
+        rank.look(10.0)
+        assert rank.stopped_since is None
         process.send_signal(signal.SIGSTOP)
         until(lambda: proc_stat(process.pid)[0] == "T", 10)
-        assert (rank.stopped_for(20.0), rank.stopped_for(25.0)) == (0.0, 5.0)
+        rank.look(20.0)
+        rank.look(25.0)
+        assert rank.stopped_since == 20.0
         process.send_signal(signal.SIGCONT)
         until(lambda: proc_stat(process.pid)[0] != "T", 10)
-        assert rank.stopped_for(30.0) == 0.0
+        rank.look(30.0)
+        assert rank.stopped_since is None
         process.kill()
 
 
@@ -69,10 +74,10 @@ def test_without_a_descriptor_left_a_live_rank_is_not_taken_for_gone() -> None:
     try:
         with pytest.raises(OSError, match="Too many open files"):
             proc_stat(rank.pid)
-        assert not rank.has_exited() and rank.stopped_for(1.0) == 0.0
+        rank.look(1.0)
+        assert rank.alive and rank.stopped_since is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not rank.has_exited()
 
 
 @pytest.mark.parametrize(
@@ -99,8 +104,7 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
 
 def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
     torchrun = Torchrun(spec(), journal)
-    torchrun._output[2] = Lines(b"-", journal)
-    torchrun._output[2].feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
+    torchrun._lines.feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
     [failure, *_] = torchrun.failures()
     assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, -9)
 

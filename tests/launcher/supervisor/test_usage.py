@@ -35,7 +35,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, path: Path, script: str) -> Usage:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(usage, "INTERVAL", 0.5)
+    monkeypatch.setattr(usage, "INTERVAL", 2.0)
     sampler = Sampler()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

@@ -13,12 +13,19 @@ from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
-from launcher.start.checkpoint_choice import File, HostCheckpoints, choose
-from launcher.start.checkpoint_transfer import CheckpointFolder, list_checkpoints, send
+from launcher.start.checkpoints import Checkpoints, Choice, File, choose, send, with_content
 
 
-def host(name: str, rank: int | None, **has: object) -> HostCheckpoints:
-    return HostCheckpoints(name, rank, **{"same_rank": True, **has})  # type: ignore[arg-type]
+def host(name: str, rank: int | None, **has: object) -> Checkpoints:
+    return Checkpoints(Node(Host(name)), "/run", rank, **{"same_rank": True, **has})  # type: ignore[arg-type]
+
+
+def chosen(*hosts: Checkpoints) -> tuple[str, str, dict[str, list[str]]]:
+    """The source, what it is, and the paths for each host that lacks some."""
+    choice = choose(hosts)
+    assert choice
+    missing = {target.node.name: list(paths) for target, paths in choice.missing}
+    return choice.source.node.name, choice.what, missing
 
 
 def step(number: int) -> str:
@@ -26,56 +33,47 @@ def step(number: int) -> str:
 
 
 def test_the_newest_whole_one_counts_and_ranks_of_its_attempt_hand_it_on_themselves() -> None:
-    choice = choose([host("a", 0, newest=step(10)), host("b", 1, newest=step(20)), host("c", 2)])
-    assert choice.source is not None
-    assert (choice.source.host, choice.what, choice.transfers) == ("b", "step-00000020", ())
+    hosts = [host("a", 0, newest=step(10)), host("b", 1, newest=step(20)), host("c", 2)]
+    assert chosen(*hosts) == ("b", "step-00000020", {})
 
 
 def test_one_that_only_a_host_outside_has_is_given_to_the_first_node() -> None:
     hosts = [host("new", 0), host("b", 1, newest=step(10)), host("left", None, newest=step(20))]
-    [transfer] = choose(hosts).transfers
-    assert (transfer.source.host, transfer.target.host) == ("left", "new")
-    assert transfer.paths == ("ckpt/step-00000020",)
+    assert chosen(*hosts) == ("left", "step-00000020", {"new": ["ckpt/step-00000020"]})
 
 
 def test_a_long_run_has_more_than_eight_digits() -> None:
-    choice = choose([host("a", 0, newest=step(99999999)), host("b", 1, newest=step(100000000))])
-    assert choice.what == "step-100000000"
+    hosts = [host("a", 0, newest=step(99999999)), host("b", 1, newest=step(100000000))]
+    assert chosen(*hosts)[1] == "step-100000000"
 
 
 OLD, NEW = File(100, 5), File(200, 5)
 
 
 def test_a_foreign_scripts_files_go_to_the_nodes_that_lack_them() -> None:
-    choice = choose([host("a", 0, files={"last.pt": NEW}), host("b", 1), host("c", 2)])
-    assert [(g.source.host, g.target.host, g.paths) for g in choice.transfers] == [
-        ("a", "b", ("last.pt",)),
-        ("a", "c", ("last.pt",)),
-    ]
+    source, _, missing = chosen(host("a", 0, files={"last.pt": NEW}), host("b", 1), host("c", 2))
+    assert (source, missing) == ("a", {"b": ["last.pt"], "c": ["last.pt"]})
 
 
 def test_a_node_in_its_own_place_keeps_the_shard_that_it_wrote() -> None:
-    assert (
-        choose([host("a", 0, files={"shard": NEW}), host("b", 1, files={"shard": OLD})]).transfers
-        == ()
-    )
+    assert chosen(host("a", 0, files={"shard": NEW}), host("b", 1, files={"shard": OLD}))[2] == {}
 
 
 def test_what_a_host_kept_from_another_place_gives_way_to_the_newest() -> None:
     stale = host("back", 0, files={"last.pt": OLD, "other": OLD}, same_rank=False)
-    [transfer] = choose([stale, host("b", 1, files={"last.pt": NEW})]).transfers
-    assert (transfer.target.host, transfer.paths) == ("back", ("last.pt",))
+    missing = chosen(stale, host("b", 1, files={"last.pt": NEW}))[2]
+    assert missing == {"back": ["last.pt"]}
 
 
 def test_without_any_checkpoint_there_is_nothing_to_give() -> None:
-    assert choose([host("a", 0), host("b", None)]).source is None
+    assert choose([host("a", 0), host("b", None)]) is None
 
 
 # --- real folders ---------------------------------------------------------------------------------
 
 
-def keeper(folder: Path, rank: int | None) -> CheckpointFolder:
-    return CheckpointFolder(Node(Host("local")), str(folder), rank, same_rank=True)
+def keeper(folder: Path, rank: int | None, same_rank: bool = True) -> Checkpoints:
+    return Checkpoints(Node(Host("local")), str(folder), rank, same_rank)
 
 
 def write_step(folder: Path, number: int, content: bytes) -> Path:
@@ -90,19 +88,19 @@ def test_a_damaged_one_is_passed_over_for_the_whole_one_before_it(tmp_path: Path
     write_step(tmp_path, 1, b"oldest")
     write_step(tmp_path, 2, b"older")
     (write_step(tmp_path, 3, b"newest") / "state.pt").write_bytes(b"newesT")
-    held = list_checkpoints(keeper(tmp_path, 0))
+    held = with_content(keeper(tmp_path, 0))
     assert held.newest == "ckpt/step-00000002"
     assert held.damaged == ("ckpt/step-00000003",)
 
 
 def test_a_host_that_never_had_the_run_holds_nothing(tmp_path: Path) -> None:
-    assert list_checkpoints(keeper(tmp_path / "none", 0)).files == {}
+    assert with_content(keeper(tmp_path / "none", 0)).files == {}
 
 
 def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept(
     tmp_path: Path,
 ) -> None:
-    a, b = keeper(tmp_path / "a", 0), keeper(tmp_path / "b", 1)
+    a, b = keeper(tmp_path / "a", 0), keeper(tmp_path / "b", 1, same_rank=False)
     mine = tmp_path / "a" / "checkpoints"
     (mine / "deep folder").mkdir(parents=True)
     names = ["last.pt", "deep folder/a b\n$(x).pt", "-n"]
@@ -114,31 +112,28 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     theirs.mkdir(parents=True)
     (theirs / "last.pt").write_bytes(b"stale")
     os.utime(theirs / "last.pt", (900_000_000, 900_000_000))
-    target = HostCheckpoints("local b", 1, same_rank=False, files=list_checkpoints(b).files)
-    source = HostCheckpoints("local a", 0, same_rank=True, files=list_checkpoints(a).files)
-    [transfer] = choose([source, target]).transfers
-    assert sorted(transfer.paths) == sorted(names)
-    send(a, b, transfer, ".before-attempt-2")
+    choice = choose([with_content(a), with_content(b)])
+    assert isinstance(choice, Choice)
+    [(target, paths)] = choice.missing
+    assert sorted(paths) == sorted(names)
+    send(choice.source, target, paths, ".before-attempt-2")
     for name in names:
         assert (theirs / name).read_bytes() == (mine / name).read_bytes()
         assert (theirs / name).stat().st_mtime == 1_000_000_000
     assert (theirs / ".before-attempt-2" / "last.pt").read_bytes() == b"stale"
     assert sorted(path.name for path in theirs.glob(".*")) == [".before-attempt-2"]
-    assert list_checkpoints(b).files == list_checkpoints(a).files
+    assert with_content(b).files == with_content(a).files
 
 
 def test_one_that_cannot_be_taken_whole_changes_nothing_there(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
-    choice = choose(
-        [
-            HostCheckpoints("b", 0, True),
-            HostCheckpoints("a", None, False, newest=list_checkpoints(a).newest),
-        ]
-    )
+    choice = choose([with_content(b), with_content(a)])
+    assert isinstance(choice, Choice)
+    [(target, paths)] = choice.missing
     (tmp_path / "b").write_text("a file where the folder should be")
     with pytest.raises(CommandFailed, match=r"^local: "):
-        send(a, b, choice.transfers[0], ".before")
+        send(choice.source, target, paths, ".before")
     assert (tmp_path / "b").read_text() == "a file where the folder should be"
 
 
@@ -167,6 +162,6 @@ def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
         "",
         "1700000000.5 3 last.pt",
     )
-    found = list_checkpoints(CheckpointFolder(node, "/run", 0, same_rank=True))
+    found = with_content(Checkpoints(node, "/run", 0, same_rank=True))
     assert (found.newest, found.damaged) == ("", ())
     assert found.files == {"last.pt": File(1700000000, 3)}

@@ -11,8 +11,7 @@ from local_machine import Machine
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
-from launcher.runs.adopt import by_rank, record_of
-from launcher.runs.reported import ReportedRun, parse_reports
+from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of
 from launcher.ssh.node import Node
 
 EVIL = {
@@ -70,13 +69,13 @@ def test_a_host_cannot_choose_what_another_machine_does(machine: Machine) -> Non
     "head", [b"", b"../../x 0 1 0 5", b"r 0 99999999 0 5", b"r 0 1 2 5", b"r 0 0 1 5"]
 )
 def test_what_is_no_report_is_left_out(head: bytes) -> None:
-    assert list(parse_reports(head + b"\n{}\n\n")) == []
+    assert list(parse_reports(head + b"\n{}\n\n", "h")) == []
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b"{", b"[" * 100_000])
 def test_a_record_that_is_none_says_nothing(document: bytes) -> None:
-    [report] = parse_reports(b"r 0 1 0 5\n" + document + b"\n\n")
-    assert (report.run, report.end) == (ReportedRun(), None)
+    [(status, run)] = parse_reports(b"r 0 1 0 5\n" + document + b"\n\n", "h")
+    assert (run, status.state) == (ReportedRun(), "unknown")
 
 
 def test_reported_values_of_another_form_are_left_out() -> None:
@@ -87,9 +86,9 @@ def test_reported_values_of_another_form_are_left_out() -> None:
             "attempts": [{"attempt": 2, "state": "evil", "created": "evil", "started": None}],
         }
     )
-    [report] = parse_reports(b"r 1 2 0 5\n" + text.encode() + b"\n\n")
-    assert (report.node_rank, report.attempt) == (1, 2)
-    record = record_of("r", parse("hosts: [a]", "h"), report.run, 2)
+    [(status, run)] = parse_reports(b"r 1 2 0 5\n" + text.encode() + b"\n\n", "h")
+    assert (status.node_rank, status.attempt) == (1, 2)
+    record = record_of("r", parse("hosts: [a]", "h"), run, 2)
     assert (record.image_digest, record.dataset_digest) == (None, "ab12")
     assert [(a.attempt, a.state, a.created) for a in record.attempts] == [
         (1, "UNKNOWN", ""),

@@ -1,0 +1,242 @@
+"""Choose the checkpoint that an attempt resumes from, and send it to the hosts that lack it.
+
+There are two kinds. Folders `ckpt/step-N` with a MANIFEST, as our trainer writes them, are complete
+if the digests match; the newest complete one wins, on whichever host. For other scripts, ddpctl
+knows only files; those of the host that wrote last win.
+
+The files go through this machine into a hidden folder of the target. They are compared with the
+source's digests and then renamed into place. Earlier files are kept in `.before-attempt-N`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..errors import CommandFailed
+from ..facts.shared_homes import find_shared_homes
+from ..runs.record import RunRecord
+from ..ssh.many import ask_each, one_per_account
+from ..ssh.node import Node
+from ..ssh.stream import Completed
+from ..terminal.console import Console
+
+TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
+TAR_TIMEOUT = 60.0  # seconds until tar must end after its last data
+
+# $1: run folder. Prints, separated by NUL: the newest complete step, damaged later ones, all files.
+LIST = r"""
+cd "$1/checkpoints" 2>/dev/null || exit 0
+for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
+  [ -f "$step/MANIFEST" ] || continue
+  if (cd "$step" && sha256sum -c --status MANIFEST) >/dev/null 2>&1; then
+    printf 'whole %s\0' "$step"
+    break
+  fi
+  printf 'damaged %s\0' "$step"
+done
+find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
+"""
+# $1: run folder, $2: a folder in it; stdin: paths, separated by NUL
+DIGESTS = (
+    'cd "$1/$2" && xargs -0 -r -I@ find ./@ -type f -print0 | sort -z | xargs -0 -r sha256sum -z'
+)
+SEND = 'cd "$1/checkpoints" && tar -cf - --null -T -'
+DROP = 'rm -rf "$1/checkpoints/$2"'
+RECEIVE = f'{DROP} && mkdir -p "$1/checkpoints/$2" && tar -xf - -C "$1/checkpoints/$2"'
+# $1: run folder, $2: received files, $3: where to keep the old ones, $4: "open" if others need
+# access
+PUT = r"""
+cd "$1/checkpoints" || exit 1
+if [ "$4" = open ]; then chmod -R a+rwX "$2"; fi
+xargs -0 -r -n 1 sh -c '
+  set -e
+  folder=$(dirname "./$2")
+  if [ -e "./$2" ]; then mkdir -p "$1/$folder"; mv "./$2" "$1/$folder/"; fi
+  mkdir -p "$folder"
+  mv "$0/$2" "./$2"' "$2" "$3" || exit 1
+rm -rf "$2"
+"""
+ROW = re.compile(
+    r"(whole|damaged) (ckpt/step-[0-9]{1,18})|([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL
+)
+
+
+class File(NamedTuple):
+    time: int  # last modification, unix seconds on the host's clock
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The run's folder on a host, and the checkpoints in it."""
+
+    node: Node
+    run_dir: str
+    rank: int | None  # node rank in the next attempt; None: not part of it
+    same_rank: bool  # it had the same rank in the last attempt, so its files are its own
+    newest: str = ""  # the newest one that matches its MANIFEST, such as ckpt/step-00000012
+    damaged: tuple[str, ...] = ()  # incomplete steps after `newest`
+    files: Mapping[str, File] = field(default_factory=dict)  # by path, without hidden files
+
+    @property
+    def step(self) -> int:
+        """The step number of `newest`."""
+        return int(self.newest.rpartition("-")[2] or -1)
+
+    def lacks(self, path: str, file: File) -> bool:
+        """Return whether it needs the file. A node keeps its own files, such as its own shard."""
+        own = self.files.get(path)
+        return own is None or not (self.same_rank or own == file)
+
+    def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
+        """Run a script with the run's folder as $1. Raises CommandFailed."""
+        done = self.node.script(text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT)
+        if done.code != 0:
+            raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {done.reason}")
+        return done
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint to resume from, and the folders or files of it that each host lacks."""
+
+    source: Checkpoints
+    what: str
+    missing: Sequence[tuple[Checkpoints, Sequence[str]]]
+
+
+def distribute_checkpoint(
+    nodes: Sequence[Node],
+    former: Sequence[Node],
+    record: RunRecord,
+    console: Console,
+    *,
+    open_to_all: bool = False,
+) -> None:
+    """Send the hosts of the next attempt the missing parts of its checkpoint.
+
+    nodes: of the next attempt, in rank order. former: other hosts that may have checkpoints.
+    open_to_all: the container's user is not the SSH user. Raises DdpctlError if a host does not
+    receive a checkpoint that it needs.
+    """
+    with console.step(f"looking for the newest checkpoint on {len(nodes) + len(former)} hosts"):
+        folders = {each.node: each for each in checkpoint_folders(nodes, former, record)}
+        seen, failures = ask_each([*folders], lambda node: with_content(folders[node]))
+    for name in failures:
+        console.say(f"no answer from {name}: not using checkpoints that only it has")
+    for host in seen.values():
+        for path in host.damaged:
+            console.say(f"{host.node.name}: not using {path}, which is incomplete or damaged")
+    choice = choose([*seen.values()])
+    if choice is None:
+        console.say("no host has a checkpoint of this run: starting from scratch")
+        return
+    source = choice.source.node.name
+    console.say(f"resuming from {choice.what}, on {source}")
+    aside = f".before-attempt-{len(record.attempts) + 1}"
+    for target, paths in choice.missing:
+        with console.step(f"sending {choice.what} from {source} to {target.node.name}"):
+            send(choice.source, target, paths, aside, open_to_all=open_to_all)
+
+
+def checkpoint_folders(
+    nodes: Sequence[Node], former: Sequence[Node], record: RunRecord
+) -> list[Checkpoints]:
+    """Return one folder per file system. Nodes of one machine and hosts with one home share it."""
+    before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
+    ranks = {node: rank for rank, node in enumerate(nodes)}
+    found = []
+    for node, *_ in find_shared_homes(one_per_account((*nodes, *former))):
+        entry, rank = before.get(node.name), ranks.get(node)
+        # commands start in the home folder
+        run_dir = entry.run_dir if entry else f".ddpctl/runs/{record.run_id}"
+        same = entry is not None and entry.node_rank == rank
+        found.append(Checkpoints(node, run_dir, rank, same))
+    return found
+
+
+def with_content(folder: Checkpoints) -> Checkpoints:
+    """Ask the host what the folder contains. Skips malformed rows and paths."""
+    newest, damaged, files = "", [], {}
+    for row in folder.script(LIST).stdout.split(b"\0")[:-1]:
+        if match := ROW.fullmatch(row.decode(errors="surrogateescape")):
+            kind, step, time, size, path = match.groups()
+            if kind == "whole":
+                newest = step
+            elif kind == "damaged":
+                damaged.append(step)
+            elif not path.startswith("/") and ".." not in path.split("/"):
+                files[path] = File(int(time), int(size))
+    return dataclasses.replace(folder, newest=newest, damaged=tuple(damaged), files=files)
+
+
+def choose(hosts: Sequence[Checkpoints]) -> Choice | None:
+    """Choose a checkpoint; None if there is none. Pure.
+
+    hosts: of the next attempt, then of the last one, in rank order.
+    """
+    nodes = [host for host in hosts if host.rank is not None]
+    if any(host.newest for host in hosts):
+        source = max(hosts, key=lambda host: (host.step, host.rank is not None))
+        # one host of the attempt needs it; the trainer's ranks then share it
+        needed = nodes[:1] if source.rank is None else []
+        name = source.newest.rpartition("/")[2]
+        return Choice(source, name, [(target, [source.newest]) for target in needed])
+    written = [host for host in hosts if host.files]
+    if not written:
+        return None
+    source = max(written, key=lambda host: max(file.time for file in host.files.values()))
+    files = sorted(source.files.items())
+    missing = [(node, [path for path, file in files if node.lacks(path, file)]) for node in nodes]
+    return Choice(source, "the newest checkpoint", [each for each in missing if each[1]])
+
+
+def send(
+    source: Checkpoints,
+    target: Checkpoints,
+    paths: Sequence[str],
+    aside: str,
+    *,
+    open_to_all: bool = False,
+) -> None:
+    """Send files, verify them and rename them into place. A failure leaves the target unchanged."""
+    listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
+    arriving = f".arriving-{source.node.name}"
+    wanted = source.script(DIGESTS, "checkpoints", stdin=listed).stdout
+    _stream(source, target, listed, arriving)
+    if target.script(DIGESTS, f"checkpoints/{arriving}", stdin=listed).stdout != wanted:
+        target.script(DROP, arriving)
+        raise CommandFailed(
+            f"{target.node.name}: the checkpoint from {source.node.name} arrived damaged; "
+            "resume again, and check the disks of both hosts"
+        )
+    target.script(PUT, arriving, aside, "open" if open_to_all else "", stdin=listed)
+
+
+def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: str) -> None:
+    with (
+        source.node.open_script(SEND, source.run_dir) as sending,
+        target.node.open_script(RECEIVE, target.run_dir, arriving) as receiving,
+    ):
+        ends = [(source, sending), (target, receiving)]
+        with contextlib.suppress(BrokenPipeError):  # the source's tar ended early
+            sending.write(listed)
+            sending.close_stdin()
+        try:
+            while data := sending.read():
+                receiving.write(data)
+            receiving.close_stdin()
+        except BrokenPipeError:  # the target's tar ended early
+            ends = ends[1:]
+        for folder, stream in ends:
+            if stream.wait(TAR_TIMEOUT) != 0:
+                printed = stream.stderr_tail().splitlines() or ["tar failed"]
+                raise CommandFailed(
+                    f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}; "
+                    "look at `df -h` there"
+                )

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from launcher.supervisor.events import End, Event, Start, document
+from launcher.supervisor.events import End, Event, RankPids, document
 
 PORT = 2222
 IMAGE = "scale:latest"
@@ -197,7 +197,7 @@ class Container:
         if self.journal is None:
             self.end(0)
         else:
-            self.write(Start(1, ("torchrun",), self.name))
+            self.write(RankPids({}))
             self.lines(b"first line")
 
     def lines(self, *lines: bytes) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from launcher.supervisor.events import End, Event, Start, document
+from launcher.supervisor.events import End, Event, RankPids, document
 
 PORT = 2222
 IMAGE = "scale:latest"
@@ -197,7 +197,7 @@ class Container:
         if self.journal is None:
             self.end(0)
         else:
-            self.write(Start(1, ("torchrun",), self.name))
+            self.write(RankPids({}))
             self.lines(b"first line")
 
     def lines(self, *lines: bytes) -> None:
@@ -234,7 +234,7 @@ class Engine:
                 status, answer = await self.answer(method, target, json.loads(body) if body else {})
                 text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 length = b"" if status == 204 else b"Content-Length: %d\r\n" % len(text)
-                head = b"HTTP/1.1 %d OK\r\nApi-Version: 1.41\r\nContent-Type: application/json\r\n"
+                head = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\n"
                 writer.write(head % status + length + b"\r\n" + (b"" if status == 204 else text))
                 await writer.drain()
         writer.close()
@@ -246,8 +246,8 @@ class Engine:
         if words[0].startswith("v1"):
             words = words[1:]
         match [method, *words]:
-            case ["GET", "_ping"]:
-                return 200, b"OK"
+            case ["GET", "version"]:
+                return 200, {"ApiVersion": "1.41"}
             case ["GET", "info"]:
                 return 200, INFO
             case ["GET", "volumes"]:

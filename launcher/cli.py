@@ -31,14 +31,7 @@ COMMANDS = (  # each is a function in commands/, in the file of the same name
 KINDS = {"launch": WithCommandLine, "exec": WithCommandLine, "push": WithFolders}
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
-
-
-class Shell(enum.StrEnum):
-    """A shell that Tab completion supports."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
+Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports
 
 
 def main() -> None:

@@ -1,21 +1,4 @@
-"""Every error that ddpctl reports to a user.
-
-    DdpctlError                 exit 1
-    ├── UsageError              exit 2   a wrong flag or argument
-    │   └── HostsFileError      exit 2   all problems of a hosts file
-    ├── PreflightError          exit 3   `check` found a failure
-    │   └── GpusTaken           exit 3   other runs have the GPUs (in start/all_or_none.py)
-    ├── HostUnreachable         exit 4   no SSH connection
-    ├── DockerUnavailable       exit 3   SSH works, the host's engine does not answer
-    ├── CommandTimeout          exit 4   SSH works, the host does not answer in time
-    ├── CommandFailed           exit 1   a command on a host failed
-    ├── StateError              exit 1   a file or folder on this machine cannot be written
-    ├── PushFailed              exit 5
-    ├── RunKilled               exit 7   `kill` ended a run that waited in line
-    ├── StopUnconfirmed         exit 6   a host may still run something
-    ├── RunFailed                        a function that Python sent to the ranks gave no results
-    │   └── RemoteError                  it raised an exception there
-    └── NodesFailed             the worst exit code of the errors that it carries, one per host
+"""Every error that ddpctl reports to a user, and its exit code.
 
 A message is one line: where, what, remedy. Only `launcher.cli` prints it.
 """
@@ -36,7 +19,7 @@ class DdpctlError(Exception):
 
 
 class UsageError(DdpctlError):
-    exit_code = 2
+    exit_code = 2  # a wrong flag or argument
 
 
 class HostsFileError(UsageError):
@@ -48,27 +31,27 @@ class HostsFileError(UsageError):
 
 
 class PreflightError(DdpctlError):
-    exit_code = 3
+    exit_code = 3  # `check` found a failure, or other runs have the GPUs
 
 
 class HostUnreachable(DdpctlError):
-    exit_code = 4
+    exit_code = 4  # no SSH connection
 
 
 class DockerUnavailable(DdpctlError):
-    exit_code = 3
+    exit_code = 3  # SSH works, the host's engine does not answer
 
 
 class CommandTimeout(DdpctlError):
-    exit_code = 4
+    exit_code = 4  # SSH works, the host does not answer in time
 
 
 class CommandFailed(DdpctlError):
-    exit_code = 1
+    """A command on a host failed."""
 
 
 class StateError(DdpctlError):
-    exit_code = 1
+    """A file or folder on this machine cannot be written."""
 
 
 class PushFailed(DdpctlError):
@@ -76,7 +59,7 @@ class PushFailed(DdpctlError):
 
 
 class StopUnconfirmed(DdpctlError):
-    exit_code = 6
+    exit_code = 6  # a host may still run something
 
 
 class RunFailed(DdpctlError):
@@ -99,7 +82,7 @@ class RemoteError(RunFailed):
 
 
 class RunKilled(DdpctlError):
-    exit_code = 7
+    exit_code = 7  # `kill` ended a run that waited in line
 
 
 class NodesFailed(DdpctlError):

@@ -6,8 +6,9 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, TypedDict, Unpack
 
 from ..diagnosis.first_failure import FirstFailure
 from ..errors import CommandFailed, DdpctlError, StopUnconfirmed
@@ -28,7 +29,6 @@ from ..start.launch import new_run
 from ..stop.kill import kill_run
 from ..terminal.console import LoggingConsole
 from ..terminal.sanitize import Sanitizer
-from .job_options import JobOptions
 
 POLL = 0.2  # seconds
 
@@ -100,15 +100,14 @@ class Run:
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         lines = Wanted(tail=tail, grep=re.compile(grep.encode()) if grep else None)
         wanted = chosen(lines, nodes, ranks, self._folder.load())
-        failures = {} if has_recorder(self._folder) else self._sync_logs()
+        failures: Mapping[str, DdpctlError] = {}
+        if not has_recorder(self._folder):
+            with (
+                newest_attempt(self._folder, self._console) as attempt,
+                log_store(self._folder, self._console) as store,
+            ):
+                failures = sync_logs(attempt, store, self._console)
         return self._lines(wanted, follow, failures)
-
-    def _sync_logs(self) -> Mapping[str, DdpctlError]:
-        with (
-            newest_attempt(self._folder, self._console) as attempt,
-            log_store(self._folder, self._console) as store,
-        ):
-            return sync_logs(attempt, store, self._console)
 
     def _lines(
         self, wanted: Wanted, follow: bool, failures: Mapping[str, DdpctlError]
@@ -149,6 +148,31 @@ class Run:
         if done.failures:
             raise nodes_failed(done.failures)
         return done.to
+
+
+class JobOptions(TypedDict, total=False):
+    """Keyword arguments that override keys of docs/hosts-file.md. Paths: from the current folder."""
+
+    engine: Literal["docker", "process"]
+    image: str
+    workdir: str | PathLike[str]
+    dataset: str | PathLike[str]
+    resume_args: Sequence[str]
+    nproc_per_node: int
+    master_port: int | Literal["auto"]
+    env: Mapping[str, str]
+    env_file: str | PathLike[str]
+    mounts: Sequence[str]
+    tmpfs: Mapping[str, str | int]
+    shm_size: str | int
+    devices: Sequence[str]
+    cap_add: Sequence[str]
+    ulimits: Mapping[str, int]
+    user: str
+    max_restarts: int
+    metrics_dir: str
+    stop_timeout: int
+    time_limit: str | int
 
 
 def launch(

@@ -9,11 +9,12 @@ import atexit
 import base64
 import importlib
 import json
+import operator
 import os
 import pickle
 import sys
 import traceback
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
 Call = Dict[str, Any]
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -32,7 +33,7 @@ def main() -> None:
     with open(os.path.join(HERE, "ddpctl_call.json"), encoding="utf-8") as file:
         call = json.load(file)
     try:
-        outcome = returned(function_of(call), call)
+        outcome = returned(call)
     except Exception as error:
         write(raised(error, call["trust"]))
         raise
@@ -56,22 +57,21 @@ def close_process_group() -> None:
         dist.destroy_process_group()
 
 
-def function_of(call: Call) -> Any:
-    function: Any = importlib.import_module(call["module"])
-    for name in call["function"].split("."):
-        function = getattr(function, name)
-    return function
-
-
-def returned(function: Callable[..., Any], call: Call) -> str:
-    args, kwargs = call["args"], call["kwargs"]
+def returned(call: Call) -> str:
+    """Return the document of the function's result."""
+    function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
         args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))
-    result = function(*args, **kwargs)
-    if call["trust"]:
-        text = json.dumps({"pickle": pickled(result)})
+        text = json.dumps({"pickle": pickled(function(*args, **kwargs))})
     else:
-        text = as_json(result)
+        result = function(*call["args"], **call["kwargs"])
+        try:
+            text = json.dumps({"result": result})
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                "ddpctl.run: the result is not JSON (%s); return numbers, strings, lists and "
+                "dicts, or call run(..., trust=True)" % error
+            ) from None
     limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(text) > limit:
         raise ValueError(
@@ -79,16 +79,6 @@ def returned(function: Callable[..., Any], call: Call) -> str:
             "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
         )
     return text
-
-
-def as_json(result: Any) -> str:
-    try:
-        return json.dumps({"result": result})
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            "ddpctl.run: the result is not JSON (%s); return numbers, strings, lists and "
-            "dicts, or call run(..., trust=True)" % error
-        ) from None
 
 
 def raised(error: Exception, trust: bool) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
+import operator
 import os
 import pickle
 import shutil
@@ -44,37 +44,27 @@ def pack(
         modules = {function.__module__}
     for module in modules:
         _copy_module(module, to)
-    call = {
-        "module": function.__module__,
-        "function": name,
-        "trust": trust,
-        "limit": MAX_RESULTS,
-        **_arguments(args, kwargs, trust),
-    }
-    (to / "ddpctl_call.json").write_text(json.dumps(call))
-    shutil.copy(CALLER, to)
-
-
-def _arguments(
-    args: Sequence[object], kwargs: Mapping[str, object], trust: bool
-) -> Mapping[str, object]:
+    call = {"module": function.__module__, "function": name, "trust": trust, "limit": MAX_RESULTS}
     if trust:
         pickled = pickle.dumps((args, kwargs), protocol=4)  # a rank may have Python 3.8
-        return {"args": [], "kwargs": {}, "pickle": base64.b64encode(pickled).decode()}
+        call["pickle"] = base64.b64encode(pickled).decode()
+    else:
+        call |= {"args": args, "kwargs": kwargs}
     try:
-        json.dumps([args, kwargs])
+        text = json.dumps(call)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"run(): an argument is not JSON ({error}); pass numbers, strings, lists and "
             "dicts, or call run(..., trust=True)"
         ) from None
-    return {"args": args, "kwargs": kwargs}
+    (to / "ddpctl_call.json").write_text(text)
+    shutil.copy(CALLER, to)
 
 
 def _require_importable(function: Callable[..., object], name: str) -> None:
     found: Any = sys.modules.get(function.__module__)
     try:
-        found = functools.reduce(getattr, name.split("."), found)
+        found = operator.attrgetter(name)(found)
     except AttributeError:
         found = None
     if found is not function:

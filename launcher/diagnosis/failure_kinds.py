@@ -1,7 +1,8 @@
 """All kinds of first failure: meaning, remedy, whether a restart can help, log pattern.
 
 This is the only table of kinds. In run.json, `first_failure.kind` is the value of a member.
-Restarts read `restartable`. A test compares `docs_table()` with docs/troubleshooting.md.
+Restarts read `restartable`. docs/troubleshooting.md shows the table; scripts/failure_kinds.py writes
+it there.
 """
 
 from __future__ import annotations
@@ -218,19 +219,3 @@ class FailureKind(enum.StrEnum):
 def pattern_in(lines: Sequence[str]) -> FailureKind | None:
     text = "\n".join(lines)
     return next((kind for kind in FailureKind if kind.pattern and kind.pattern.search(text)), None)
-
-
-def docs_table() -> str:
-    """Return the table for docs/troubleshooting.md."""
-    rows = ["| kind | what happened | what to do | restart |", "|---|---|---|---|"]
-    for kind in FailureKind:
-        remedy = (kind.remedy or "see the excerpt") + "."
-        restart = "yes" if kind.restartable else "no"
-        rows.append(
-            f"| `{kind.value}` | {kind.meaning} | {remedy[0].upper()}{remedy[1:]} | {restart} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    print(docs_table(), end="")

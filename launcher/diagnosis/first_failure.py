@@ -9,7 +9,6 @@ clock wins.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..supervisor.events import RankExit, Stopping
@@ -42,10 +41,18 @@ class FirstFailure:
 def first_failure(evidence: Evidence) -> FirstFailure | None:
     """Return the first failure, or None if there is no sign of one."""
     evidence = on_one_clock(evidence)
-    found = [candidate for node in evidence.nodes for candidate in candidates(node, evidence)]
-    if all(candidate.exit_code == 0 and candidate.weight for candidate in found):
+    found: list[Candidate | None] = []
+    for node in evidence.nodes:
+        for time, exit in node.of(RankExit):
+            if exit.rank in range(evidence.world_size):
+                found.append(rank_exit(node, exit.time or time, exit))
+        for time, stop in node.of(Stopping):
+            found.append(stop_reason(stop.reason, time, node, evidence))
+        found += [_torchrun(node), _sudden_end(node, evidence)]
+    candidates = [candidate for candidate in found if candidate]
+    if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
-    first = min(found, key=lambda candidate: (candidate.weight, candidate.time))
+    first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time))
     return FirstFailure(
         host=first.node.host,
         node_rank=first.node.node_rank,
@@ -54,7 +61,7 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         exit_code=first.exit_code,
         signal=first.signal,
         kind=first.kind,
-        time=_rfc3339(first.time),
+        time=rfc3339(first.time),
         message=first.message,
         excerpt="\n".join(log_patterns.excerpt(first.lines)),
         remedy=first.remedy or first.kind.remedy,
@@ -67,17 +74,6 @@ def headline(failure: FirstFailure) -> str:
         return f"{failure.host} (node {failure.node_rank}): {failure.message}"
     where = f"{failure.host}, local_rank {failure.local_rank}"
     return f"rank {failure.rank} ({where}) {failure.message}"
-
-
-def candidates(node: NodeEvidence, evidence: Evidence) -> Iterator[Candidate]:
-    found = [
-        rank_exit(node, exit.time or time, exit)
-        for time, exit in node.of(RankExit)
-        if exit.rank in range(evidence.world_size)
-    ]
-    found += [stop_reason(stop.reason, time, node, evidence) for time, stop in node.of(Stopping)]
-    found += [_torchrun(node), _sudden_end(node, evidence)]
-    return (candidate for candidate in found if candidate)
 
 
 def _torchrun(node: NodeEvidence) -> Candidate | None:
@@ -104,17 +100,20 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     """Detect a container that is gone although its supervisor reported no end."""
     if node.end is not None or node.reasons:
         return None
-    weight = Weight.CAUSE
+    others = [other for other in evidence.nodes if other is not node]
+    reasons = [reason for other in others for reason in other.reasons]
+    lost = [r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank]
+    exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
+    weight, kind = Weight.CAUSE, FailureKind.HOST_LOST
     if node.oom_killed:
         kind, message = FailureKind.OOM_KILLED, oom_message(node)
     elif node.exit_code is not None:
         kind = FailureKind.CONTAINER_KILLED
         message = f"its container was killed (exit code {node.exit_code})"
-    elif (how := _lost_by_peers(node, evidence)) or not node.unseen:
-        kind = FailureKind.HOST_LOST
-        message = f"the host is lost: {how or 'its container is gone'}"
-    elif _connections_broke(node, evidence):
-        weight, kind = Weight.UNREACHABLE, FailureKind.HOST_LOST
+    elif lost or not node.unseen:
+        message = f"the host is lost: {lost[0].message if lost else 'its container is gone'}"
+    elif any(log_patterns.is_effect(exit.last_lines) for exit in exits):
+        weight = Weight.UNREACHABLE
         message = (
             f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"
         )
@@ -124,24 +123,8 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     return Candidate(weight, time, node, kind, message, exit_code=node.exit_code)
 
 
-def _connections_broke(node: NodeEvidence, evidence: Evidence) -> bool:
-    """Return whether ranks of other nodes failed because a connection broke."""
-    return any(
-        exit.exit_code and log_patterns.is_effect(exit.last_lines)
-        for other in evidence.nodes
-        if other is not node
-        for _, exit in other.of(RankExit)
-    )
-
-
-def _lost_by_peers(node: NodeEvidence, evidence: Evidence) -> str:
-    """Describe how other nodes noticed the loss; "" if none did."""
-    reasons = [reason for other in evidence.nodes for reason in other.reasons]
-    lost = (r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank)
-    return next((reason.message for reason in lost), "")
-
-
-def _rfc3339(seconds: float) -> str:
+def rfc3339(seconds: float) -> str:
+    """Format a time in UTC with milliseconds. Times beyond the calendar are clamped."""
     within = min(max(seconds, 0.0), LATEST)
     moment = datetime.datetime.fromtimestamp(within, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

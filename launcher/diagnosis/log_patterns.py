@@ -15,7 +15,7 @@ NOISE = re.compile(
     r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from"
     r"|terminate called|Fatal Python error|$)"
 )
-FRAME = re.compile(r"^(\[rank\d+\]: ?)?frame #\d+: ")  # of a C++ stack, too long to quote
+FRAME = re.compile(r"^frame #\d+: ")  # of a C++ stack, too long to quote
 # Printed by a rank after another rank has gone: it was not the first to fail.
 EFFECT = re.compile(
     r"connection closed by peer|connection reset by peer|broken ?pipe|connection refused"
@@ -31,20 +31,12 @@ EFFECT = re.compile(
 
 def is_effect(lines: Sequence[str]) -> bool:
     """Return whether the process failed only because another one had ended before."""
-    return bool(EFFECT.search("\n".join(_decisive_lines(lines))))
+    return bool(EFFECT.search("\n".join(exception_lines(lines) or _last_lines(lines))))
 
 
 def known_kind(lines: Sequence[str]) -> FailureKind | None:
     """Return the kind that matches the exception's message or, without one, any of the last lines."""
-    return pattern_in([RANK_PREFIX.sub("", line) for line in _decisive_lines(lines)])
-
-
-def _decisive_lines(lines: Sequence[str]) -> Sequence[str]:
-    return exception_lines(lines) or _last_lines(lines)
-
-
-def _last_lines(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if not FRAME.match(line)][-EXCERPT_LINES:]
+    return pattern_in(exception_lines(lines) or _last_lines(lines))
 
 
 def exception_line(lines: Sequence[str]) -> str:
@@ -70,11 +62,19 @@ def excerpt(lines: Sequence[str]) -> list[str]:
     if len(block) > EXCERPT_LINES:  # keep both ends: the entry point and the message
         half = EXCERPT_LINES // 2
         block = [*block[:half], f"... {len(block) - EXCERPT_LINES} lines ...", *block[-half:]]
-    return block or [RANK_PREFIX.sub("", line) for line in _last_lines(lines)]
+    return block or _last_lines(lines)
+
+
+def _unprefixed(lines: Sequence[str]) -> list[str]:
+    return [RANK_PREFIX.sub("", line) for line in lines]
+
+
+def _last_lines(lines: Sequence[str]) -> list[str]:
+    return [line for line in _unprefixed(lines) if not FRAME.match(line)][-EXCERPT_LINES:]
 
 
 def _last_traceback(lines: Sequence[str]) -> list[str]:
-    clean = [RANK_PREFIX.sub("", line) for line in lines]
+    clean = _unprefixed(lines)
     starts = [index for index, line in enumerate(clean) if TRACEBACK.match(line)]
     return clean[starts[-1] :] if starts else []
 

@@ -47,7 +47,9 @@ def _classify(
     kind, message = classify_exit(exit.exit_code, exit.signal, lines, exit.message)
     if kind == FailureKind.KILLED and exit.signal == "SIGKILL" and node.oom_kills:
         kind, message = FailureKind.OOM_KILLED, oom_message(node)
-    if _stopped_by_us(exit) or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
+    reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
+    stopped_by_us = exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
+    if stopped_by_us or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
         effect = FailureKind.PEER_GONE if kind == FailureKind.EXCEPTION else kind
         return Weight.EFFECT, effect, message
     if kind == FailureKind.COLLECTIVE_TIMEOUT:
@@ -55,14 +57,9 @@ def _classify(
     if kind in (FailureKind.EXIT_CODE, FailureKind.KILLED) and (full := node.full_disks):
         kind = FailureKind.SHM_FULL if full == ["shm"] else FailureKind.DISK_FULL
         message = f"{message}; no space was left on {' and '.join(full)}"
-    if exit.exit_code is None and kind == FailureKind.EXIT_CODE:
+    if reaped and kind == FailureKind.EXIT_CODE:
         return Weight.WITNESS, kind, message  # torchrun also reaps ranks that succeeded
     return Weight.CAUSE, kind, message
-
-
-def _stopped_by_us(exit: RankExit) -> bool:
-    reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
-    return exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
 
 
 def classify_exit(

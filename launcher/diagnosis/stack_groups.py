@@ -150,7 +150,11 @@ def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 def verdict(groups: Sequence[StackGroup]) -> list[str]:
     """Return one sentence per group of stragglers, or one for all ranks if there are none."""
-    lines = [_sentence(group) for group in stragglers(groups)]
+    lines = []
+    for group in stragglers(groups):
+        verb = "are" if len(group.members) > 1 else "is"
+        where = "" if group.first.note else f"{verb} not where the other ranks are: "
+        lines.append(f"{group.name} {where}{group.first.describe()}")
     shown = [group for group in groups if group.first.note is None]
     if not lines and len(shown) == 1 and len(shown[0].members) > 1:
         lines = [f"all {len(shown[0].members)} ranks are {shown[0].first.describe()}"]
@@ -158,10 +162,3 @@ def verdict(groups: Sequence[StackGroup]) -> list[str]:
         lines = [f"the ranks are at {len(shown)} places, and none of them has most of the ranks"]
     lines += [f"{group.name} {group.first.describe()}" for group in groups if not group.has_place]
     return lines
-
-
-def _sentence(group: StackGroup) -> str:
-    if group.first.note:
-        return f"{group.name} {group.first.describe()}"
-    verb = "are" if len(group.members) > 1 else "is"
-    return f"{group.name} {verb} not where the other ranks are: {group.first.describe()}"

@@ -126,14 +126,6 @@ class Api(docker.APIClient):
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
         return self._adapter or super().get_adapter(url)
 
-    def version(self, api_version: bool = True) -> dict[str, Any]:
-        """Answer the SDK's first request, for the API version, from /_ping, which is much cheaper."""
-        if not api_version:
-            ping = self.get(f"{self.base_url}/_ping", timeout=self.timeout)
-            if version := ping.headers.get("Api-Version"):
-                return {"ApiVersion": version}
-        return dict(super().version(api_version))
-
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a request. Turns connection errors into one line."""
         if self._adapter:

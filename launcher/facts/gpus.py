@@ -65,9 +65,3 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
         name = f"AMD {(row[4] or '').strip() or 'GPU'}"
         gpus.append(Gpu(len(gpus), uuid, name, mib or None, "amd", row[5] is not None))
     return tuple(gpus)
-
-
-def group_ids(lines: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of the groups that own the GPUs' device files, except root's."""
-    ids = [int(line) for line in lines[:64] if re.fullmatch(r"[0-9]{1,9}", line)]
-    return tuple(sorted({i for i in ids if i}))

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from . import network, rdma
-from .gpus import AMD, Gpu, amd_gpus, group_ids, nvidia_gpus
+from .gpus import AMD, Gpu, amd_gpus, nvidia_gpus
 from .hardware import Details, details
 from .network import Address
 from .nvidia import OWNERS, printable
@@ -100,7 +100,7 @@ s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
 s rdma; [ -d /sys/class/infiniband ] && rdma
-s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
+s infiniband; [ -d /dev/infiniband ] && ls /dev/infiniband
 gpus=
 while [ $# -gt 0 ]; do
   case $1 in
@@ -144,11 +144,11 @@ class Facts:
     ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
     listening: frozenset[int]  # TCP ports in state LISTEN, if requested
-    infiniband: bool
+    infiniband: tuple[str, ...]  # devices, such as uverbs0
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
     rdma_ports: tuple[RdmaPort, ...] = ()
-    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs
+    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
     boot_id: str = ""  # equal for two names of one machine; "" if unknown
     seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
@@ -209,6 +209,9 @@ def parse(text: str) -> Facts:
         gpus = amd_gpus(sections["amd"])
     # rows of /proc/net/tcp with ports in hex: "  0: 00000000:1F90 00000000:0000 0A ..."
     ports = (re.match(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) ", row) for row in sections["listening"])
+    groups = {
+        int(row) for row in sections["gpugroups"][:64] if re.fullmatch("[1-9][0-9]{0,8}", row)
+    }
     started, ended = clock("clock"), clock("end")
     cores = first("cores")
     return Facts(
@@ -224,11 +227,11 @@ def parse(text: str) -> Facts:
         ssh_client_ip=ssh[0] if len(ssh) == 4 else None,
         addresses=network.addresses(sections["net"]),
         listening=frozenset(int(port[1], 16) for port in ports if port),
-        infiniband=bool(sections["infiniband"]),
+        infiniband=tuple(sections["infiniband"]),
         gpus=gpus,
         gpu_error=gpu_error,
         rdma_ports=rdma.rdma_ports(sections["rdma"]),
-        gpu_groups=group_ids(sections["gpugroups"]),
+        gpu_groups=tuple(sorted(groups)),
         boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,

@@ -72,7 +72,7 @@ def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
     ports, most = machine.facts.rdma_ports, max(up(other) for other in seen.machines)
     down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
-    if ports and "uverbs0" not in machine.details.infiniband_devices:
+    if ports and "uverbs0" not in machine.facts.infiniband:
         what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
         yield warning(what, "load ib_uverbs there (package rdma-core)")
     if ports and not up(machine):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.first_failure import FirstFailure
+from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, dump, load
 from ..logs.events import parsed
@@ -35,10 +35,7 @@ class UnreadableRecord(UsageError):
 
 def timestamp(seconds: float | None = None) -> str:
     """Format a time, by default now, as RFC 3339 in UTC with milliseconds."""
-    moment = datetime.datetime.fromtimestamp(
-        time.time() if seconds is None else seconds, datetime.UTC
-    )
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(time.time() if seconds is None else seconds)
 
 
 def parse_timestamp(text: str | None) -> float | None:

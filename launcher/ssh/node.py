@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar, cast
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
@@ -55,23 +55,12 @@ class Node:
         """Connect. Raises HostUnreachable with the remedy."""
         self._machine.connect()
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout: float = 30.0,
-        env: Mapping[str, str] | None = None,
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> Completed:
         """Run one command in the home folder and wait for its end.
 
-        env: added to the environment; never appears in a process list. Raises CommandTimeout after
-        `timeout` seconds, HostUnreachable if the connection is lost, CommandFailed if the account
-        cannot run commands.
+        Raises CommandTimeout after `timeout` seconds, HostUnreachable if the connection is lost,
+        CommandFailed if the account cannot run commands.
         """
-        if env:
-            argv, preamble = shell.with_environment(argv, env)
-            stdin = preamble + stdin
         deadline = Deadline(timeout)
 
         def feed() -> None:  # a command need not read it, and its exit code reports failures
@@ -96,16 +85,9 @@ class Node:
                 "check whether the machine or one of its disks hangs"
             ) from None
 
-    def script(
-        self,
-        text: str,
-        *args: str,
-        stdin: bytes = b"",
-        timeout: float = 30.0,
-        env: Mapping[str, str] | None = None,
-    ) -> Completed:
+    def script(self, text: str, *args: str, stdin: bytes = b"", timeout: float = 30.0) -> Completed:
         """Run a POSIX `sh` script with `args` as $1, $2, and so on. Otherwise like `run`."""
-        return self.run(shell.script(text, args), stdin=stdin, timeout=timeout, env=env)
+        return self.run(shell.script(text, args), stdin=stdin, timeout=timeout)
 
     def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
         """Start one command and return its streams.

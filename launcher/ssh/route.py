@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import pwd
 import re
 import socket
 import subprocess
@@ -121,17 +120,23 @@ def jump_host(text: str) -> Host:
 
 
 def _ask_ssh(host: Host) -> str:
-    command = ["ssh", "-G", *_options(host), "--", host.host]
+    given = {
+        "User": host.user,
+        "Port": host.port,
+        "ProxyJump": host.proxy_jump,
+        "IdentityFile": _quoted(host.identity_file) if host.identity_file else None,
+    }
+    options = [f"-o{key}={value}" for key, value in given.items() if value is not None]
     # `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests),
     # ddpctl follows $HOME like every other program, and passes the configuration there to `ssh`.
-    home, account_home, config = expanded("~"), _account_home(), ""
+    home, account_home, config = expanded("~"), expanded(f"~{account_name()}"), ""
     if home != account_home:
-        command[2:2] = ["-F", "/dev/stdin"]
+        options += ["-F", "/dev/stdin"]
         files = filter(Path.is_file, (home / ".ssh" / "config", Path("/etc/ssh/ssh_config")))
         config = "".join(f"Include {_quoted(str(path))}\n" for path in files)
     try:
         done = subprocess.run(
-            command,
+            ["ssh", "-G", *options, "--", host.host],
             input=config,
             capture_output=True,
             text=True,
@@ -151,31 +156,11 @@ def _ask_ssh(host: Host) -> str:
         ) from None
     if done.returncode:
         printed = "; ".join(done.stderr.strip().splitlines()) or "it printed nothing"
-        no_entry = "No user exists" in printed
-        remedy = "`ssh` needs an entry for this account in /etc/passwd"
-        raise HostUnreachable(
-            f"{host.name}: `ssh -G {host.host}` failed: {printed}; "
-            f"{remedy if no_entry else 'fix ~/.ssh/config'}"
-        )
+        remedy = "fix ~/.ssh/config"
+        if "No user exists" in printed:
+            remedy = "`ssh` needs an entry for this account in /etc/passwd"
+        raise HostUnreachable(f"{host.name}: `ssh -G {host.host}` failed: {printed}; {remedy}")
     return done.stdout.replace(f" {account_home / '.ssh'}/", f" {home / '.ssh'}/")
-
-
-def _account_home() -> Path:
-    try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
-        return Path("/")
-
-
-def _options(host: Host) -> list[str]:
-    """Translate the hosts file's values to options of `ssh`."""
-    values = {
-        "User": host.user,
-        "Port": host.port,
-        "ProxyJump": host.proxy_jump,
-        "IdentityFile": _quoted(host.identity_file) if host.identity_file else None,
-    }
-    return [f"-o{key}={value}" for key, value in values.items() if value is not None]
 
 
 def _quoted(path: str) -> str:

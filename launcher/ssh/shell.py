@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 # fish interprets backslashes in single quotes; csh interprets newlines and exclamation marks.
 _DIFFERS = re.compile(rb"[\\\n!]")
@@ -28,10 +28,9 @@ exit "$code"
 
 def command_line(argv: Sequence[str]) -> bytes:
     """Quote `argv` as one line for the login shell. Arguments may have any byte but NUL (ValueError)."""
-    words = [os.fsencode(word) for word in argv]
-    if any(b"\0" in word for word in words):
+    line = os.fsencode(shlex.join(argv))
+    if b"\0" in line:
         raise ValueError("embedded null byte in an argument")
-    line = b" ".join(_quote(word) for word in words)
     if not _DIFFERS.search(line):
         return line
     escaped = _UNSAFE.sub(lambda match: b"\\0%03o" % match[0][0], line)
@@ -47,26 +46,14 @@ def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
     """Return a command that prints a random line before running `argv`, and that line.
 
     The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
-    that echoes its command does not print the token on a line of its own.
+    that echoes its command does not print the token on a line of its own. The shell stays, because
+    paramiko drops the signal that ends a command; a shell reports signal N as exit code 128 + N.
     """
     token = secrets.token_hex(8)
-    return ["sh", "-c", 'echo; echo "$0"; exec "$@"', token, *argv], f"\n{token}\n".encode()
-
-
-def with_environment(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], bytes]:
-    """Return a command that reads `env` from stdin, hidden from process lists, and the bytes to send."""
-    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
-    preamble = os.fsencode(exports)
-    read = f'eval "$(dd bs=1 count={len(preamble)} 2>/dev/null)"; exec "$@"'
-    return script(read, argv), preamble
+    framing = 'echo; echo "$0"; "$@"; exit "$?"'
+    return ["sh", "-c", framing, token, *argv], f"\n{token}\n".encode()
 
 
 def watched(argv: Sequence[str]) -> list[str]:
     """Wrap `argv`: its stdin is empty, and it is stopped when the stream to its reader closes."""
     return script(_WATCHED, argv)
-
-
-def _quote(word: bytes) -> bytes:
-    if word and not _UNSAFE.search(word):
-        return word
-    return b"'" + word.replace(b"'", b"'\"'\"'") + b"'"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 CHUNK = 256 * 1024  # bytes per read or write; the fastest size measured over SSH
@@ -47,7 +48,7 @@ class Stderr:
         return bytes(self._data)
 
 
-class Stream(ABC):
+class Stream(AbstractContextManager["Stream"]):
     """A running command. Its stderr is collected in the background and never blocks it."""
 
     stderr: Stderr
@@ -86,9 +87,6 @@ class Stream(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the command, whether or not it is running. Safe to repeat."""
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

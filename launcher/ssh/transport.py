@@ -1,4 +1,4 @@
-"""paramiko's transport with four changes: signals, stderr, order of closing, last packet time.
+"""paramiko's transport with three changes: stderr, order of closing, last packet time.
 
 All changes depend on paramiko's internals, which no other file uses.
 """
@@ -7,35 +7,16 @@ from __future__ import annotations
 
 import threading
 import time
-from signal import Signals
-from typing import Any, ClassVar
+from typing import Any
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
+from paramiko.common import MSG_CHANNEL_CLOSE
 from paramiko.packet import Packetizer
 
 from .stream import Stderr
 
-_SIGNALS = {signal.name.removeprefix("SIG"): signal.value for signal in Signals}
-_HANDLERS: dict[int, Any] = paramiko.Transport._channel_handler_table  # type: ignore[attr-defined]
-
-
-def _note_signal(channel: Any, message: Any) -> None:
-    """Convert exit-signal (RFC 4254, 6.10), which paramiko drops, to a shell's status, 128 + N."""
-    request = paramiko.Message(message.get_remainder())
-    if request.get_text() == "exit-signal":
-        request.get_boolean()
-        channel.exit_status = 128 + _SIGNALS.get(request.get_text(), 127)
-        channel.status_event.set()
-    _HANDLERS[MSG_CHANNEL_REQUEST](channel, message)
-
 
 class Transport(paramiko.Transport):
-    _channel_handler_table: ClassVar[dict[int, Any]] = {
-        **_HANDLERS,
-        MSG_CHANNEL_REQUEST: _note_signal,
-    }
-
     def __init__(self, sock: Any) -> None:
         super().__init__(sock, packetizer_class=_Packets)
 

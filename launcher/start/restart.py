@@ -118,14 +118,13 @@ def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Ava
     """Choose the hosts. A host that was just switched on again gets some time to come back."""
     failure = record.attempt.first_failure
     cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
-    available = with_spares(cluster, console, cut_off)
     for wait in BACKOFF[1:]:
+        available = with_spares(cluster, console, cut_off)
         if not available.missing:
-            break
+            return available
         console.say(f"{'; '.join(available.missing)}; looking again in {wait:g} s")
         time.sleep(wait)
-        available = with_spares(cluster, console, cut_off)
-    return available
+    return with_spares(cluster, console, cut_off)
 
 
 def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:

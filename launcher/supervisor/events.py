@@ -71,14 +71,6 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Start(Event):
-    kind = "start"
-    pid: int
-    argv: tuple[str, ...]
-    host: str
-
-
-@dataclass(frozen=True)
 class Environment(Event):
     """The node's software: versions by name, and names of environment variables without values."""
 
@@ -103,15 +95,6 @@ class Usage(Event):
     kind = "usage"
     cores: float
     gpus: tuple[Gpu, ...] = ()
-
-
-@dataclass(frozen=True)
-class Refused(Event):
-    """Connections to the control port without the run's token."""
-
-    kind = "refused"
-    message: str
-    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -170,13 +153,12 @@ class ResourceUsage(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The last record. left: processes that could not be killed."""
+    """The last record."""
 
     kind = "end"
     state: str  # succeeded, failed, stopped, cancelled, hung
     exit_code: int | None
     reason: Reason | None = None
-    left: tuple[int, ...] = ()
 
 
 def document(event: Event) -> dict[str, Any]:

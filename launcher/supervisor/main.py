@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from .channel import Status
 from .coordinator import JOIN_GRACE, SETTLE
-from .events import End, RankExit, RankPids, RankStacks, Reason, Start, Stopping, signal_name
+from .events import End, RankExit, RankPids, RankStacks, Reason, Stopping, signal_name
 from .journal import Journal
 from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers, Server
@@ -68,7 +68,6 @@ class Supervisor:
         for number in SIGNALS:
             signal.signal(number, lambda number, _: self.signals.append(number))
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts ranks whose torchrun dies, to kill and reap them
-        self.journal.event(Start(os.getpid(), tuple(self.spec.argv), self.spec.host))
         try:
             self.start()
             self.journal.event(environment())
@@ -311,7 +310,7 @@ class Supervisor:
         if self.left:
             self.journal.say("these processes could not be killed: %s" % self.left)
         self.metrics.remove()
-        self.journal.event(End(state, code, reason, tuple(self.left)))
+        self.journal.event(End(state, code, reason))
         self.journal.close()
         failed = 128 - code if code and code < 0 else code or 1  # as a shell does
         return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)

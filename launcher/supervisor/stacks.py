@@ -6,7 +6,6 @@ A request is a file `ask-<kind>-<id>` in the control folder; the answer is `stac
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import json
 import linecache
@@ -24,65 +23,13 @@ from .ranks import Rank
 from .sitecustomize import ALL_THREADS, MAIN_THREAD
 from .spec import Spec
 
-LOOK = 0.1  # seconds between checks for requests and for the ranks' answers
-QUIET = 0.3  # seconds without growth after which a stack is complete
+LOOK = 0.1  # seconds between checks for requests
+QUIET = 0.2  # seconds without growth after which a stack is complete
 ANSWER_TIMEOUT = 3.0  # seconds for a rank to answer
 SOURCE_TIMEOUT = 1.0  # seconds to read the source files
 HEAD = re.compile(r"(Stack|Current thread|Thread) ?(0x[0-9a-f]+)?( \[.*\])? \(most recent call")
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
-
-
-class Dump:
-    """A request to one rank. note: why there is no stack."""
-
-    def __init__(self, rank: Rank, folder: str, kind: str) -> None:
-        self.rank = rank
-        self.pid = python_of(rank.pid, folder) if rank.alive else rank.pid
-        self.path = os.path.join(folder, str(self.pid))
-        self.began = self.grew = time.monotonic()
-        self.text = ""
-        self.note = self._ask(ALL_THREADS if kind == "all" else MAIN_THREAD)
-
-    def _ask(self, number: int) -> str:
-        """Send the signal if that is harmless; otherwise return the reason why not."""
-        if not self.rank.alive or self.state in STATES:
-            return STATES.get(self.state, "exited")
-        try:
-            if not handles(self.pid, number, "SigCgt") or not has_open(self.pid, self.path):
-                return "unprepared"
-            if handles(self.pid, number, "SigBlk"):
-                return "blocked"
-            os.truncate(self.path, 0)
-        except OSError:
-            return "unprepared"
-        signal_main_thread(self.pid, number)
-        return ""
-
-    @property
-    def state(self) -> str:
-        return (proc_stat(self.pid) or ["X"])[0]
-
-    def done(self) -> bool:
-        if self.note:
-            return True
-        now, text = time.monotonic(), read_text(self.path)
-        if text != self.text:
-            self.text, self.grew = text, now
-        whole = text.endswith("\n") and now - self.grew > QUIET
-        return whole or now - self.began > ANSWER_TIMEOUT
-
-    def stack(self) -> Stack:
-        threads = parse(self.text)
-        return Stack(
-            self.rank.rank,
-            self.rank.local_rank,
-            self.pid,
-            self.state,
-            self.note or (None if self.text else "silent"),
-            next((thread.frames for thread in threads if thread.thread == "main"), ()),
-            tuple(thread for thread in threads if thread.thread != "main"),
-        )
 
 
 class Taking(threading.Thread):
@@ -97,14 +44,25 @@ class Taking(threading.Thread):
 
     def run(self) -> None:
         with contextlib.suppress(Exception):  # the user only wants to look at the run
-            kind = "all" if any(kind == "all" for kind, _ in self.requests) else "main"
-            dumps = [Dump(rank, self._folder, kind) for rank in self._ranks]
-            while [dump for dump in dumps if not dump.done()]:
-                time.sleep(LOOK)
-            stacks = self.stacks = [dump.stack() for dump in dumps]
+            every = any(kind == "all" for kind, _ in self.requests)
+            number = ALL_THREADS if every else MAIN_THREAD
+            asked = [ask(rank, self._folder, number) for rank in self._ranks]
+            texts = self._answers([stack.pid for stack in asked if stack.note is None])
+            stacks = self.stacks = [answered(stack, texts.get(stack.pid)) for stack in asked]
             self._late_at = time.monotonic() + SOURCE_TIMEOUT
             linecache.checkcache()
             self.stacks = [with_source(stack) for stack in stacks]
+
+    def _answers(self, pids: list[int]) -> dict[int, str]:
+        """Wait until every file is complete, and return their texts."""
+        texts: dict[int, str] = {}
+        late_at = time.monotonic() + ANSWER_TIMEOUT
+        while time.monotonic() < late_at:
+            time.sleep(QUIET)
+            before, texts = texts, {p: read_text(os.path.join(self._folder, str(p))) for p in pids}
+            if texts == before and all(text.endswith("\n") for text in texts.values()):
+                break
+        return texts
 
     @property
     def done(self) -> bool:
@@ -125,8 +83,9 @@ class StackTaker:
         """Return `env` changed so that the ranks can answer, or unchanged if that is impossible."""
         if os.pathsep in self._folder:
             return env
+        loader: Any = __spec__.loader  # of the zip or the folder with this code
         try:
-            source = own_file("sitecustomize.py")
+            source = loader.get_data(os.path.join(os.path.dirname(__file__), "sitecustomize.py"))
             os.makedirs(self._folder, exist_ok=True)
             with open(os.path.join(self._folder, "sitecustomize.py"), "wb") as file:
                 file.write(source)
@@ -175,10 +134,45 @@ class StackTaker:
             publish(path, json.dumps(asdict(answer)))
 
 
-def python_of(pid: int, folder: str) -> int:
-    """Return the process that can answer: the rank, or the Python that its shell script started."""
-    found = (p for p in [pid, *descendants(pid)] if os.path.exists(os.path.join(folder, str(p))))
-    return next(found, pid)
+def ask(rank: Rank, folder: str, number: int) -> Stack:
+    """Send the signal to the rank, or to the Python that its shell script started.
+
+    If it could do harm, it is not sent, and the stack's note says why.
+    """
+    pids = [rank.pid, *descendants(rank.pid)] if rank.alive else []
+    pythons = (pid for pid in pids if os.path.exists(os.path.join(folder, str(pid))))
+    pid = next(pythons, rank.pid)
+    path = os.path.join(folder, str(pid))
+    note = STATES.get(state(pid)) if rank.alive else "exited"
+    try:
+        if note is None and not (handles(pid, number, "SigCgt") and has_open(pid, path)):
+            note = "unprepared"
+        if note is None and handles(pid, number, "SigBlk"):
+            note = "blocked"
+        if note is None:
+            os.truncate(path, 0)
+            os.kill(pid, number)  # the kernel prefers the main thread
+    except OSError:
+        note = "unprepared"
+    return Stack(rank.rank, rank.local_rank, pid, state(pid), note)
+
+
+def answered(stack: Stack, text: str | None) -> Stack:
+    """Add the answer of a rank that was asked."""
+    if stack.note:
+        return stack
+    threads = parse(text or "")
+    return replace(
+        stack,
+        state=state(stack.pid),
+        note=None if text else "silent",
+        frames=next((thread.frames for thread in threads if thread.thread == "main"), ()),
+        threads=tuple(thread for thread in threads if thread.thread != "main"),
+    )
+
+
+def state(pid: int) -> str:
+    return (proc_stat(pid) or ["X"])[0]
 
 
 def handles(pid: int, number: int, field: str) -> bool:
@@ -196,23 +190,13 @@ def has_open(pid: int, path: str) -> bool:
     return path in map(os.path.realpath, glob.glob("/proc/%d/fd/*" % pid))
 
 
-def signal_main_thread(pid: int, number: int) -> None:
-    """Send a signal to the main thread with tgkill, whose number depends on the architecture."""
-    call = {"x86_64": 234, "aarch64": 131, "ppc64le": 250, "riscv64": 131, "s390x": 241}
-    machine = os.uname().machine
-    if machine in call:
-        ctypes.CDLL(None).syscall(call[machine], pid, pid, number)
-    else:
-        os.kill(pid, number)
-
-
 def parse(text: str) -> list[Thread]:
     """Parse faulthandler's output. The main thread is named "main", others by their ids."""
     found: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)
         if head:
-            other = head[1] == "Thread"  # the signal went to the main thread
+            other = head[1] == "Thread"  # the main thread handled the signal
             found.append(((head[2] or "") + (head[3] or "") if other else "main", []))
         elif frame and found:
             found[-1][1].insert(0, Frame(frame[1], int(frame[2]), frame[3]))
@@ -221,23 +205,13 @@ def parse(text: str) -> list[Thread]:
 
 def with_source(stack: Stack) -> Stack:
     """Add the source lines to the frames."""
+    cwd = "/proc/%d/cwd" % stack.pid
+
+    def line(frame: Frame) -> str:
+        return linecache.getline(os.path.join(cwd, frame.file), frame.line).strip()[:200]
 
     def read(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-        return tuple(replace(f, text=source_line(stack.pid, f.file, f.line)) for f in frames)
+        return tuple(replace(frame, text=line(frame)) for frame in frames)
 
     threads = tuple(replace(thread, frames=read(thread.frames)) for thread in stack.threads)
     return replace(stack, frames=read(stack.frames), threads=threads)
-
-
-def source_line(pid: int, file: str, number: int) -> str:
-    if file.startswith("<"):
-        return ""
-    path = os.path.join("/proc/%d/cwd" % pid, file)
-    return linecache.getline(path, number).strip()[:200]
-
-
-def own_file(name: str) -> bytes:
-    """Return a file in this folder, which may be inside a zip."""
-    loader: Any = __spec__.loader
-    content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
-    return content

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launcher
-from launcher.api.results import parsed_outcome, split
+from launcher.api.call import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError

@@ -17,7 +17,7 @@ from fakes import FakeCluster, FakeNode
 
 import launcher
 from launcher.api import handle
-from launcher.api.job_options import JobOptions
+from launcher.api.handle import JobOptions
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.runs.record import RunFolder

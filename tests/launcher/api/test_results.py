@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from launcher.api.call import results
-from launcher.api.results import Outcome, Raised, parsed_outcome, read_outcomes, split
+from launcher.api.call import (
+    Outcome,
+    Raised,
+    parsed_outcome,
+    read_outcomes,
+    results,
+    split,
+)
 from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
@@ -131,7 +137,7 @@ def test_a_host_that_sends_without_end_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = place_with(tmp_path, 0, json.dumps({"result": "x" * 1000}))
-    monkeypatch.setattr("launcher.api.results.MAX_RESULTS", 300)
+    monkeypatch.setattr("launcher.api.call.MAX_RESULTS", 300)
     monkeypatch.setattr(LocalStream.read, "__defaults__", (100, None))
     with pytest.raises(DdpctlError, match="gpu0: its results exceed 600 bytes"):
         read_outcomes(attempt(place))

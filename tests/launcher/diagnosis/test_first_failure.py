@@ -16,9 +16,9 @@ from launcher.supervisor.events import (
     End,
     Event,
     RankExit,
+    RankPids,
     Reason,
     ResourceUsage,
-    Start,
     Stopping,
     signal_name,
 )
@@ -41,7 +41,7 @@ def stopping(time: float, kind: str, node_rank: int, **more: Any) -> tuple[float
     return time, Stopping(Reason(kind, kind, node_rank, time=time, **more))
 
 
-START = (0.5, Start(1, ("torchrun",), "gpu2"))
+START = (0.5, RankPids({"2": 76}))
 END = (99.0, End("stopped", 1))
 
 

@@ -28,10 +28,8 @@ from launcher.supervisor.events import (
     RankPids,
     RankStacks,
     Reason,
-    Refused,
     ResourceUsage,
     Stack,
-    Start,
     Stopping,
     Thread,
     Usage,
@@ -43,8 +41,6 @@ REASON = Reason("hung", "no progress for 30 s", 1, "gpu2", 7.5, 3, 1, None, None
 FRAMES = (Frame("/workspace/train.py", 29, "main", "sleep()"),)
 STACK = Stack(3, 1, 77, "S", None, FRAMES, (Thread("0x1 [pump]", FRAMES),))
 EVENTS: list[Event] = [
-    Start(1, ("torchrun", "--nnodes", "2"), "gpu2"),
-    Refused("a peer does not know this run's token"),
     Clock(0.25, 0.001),
     RankPids({"2": 76, "3": 77}),
     RankExit(3, 1, -9, 77, "SIGKILL", 7.0, False, "KeyError: 1", "Traceback", ("last words",)),
@@ -54,7 +50,7 @@ EVENTS: list[Event] = [
     ResourceUsage(1, 2 << 30, {"shm": 0, "output": None}),
     Environment({"torch": "2.5.1"}, ("HOME",)),
     Usage(1.5, (Gpu(97, 40960, 81920),)),
-    End("hung", 1, REASON, (99,)),
+    End("hung", 1, REASON),
 ]
 
 

@@ -154,10 +154,8 @@ def test_output_of_the_login_shell_is_not_output_of_the_command(
     server = sshd(ForceCommand=f'{GREETINGS[greeting]}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
     machine = node(server.host())
     assert machine.run(["printf", "%s", "a\nb"]).stdout == b"a\nb"
-    done = machine.script(
-        'printf %s "$1$SECRET"; cat; exit 3', "x y", stdin=b"in", env={"SECRET": "s"}
-    )
-    assert (done.code, done.stdout) == (3, b"x ysin")
+    done = machine.script('printf %s "$1"; cat; exit 3', "x y", stdin=b"in")
+    assert (done.code, done.stdout) == (3, b"x yin")
     journal = tmp_path / "journal"
     journal.write_bytes(b"0123456789")
     with machine.open_script('tail -c "+$1" -F "$2"', "4", str(journal), stdin=False) as stream:
@@ -209,15 +207,6 @@ def test_a_login_shell_that_hangs_is_named(
 def test_an_argument_with_a_null_byte_is_an_error(machine: Node) -> None:
     with pytest.raises(ValueError, match="null byte"):
         machine.run(["echo", "a\0b"])
-
-
-def test_environment_arrives_unchanged_and_appears_in_no_process_list(machine: Node) -> None:
-    value = "secret 'x' $(y)\nend\n"
-    script = 'printf %s "$SECRET"; ps -eww -o args; cat'
-    done = machine.run(["sh", "-c", script], env={"SECRET": value}, stdin=b"the rest")
-    assert done.stdout.startswith(value.encode())
-    assert done.stdout.endswith(b"the rest")
-    assert done.stdout.count(b"secret") == 1
 
 
 @pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV"])

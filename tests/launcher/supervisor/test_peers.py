@@ -17,9 +17,8 @@ from launcher.supervisor import channel, coordinator, peers
 from launcher.supervisor.channel import Channel, Decision, Refused
 from launcher.supervisor.coordinator import RECONNECT
 from launcher.supervisor.events import Clock, Event
-from launcher.supervisor.events import Refused as RefusedEvent
 from launcher.supervisor.journal import Journal
-from launcher.supervisor.peers import REFUSED_EVERY, TIME_LIMIT_MARGIN, NodePeer, Peers, Server
+from launcher.supervisor.peers import NodePeer, Peers, Server
 
 TOKEN = "a run's secret"
 
@@ -110,7 +109,7 @@ def pair(network: Network) -> Network:
     """Both nodes, once they have heard each other."""
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.contact is not None, step=0.1)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
     return network
 
 
@@ -152,10 +151,9 @@ def test_a_connection_that_breaks_comes_back(pair: Network) -> None:
     peer = pair.nodes[1]
     assert isinstance(peer, NodePeer) and peer.channel
     peer.channel.sock.shutdown(socket.SHUT_RDWR)
-    before = peer.contact
-    assert before
+    before = peer.contacts[0]
     pair.until(lambda: before.closed is not None)
-    pair.until(lambda: peer.channel is not None and peer.contact is not before, step=0.02)
+    pair.until(lambda: peer.channel is not None and peer.contacts[0] is not before, step=0.02)
     assert not any(node.decision.verdict for node in pair.nodes)
 
 
@@ -168,7 +166,7 @@ def test_a_node_joins_although_no_thread_can_start(
     monkeypatch.setattr(threading.Thread, "start", full)
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.contact is not None, step=0.1)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
 
 
 def test_a_supervisor_that_is_gone_is_missed_at_once(pair: Network) -> None:
@@ -210,7 +208,7 @@ def test_a_stranger_is_refused_and_does_no_harm(pair: Network) -> None:
     stranger = Channel(socket.create_connection(where), "a guess", listening=False)
     pair.until(lambda: stranger.receive() == [] and stranger.ready)
     stranger.send(status(1, reason=why("rank-failed", 1, 0.0), phase="stopped"))
-    pair.until(lambda: bool(pair.events(0, RefusedEvent)))
+    pair.until(lambda: sock_closed(stranger.sock))
     with socket.create_connection(where) as noise:
         noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
         pair.until(lambda: noise.recv(1) == b"" or True)
@@ -274,7 +272,7 @@ def test_idle_connections_cannot_use_up_the_descriptors(
         assert held <= 64 + 2
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.contact is not None, step=0.1)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
     end = network.clock.now + 10.0
     network.until(lambda: network.clock.now > end, step=0.5)
     assert peer.channel is not None and not any(node.decision.verdict for node in network.nodes)
@@ -307,17 +305,12 @@ def sock_closed(sock: socket.socket) -> bool:
 
 
 def test_bad_hellos_do_not_fill_the_journal(pair: Network, strangers: list[socket.socket]) -> None:
+    before = pair.events(0, Event)
     for _ in range(50):
         strangers.append(connect(pair, 2))
         strangers[-1].sendall(b"hello\nworld\n")
         pair.until(lambda: sock_closed(strangers[-1]))
-    assert [event.count for event in pair.events(0, RefusedEvent)] == [1]
-    end = pair.clock.now + REFUSED_EVERY
-    pair.until(lambda: pair.clock.now > end, step=0.5)
-    strangers.append(connect(pair, 2))
-    strangers[-1].sendall(b"hello\nworld\n")
-    pair.until(lambda: len(pair.events(0, RefusedEvent)) == 2)
-    assert [event.count for event in pair.events(0, RefusedEvent)] == [1, 50]
+    assert pair.events(0, Event) == before
 
 
 # --- the time limit -------------------------------------------------------------------------------
@@ -337,20 +330,6 @@ def test_node_0_ends_all_nodes_at_the_time_limit(tmp_path: Path, clock: Time) ->
     network.close()
 
 
-def test_a_node_enforces_the_time_limit_if_node_0_does_not(tmp_path: Path, clock: Time) -> None:
-    network = Network(tmp_path, clock)
-    network.add(Server)
-    peer = network.add(NodePeer, time_limit=60.0)
-    began = clock.now
-    network.until(lambda: bool(peer.decision.verdict), step=0.5)
-    assert peer.decision.verdict and (
-        peer.decision.verdict.kind,
-        peer.decision.verdict.node_rank,
-    ) == ("time-limit", 1)
-    assert 60 + TIME_LIMIT_MARGIN < clock.now - began < 62 + TIME_LIMIT_MARGIN
-    network.close()
-
-
 @pytest.mark.parametrize(
     "text",
     [b"[]", b"{}", b"7", b"\xff", b'{"node_rank": 5}', b'{"node_rank": 1, "new": 2}',
@@ -365,4 +344,3 @@ def test_a_malformed_message_is_refused_even_with_the_token(
     network.until(lambda: other.receive() == [] and other.ready)
     strangers[0].sendall(other._signature(text, 0, False) + b" " + text + b"\n")
     network.until(lambda: sock_closed(strangers[0]))
-    assert len(network.events(0, RefusedEvent)) == 1

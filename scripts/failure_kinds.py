@@ -1,0 +1,34 @@
+"""Write the table of failure kinds into docs/troubleshooting.md.
+
+Run: python scripts/failure_kinds.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "troubleshooting.md"
+sys.path.insert(0, str(ROOT))
+
+from launcher.diagnosis.failure_kinds import FailureKind  # noqa: E402
+
+HEADER = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
+
+
+def table() -> str:
+    rows = []
+    for kind in FailureKind:
+        remedy = (kind.remedy or "see the excerpt") + "."
+        restart = "yes" if kind.restartable else "no"
+        rows.append(
+            f"| `{kind.value}` | {kind.meaning} | {remedy[0].upper()}{remedy[1:]} | {restart} |\n"
+        )
+    return HEADER + "".join(rows)
+
+
+if __name__ == "__main__":
+    old = re.compile(re.escape(HEADER) + r"(\|.*\n)*")
+    PAGE.write_text(old.sub(lambda _: table(), PAGE.read_text()))

@@ -58,24 +58,19 @@ class WithCommandLine(OptionalValues):
         takes_value: dict[str, bool] = {}
         for param in self.get_params(ctx):
             takes_value |= dict.fromkeys(param.opts, not getattr(param, "is_flag", True))
-        script, words, is_value = None, 0, False
-        for at, word in enumerate(args):
-            if is_value:
-                is_value = False
-                continue
+        script, positional, words = None, 0, iter(enumerate(args))
+        for at, word in words:
             flag = word.partition("=")[0].replace("_", "-")
-            known = flag if flag in takes_value else word[:2]  # -qv, -Ha:8
             if not word.startswith("-"):
-                words += 1
-            elif script is not None and known not in takes_value:
+                positional += 1
+            elif script is not None and not {flag, word[:2]} & {*takes_value}:  # -qv, -Ha:8
                 line = shlex.join([*args[:script], "--", *args[script:]])
                 Console().error(f"put `--` before the command: {ctx.command_path} {line}")
                 raise typer.Exit(2)
-            else:
-                is_value = takes_value.get(word.replace("_", "-"), False)
-            if script is None and (
-                word in ("-m", "--no-python") or word.endswith(".py") or words == 2
-            ):
+            elif takes_value.get(word.replace("_", "-")):
+                next(words, None)
+            is_script = word in ("-m", "--no-python") or word.endswith(".py") or positional == 2
+            if is_script and script is None:
                 script = at
 
 
@@ -129,13 +124,13 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
     return made
 
 
-def hosts_of(hosts: str | None, host_list: str | None) -> str:
-    """Return HOSTS or -H, else ./hosts.yaml. Raises UsageError if both or none are given."""
+def hosts_of(hosts: str | None, host_list: str | None) -> str | None:
+    """Return HOSTS or -H. Raises UsageError if both are given."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
-    from ..hosts import HostList, default_hosts
+    from ..hosts import HostList
 
-    return HostList(host_list) if host_list else hosts or default_hosts()
+    return HostList(host_list) if host_list else hosts
 
 
 def can_ask() -> bool:

@@ -44,7 +44,6 @@ class Details:
     interfaces: tuple[Interface, ...] = ()
     network: str = ""  # boot id and namespace: equal for two names of one network stack
     routes: tuple[Route, ...] = ()
-    infiniband_devices: tuple[str, ...] = ()
     resolved: str | None = None  # the IP address that the host's own name resolves to
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
@@ -53,7 +52,7 @@ class Details:
     kernel_driver: str | None = None  # version of the loaded NVIDIA module
     nvswitches: int = 0
     fabric_manager: bool = False
-    toolkit: tuple[str, ...] = ()
+    toolkit: bool = False  # the NVIDIA container toolkit
     cdi: bool = False
     subuids: bool = False  # the SSH user has subordinate uids for the users of a container
     lingers: bool = True  # processes of the SSH user survive the logout
@@ -77,9 +76,6 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
     def first(name: str) -> str:
         return next(iter(sections[name]), "")
 
-    def names(section: str) -> tuple[str, ...]:
-        return tuple(path.rsplit("/", 1)[-1] for path in sections[section])
-
     writable = sections["writable"]
     memory = dict(re.findall(r"(\w+):\s+([0-9]{1,15})", "\n".join(sections["memory"])))
     driver = re.search(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)", first("driver"))
@@ -91,7 +87,6 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         interfaces=network.interfaces(sections["interfaces"]),
         network=f"{boot} {first('network')}" if (boot := first("boot")) else "",
         routes=network.routes(sections["net"]),
-        infiniband_devices=names("infiniband"),
         resolved=first("resolved").partition(" ")[0].strip() or None,
         missing=tuple(sections["missing"]),
         home_error="" if "yes" in writable else first("writable") or "permission denied",
@@ -100,7 +95,7 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         kernel_driver=driver[1] if driver else None,
         nvswitches=len(sections["nvswitch"]),
         fabric_manager=bool(sections["fabricmanager"]),
-        toolkit=names("toolkit"),
+        toolkit=bool(sections["toolkit"]),
         cdi=bool(sections["cdi"]),
         subuids=bool(sections["subuids"]),
         lingers=not sections["logout"],

@@ -100,7 +100,7 @@ s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
 s rdma; [ -d /sys/class/infiniband ] && rdma
-s infiniband; for d in /dev/infiniband/*; do [ -e "$d" ] && printf '%s\n' "$d"; done
+s infiniband; [ -d /dev/infiniband ] && ls /dev/infiniband
 gpus=
 while [ $# -gt 0 ]; do
   case $1 in
@@ -144,7 +144,7 @@ class Facts:
     ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
     listening: frozenset[int]  # TCP ports in state LISTEN, if requested
-    infiniband: bool
+    infiniband: tuple[str, ...]  # devices, such as uverbs0
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
     rdma_ports: tuple[RdmaPort, ...] = ()
@@ -227,7 +227,7 @@ def parse(text: str) -> Facts:
         ssh_client_ip=ssh[0] if len(ssh) == 4 else None,
         addresses=network.addresses(sections["net"]),
         listening=frozenset(int(port[1], 16) for port in ports if port),
-        infiniband=bool(sections["infiniband"]),
+        infiniband=tuple(sections["infiniband"]),
         gpus=gpus,
         gpu_error=gpu_error,
         rdma_ports=rdma.rdma_ports(sections["rdma"]),

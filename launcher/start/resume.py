@@ -28,7 +28,11 @@ def resume(
     force: bool = False,
 ) -> int:
     """Resume a run and return the exit code. Refuses a live run and, without force, a successful one."""
-    folder = run_of(target, hosts, console)
+    folder: RunFolder | None = None
+    if hosts is not None and not names_hosts(target):
+        with contextlib.suppress(UsageError):  # then only the hosts may know it
+            folder = find_run(target)
+    folder = folder or find(target, hosts, console)
     run_id, record = folder.run_id, folder.load()
     if record.state == "SUCCEEDED" and not force:
         raise UsageError(
@@ -67,14 +71,6 @@ def resume(
         kept["nodes"] = None  # use all hosts of the new file
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     return run_with_restarts(NextAttempt(cluster, options, run_id, record, former), console)
-
-
-def run_of(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run to resume: a recorded one, or one that only the hosts know."""
-    if hosts is not None and not names_hosts(target):
-        with contextlib.suppress(UsageError):
-            return find_run(target)
-    return find(target, hosts, console)
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

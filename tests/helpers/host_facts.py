@@ -23,7 +23,7 @@ def facts(**changes: object) -> Facts:
         ssh_client_ip="10.0.0.9",
         addresses=(Address("10.0.0.1", "ib0"), Address("172.17.0.1", "docker0")),
         listening=frozenset({22}),
-        infiniband=False,
+        infiniband=(),
         gpus=(),
         gpu_error=None,
     )

@@ -35,7 +35,7 @@ from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
 from launcher.push.files.prune import parse_unused
 from launcher.push.files.tree import parse_trees
-from launcher.report.numbers import charts
+from launcher.report.charts import charts
 from launcher.run_id import is_run_id
 from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord

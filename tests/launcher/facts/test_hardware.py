@@ -67,9 +67,6 @@ eth0	00000000	FE00000A	0003	0	0	0	00000000	0	0	0
 eth0	0000000A	00000000	0001	0	0	0	00FFFFFF	0	0	0
 eth0	0300000A	0100000A	0007	0	0	0	FFFFFFFF	0	0	0
 
-@@infiniband
-/dev/infiniband/uverbs0
-
 @@resolved
 127.0.1.1       STREAM gpu1
 
@@ -151,13 +148,12 @@ def test_the_output_as_values() -> None:
             Route(IPv4Network("10.0.0.0/24"), "", "eth0"),
             Route(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
         ),
-        infiniband_devices=("uverbs0",),
         resolved="127.0.1.1",
         firewalls=("ufw",),
         holder=Holder("eve", 99, "python serve.py"),
         kernel_driver="550.54.15",
         nvswitches=2,
-        toolkit=("nvidia-ctk",),
+        toolkit=True,
         subuids=True,
         lingers=False,
     )

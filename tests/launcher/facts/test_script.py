@@ -245,7 +245,7 @@ def test_roce_ports_from_sysfs(tmp_path: Path) -> None:
         RdmaPort("mlx5_0:1", "ACTIVE", True, 400, gids),
         RdmaPort("mlx5_1:1", "DOWN", False, 2),
     )
-    assert found.infiniband
+    assert found.infiniband == ("uverbs0",)
     assert found.rdma_ports[0].gid_of("10.0.1.7") == gids[1]
 
 

@@ -171,7 +171,7 @@ def test_what_the_job_adds_to_its_containers() -> None:
         "tmpfs: {/fast: 1g}}"
     )
     cluster = parse(f"hosts: [a]\njob: {job}\n", "hosts.yaml")
-    plan = planned(cluster, found=Found((facts(infiniband=True),), ("i",)))
+    plan = planned(cluster, found=Found((facts(infiniband=("uverbs0",)),), ("i",)))
     container = plan.nodes[0].container
     assert container.devices == ("/dev/infiniband", "/dev/fuse")
     assert container.cap_add == ("IPC_LOCK", "SYS_PTRACE")
@@ -238,7 +238,7 @@ RAILS = (roce("mlx5_0", "10.0.0.1"), roce("mlx5_1", "10.0.1.1"))
 def test_nccl_is_told_of_roce_where_the_address_in_use_is_on_it(
     ports: tuple[RdmaPort, ...], names: tuple[str, ...], expected: tuple[str | None, str | None]
 ) -> None:
-    host = facts(infiniband=True, rdma_ports=ports)
+    host = facts(infiniband=("uverbs0",), rdma_ports=ports)
     plan = planned("hosts: [a]", found=Found((host,), ("i",)), env_names=names)
     env = plan.nodes[0].container.env
     assert (env.get("NCCL_IB_HCA"), env.get("NCCL_IB_GID_INDEX")) == expected
@@ -312,7 +312,7 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
         name="n", hang_timeout=90.0, on_exit="mail me", detach=True, on_event="log it"
     )
     cluster = parse(TWO, "hosts.yaml")
-    host = facts(infiniband=True)
+    host = facts(infiniband=("uverbs0",))
     found = Found((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
     plan = planned(cluster, options, found=found, env_names=("NCCL_DEBUG",))
     rows = [line.strip().split(maxsplit=1) for line in plan_text(plan).splitlines() if line]

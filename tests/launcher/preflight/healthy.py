@@ -41,7 +41,7 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 Address("172.17.0.1", "docker0"),
             ),
             listening=frozenset({22}),
-            infiniband=False,
+            infiniband=(),
             gpus=tuple(Gpu(i, f"GPU-{rank}-{i}", "NVIDIA H100", 81559) for i in range(4)),
             gpu_error=None,
             details=Details(
@@ -60,7 +60,7 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 ),
                 resolved=f"10.0.0.{rank + 1}",
                 kernel_driver="550.54.15",
-                toolkit=("nvidia-ctk",),
+                toolkit=True,
                 nvidia=Nvidia(
                     driver="550.54.15",
                     cuda=(12, 4),

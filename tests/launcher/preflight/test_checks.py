@@ -61,7 +61,7 @@ def test_a_healthy_cluster_gives_no_finding() -> None:
 def bare(rank: int, gpus: Any) -> Machine:
     """A host without GPUs and driver."""
     made = replace(machine(rank), hosts=(Host(f"gpu{rank + 1}", gpus=gpus),))
-    made = with_details(with_facts(made, gpus=()), toolkit=(), kernel_driver=None)
+    made = with_details(with_facts(made, gpus=()), toolkit=False, kernel_driver=None)
     return with_nvidia(made, driver=None, cuda=None, gpus=())
 
 
@@ -101,7 +101,7 @@ def with_podman(made: Machine, version: str = "5.4.2", *, rootless: bool = True)
     """The machine with a Podman that lacks nothing."""
     about = {"BuildahVersion": "1", "ServerVersion": version}
     about |= {"SecurityOptions": ["name=rootless"] if rootless else []}
-    made = with_details(made, subuids=True, cdi=True, toolkit=())
+    made = with_details(made, subuids=True, cdi=True, toolkit=False)
     return with_engine(made, version=version, can=parse_capabilities(about), runtimes=frozenset())
 
 
@@ -161,7 +161,7 @@ FAULTS = {
         ("failure", "gpus", "GPU 7 does not exist; the host has GPU 0-3", "correct gpus:"),
     ),
     "no toolkit": (
-        lambda m: with_engine(with_details(m, toolkit=()), runtimes=frozenset({"runc"})),
+        lambda m: with_engine(with_details(m, toolkit=False), runtimes=frozenset({"runc"})),
         ("failure", "gpus", "container toolkit is not installed", "nvidia-container-toolkit"),
     ),
     "fabric manager": (
@@ -269,13 +269,12 @@ FAULTS = {
         ("warning", "network", "without /dev/infiniband/uverbs0", "ib_uverbs"),
     ),
     "InfiniBand down": (
-        lambda m: with_facts(with_details(m, infiniband_devices=("uverbs0",)),
-                             rdma_ports=(rail(0, state="DOWN"),)),
+        lambda m: with_facts(m, infiniband=("uverbs0",), rdma_ports=(rail(0, state="DOWN"),)),
         ("warning", "network", "no InfiniBand port is active (mlx5_0:1 DOWN)", "cable"),
     ),
     "memlock": (
         lambda m: with_engine(
-            with_facts(with_details(m, memlock="8192", infiniband_devices=("uverbs0",)),
+            with_facts(with_details(m, memlock="8192"), infiniband=("uverbs0",),
                        rdma_ports=(rail(0),)),
             can=Capabilities(rootless=True)),
         ("warning", "memory", "memlock is limited to 8192 KiB", "limits.conf"),
@@ -523,7 +522,8 @@ def test_another_mtu() -> None:
 def test_rdma_ports_that_differ(odd: dict[str, Any], what: str) -> None:
     hosts = [
         with_facts(
-            with_details(machine(node), infiniband_devices=("uverbs0",)),
+            machine(node),
+            infiniband=("uverbs0",),
             rdma_ports=(
                 rail(node, **(odd if node == 2 else {})),
                 replace(rail(node, name="1"), gids=()),

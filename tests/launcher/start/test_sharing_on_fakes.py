@@ -13,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.engines.attempt import RunningAttempt
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.plan.build import Found
 from launcher.plan.options import LaunchOptions
+from launcher.plan.plan import Plan
 from launcher.ssh.node import connected
 from launcher.start import line, recorder
 from launcher.start.all_or_none import GpusTaken, attempt_of, start
@@ -295,3 +297,24 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         with pytest.raises(GpusTaken):
             start(attempt, plan, [0], {}, {})
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
+
+
+def test_a_run_that_loses_its_turn_keeps_its_place(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.nodes_end(0)
+    tickets: list[list[str]] = []
+
+    def beaten_twice(attempt: RunningAttempt, plan: Plan, *more: object) -> None:
+        tickets.append(list(cluster.tickets))
+        if len(tickets) < 3:
+            raise GpusTaken(["gpu0: another run was faster"], attempt, plan)
+        start(attempt, plan, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("launcher.start.attempt.start", beaten_twice)
+    code, _, err = cluster.launch("--wait")
+    assert code == 0, err
+    first, second, third = tickets
+    assert first == [] and len(second) == 1 and second == third
+    assert cluster.tickets == []

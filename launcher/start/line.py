@@ -4,8 +4,6 @@ A ticket stops later launches, and `ps` shows it. It is renewed before it expire
 outlive its launch for long. Removing the tickets, as `kill` does, ends the wait.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

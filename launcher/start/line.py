@@ -44,7 +44,7 @@ class Line:
 
     def join(self) -> None:
         """Take a place, and keep it until `close`. Does nothing if it has one already."""
-        if self._keeper:
+        if self._keeper and self._keeper.is_alive():
             return
         put, failures = ask_each([*self._members], self._put)
         if not put:

@@ -15,13 +15,8 @@ from typing import Any
 from .events import Reason
 
 LONGEST_MESSAGE = 1 << 16  # bytes
-
-
-class Refused(Exception):
-    """The peer does not know the run's token, or does not use this protocol."""
-
-
-MALFORMED = (Refused, ValueError, TypeError, LookupError)  # raised for invalid data from a peer
+# a broken connection, or data that no supervisor with this run's token sends
+BROKEN = (OSError, ValueError, TypeError, LookupError)
 
 
 @dataclass(frozen=True)
@@ -85,10 +80,7 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Any]:
-        """Return the Statuses or, from node 0, Decisions that have arrived.
-
-        Raises OSError if disconnected, one of MALFORMED if the data is not a peer's.
-        """
+        """Return the Statuses or, from node 0, Decisions that have arrived. Raises one of BROKEN."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:
@@ -97,7 +89,7 @@ class Channel:
             raise ConnectionResetError("closed")
         *lines, self._in = (self._in + data).split(b"\n")
         if len(self._in) > LONGEST_MESSAGE:
-            raise Refused("sent a line that is too long")
+            raise ValueError("the line is too long")
         if lines and not self._key:
             other = lines.pop(0)
             nonces = self._nonce + other if self._listening else other + self._nonce
@@ -108,7 +100,7 @@ class Channel:
         signature, _, text = line.partition(b" ")
         expected = self._signature(text, self._received, not self._listening)
         if not hmac.compare_digest(signature, expected):
-            raise Refused("does not know this run's token")
+            raise ValueError("the sender does not know this run's token")
         self._received += 1
         self.heard = time.monotonic()
         fields = dict(json.loads(text.decode()))

@@ -62,15 +62,12 @@ class Channel:
         self._token = token.encode()
         self._listening = listening
         self._nonce = os.urandom(16).hex().encode()
+        self.ready = False  # whether both ends have agreed on a key
         self._key = b""
         self._sent = self._received = 0
         self._out = self._nonce + b"\n"
         self._in = b""
         self._flush()
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._key)
 
     def send(self, message: Status | Decision) -> None:
         """Send a message. Raises OSError if the connection is broken."""
@@ -90,7 +87,8 @@ class Channel:
         *lines, self._in = (self._in + data).split(b"\n")
         if len(self._in) > LONGEST_MESSAGE:
             raise ValueError("the line is too long")
-        if lines and not self._key:
+        if lines and not self.ready:
+            self.ready = True
             other = lines.pop(0)
             nonces = self._nonce + other if self._listening else other + self._nonce
             self._key = hmac.new(self._token, b"ddpctl" + nonces, hashlib.sha256).digest()

@@ -1,7 +1,7 @@
 """Send the image, dataset and code to hosts that lack them."""
 
 from .files.prune import PruneResult, prune
-from .report import HostsNotReady
-from .run import Inspected, Part, PushResult, push
+from .progress import HostsNotReady
+from .run import Part, PushResult, push
 
-__all__ = ["HostsNotReady", "Inspected", "Part", "PruneResult", "PushResult", "prune", "push"]
+__all__ = ["HostsNotReady", "Part", "PruneResult", "PushResult", "prune", "push"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -20,8 +21,7 @@ from ..terminal.console import Console
 from .files.scan import Tree, scan_job, shown
 from .files.tree import TreePush
 from .image.push_image import Outcome, check_image, push_image
-from .progress import Progress
-from .report import HostsNotReady, PushReport
+from .progress import HostsNotReady, Progress, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
 
@@ -43,25 +43,11 @@ exit 0
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """The job's image on this machine and on the nodes, as their engines just reported it."""
-
-    here: ImageInfo | None
-    there: Mapping[Node, ImageInfo | None]
-
-
-@dataclass(frozen=True)
 class PushResult:
     """The result. images: the name or id of the image on each node's engine; "" without an image."""
 
     images: tuple[str, ...]
     report: PushReport
-
-
-@dataclass(frozen=True)
-class HostState:
-    has: frozenset[str]  # any of dataset, workdir, python3
-    address: str  # where this machine or the last jump host reached it; "" if unknown
 
 
 def push(
@@ -71,48 +57,41 @@ def push(
     parts: Set[Part],
     console: Console,
     only: bool = False,
-    inspected: Inspected | None = None,
+    here: ImageInfo | None = None,
+    there: Mapping[Node, ImageInfo | None] | None = None,
 ) -> PushResult:
     """Send `parts` of the job, and verify that hosts have the other parts, unless `only` is set.
 
-    inspected: the image as the engines just reported it, if known. Raises HostsNotReady (a
-    PushFailed) with each failed host; the others are ready and stay so. Raises PushFailed if this
-    machine cannot send a part at all.
+    here, there: the image on this machine and on the nodes, if their engines have just reported it.
+    Raises HostsNotReady (a PushFailed) with each failed host; the others are ready and stay so.
+    Raises PushFailed if this machine cannot send a part at all.
     """
     machines = one_per_account(nodes)
     progress = Progress(machines, console)
     try:
         with connected([Host(host="local")]) as [local]:
-            run = _Push(cluster.job, parts, parts if only else ALL, local, progress, inspected)
-            found, failures = run.run(machines)
+            run = _Push(cluster.job, parts, parts if only else ALL, local, progress)
+            found, failures = run.run(machines, here, there)
     except OSError as error:  # not stdout: that must not end the command like a closed stdout
         raise PushFailed(f"this machine: the push failed: {error}; push again") from error
     finally:
         report = progress.close()
-    # The id on this machine, else on the first host; run.json records it.
-    report.image_digest = next((image.id for image in (run.here, *found.values()) if image), None)
     for node, failure in failures.items():
         progress.hosts[node].error = str(failure)
     if failures:
         raise HostsNotReady(failures, report)
-    by_account = {node.host.account: found[node].id if run.image else "" for node in machines}
-    return PushResult(tuple(by_account[node.host.account] for node in nodes), report)
+    ids = {node.host.account: image.id for node, image in found.items()}
+    return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)
 
 
 class _Push:
     """The parts on this machine that hosts should have; sends them one by one."""
 
     def __init__(
-        self,
-        job: Job,
-        parts: Set[Part],
-        needed: Set[Part],
-        local: Node,
-        progress: Progress,
-        inspected: Inspected | None,
+        self, job: Job, parts: Set[Part], needed: Set[Part], local: Node, progress: Progress
     ) -> None:
         """Scan the folders. needed: `parts` to send, and those that must exist on the hosts."""
-        self.parts, self.local, self.progress, self.inspected = parts, local, progress, inspected
+        self.parts, self.local, self.progress = parts, local, progress
         needs_image = "image" in needed and engine_traits(job.engine).in_container
         self.image = job.image if needs_image else ""
         self.trees = scan_job(job, needed)
@@ -121,61 +100,59 @@ class _Push:
                 more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
                 notice = f"{shown(tree.skipped[0])}{more}: not a file, folder or link; skipped"
                 progress.say(notice)
-        self.here = inspected.here if inspected else None
-        if self.image and not inspected:
-            try:
-                self.here = images.inspect(local, self.image)
-            except DdpctlError:
-                pass  # no engine here; the hosts may have the image or pull it
-        progress.report.dataset_digest = self._digest("dataset")
-        progress.report.workdir_digest = self._digest("workdir")
+        self.digests = {part: tree.manifest.digest for part, tree in self.trees.items()}
+        progress.report.dataset_digest = self.digests.get("dataset")
+        progress.report.workdir_digest = self.digests.get("workdir")
 
-    def _digest(self, part: str) -> str | None:
-        return self.trees[part].manifest.digest if part in self.trees else None
-
-    def run(self, nodes: Sequence[Node]) -> Outcome:
+    def run(
+        self,
+        nodes: Sequence[Node],
+        here: ImageInfo | None,
+        there: Mapping[Node, ImageInfo | None] | None,
+    ) -> Outcome:
         """Push all parts. Return each host's image, and the failed hosts with their errors."""
         states, failures = try_each(nodes, self._inspect)
-        relays = {
-            node: node.host.internal_ip or state.address
-            for node, state in states.items()
-            if "python3" in state.has and not node.host.is_local
-        }
+        relays = {node: address for node, (_, address) in states.items() if address}
         found: dict[Node, ImageInfo] = {}
-        with closing(Fanout({n: ip for n, ip in relays.items() if ip}, self.progress)) as fanout:
+        with closing(Fanout(relays, self.progress)) as fanout:
             if self.image:
-                found, failed = self._push_image(list(states), fanout)
+                if there is None:
+                    with contextlib.suppress(DdpctlError):  # no engine; the hosts may have it
+                        here = images.inspect(self.local, self.image)
+                    there, failed = try_each(list(states), lambda n: images.inspect(n, self.image))
+                    failures |= failed
+                asked = {node: there[node] for node in states if node in there}
+                if "image" in self.parts:
+                    found, failed = push_image(
+                        self.image, here, asked, self.local, fanout, self.progress
+                    )
+                else:
+                    found, failed = check_image(self.image, asked)
                 failures |= failed
             for part, tree in self.trees.items():
-                there = {node: state.has for node, state in states.items() if node not in failures}
-                failures |= self._push_tree(part, tree, there, fanout)
+                has = {node: has for node, (has, _) in states.items() if node not in failures}
+                failures |= self._push_tree(part, tree, has, fanout)
+        # The id on this machine, else on the first host; run.json records it.
+        known = next((image.id for image in (here, *found.values()) if image), None)
+        self.progress.report.image_digest = known
         return found, failures
 
-    def _inspect(self, node: Node) -> HostState:
-        digests = self._digest("dataset") or "", self._digest("workdir") or ""
+    def _inspect(self, node: Node) -> tuple[Collection[str], str]:
+        """Return what the host has, and the address at which other hosts can fetch from it, if any.
+
+        Unless the hosts file has an address, it is where this machine or the last jump host reached
+        the host.
+        """
+        digests = self.digests.get("dataset", ""), self.digests.get("workdir", "")
         what = "its shell did not run a plain script"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
-        has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
+        has = re.findall(r"^have (\w+)$", text, re.MULTILINE)
         connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
-        try:
-            return HostState(has, str(ipaddress.ip_address(connection[1])) if connection else "")
-        except ValueError:
-            return HostState(has, "")
-
-    def _push_image(self, nodes: Sequence[Node], fanout: Fanout) -> Outcome:
-        there: Mapping[Node, ImageInfo | None]
-        failures: dict[Node, DdpctlError] = {}
-        if self.inspected:
-            there = {node: self.inspected.there[node] for node in nodes}
-        else:
-            there, failures = try_each(nodes, lambda node: images.inspect(node, self.image))
-        if "image" in self.parts:
-            found, failed = push_image(
-                self.image, self.here, there, self.local, fanout, self.progress
-            )
-        else:
-            found, failed = check_image(self.image, there)
-        return found, {**failures, **failed}
+        address = node.host.internal_ip or ""
+        if connection and not address:
+            with contextlib.suppress(ValueError):
+                address = str(ipaddress.ip_address(connection[1]))
+        return has, address if "python3" in has and not node.host.is_local else ""
 
     def _push_tree(
         self, part: str, tree: Tree, there: Mapping[Node, Collection[str]], fanout: Fanout

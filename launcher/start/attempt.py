@@ -26,7 +26,7 @@ from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folde
 from ..ssh.local import account_name
 from ..ssh.many import each_node
 from ..ssh.node import Node
-from ..stop.stop import finish_pending
+from ..stop.kill import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from . import hooks
 from .all_or_none import attempt_of, start
@@ -128,24 +128,24 @@ def prepare_plan(
     cluster, options = wanted.cluster, wanted.options
     in_container = engine_traits(cluster.job.engine).in_container
     finish_pending(nodes, cluster, console)
-    inspected = None
+    here = there = None
     if options.check:
         survey = preflight(cluster, nodes, console, waits=options.wait is not None)
         facts, cluster = survey.facts, survey.cluster
         if in_container:  # so that the push need not ask for the images again
-            images = {
+            here = survey.seen.here
+            there = {
                 nodes[rank]: machine.engine.image if machine.engine else None
                 for machine in survey.seen.machines
                 for rank in machine.ranks
             }
-            inspected = push.Inspected(survey.seen.here, images)
     else:
         with console.step(f"asking {len(nodes)} hosts"):
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
     step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
-        pushed = push.push(nodes, cluster, parts=parts, console=console, inspected=inspected)
+        pushed = push.push(nodes, cluster, parts=parts, console=console, here=here, there=there)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
         claims = each_node(nodes[:1], lambda node: engine_of(node, cluster.job.engine).claims())
     reserved = [int(s.master_port) for s in claims[nodes[0]] if s.alive and s.master_port]

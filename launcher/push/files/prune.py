@@ -17,7 +17,7 @@ from ...hosts import Cluster
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
 from ...terminal.console import Console
-from ..report import HostsNotReady, PushReport
+from ..progress import HostsNotReady, PushReport
 from ..transfer.payload import script_output
 from .scan import scan_job
 

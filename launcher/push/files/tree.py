@@ -33,7 +33,6 @@ from . import manifest, tar
 from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
-FOLDERS = {"dataset": "datasets", "workdir": "workdirs"}
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
@@ -169,7 +168,7 @@ class TreePush:
         return failures
 
     def _names(self, node: Node) -> tuple[str, str, str]:
-        return FOLDERS[self.part], self.tree.manifest.digest, self.tokens[node]
+        return f"{self.part}s", self.tree.manifest.digest, self.tokens[node]
 
     def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
         arguments = *self._names(node), *more

@@ -29,6 +29,10 @@ class Blob:
     file: Path
     size: int  # bytes
 
+    def blocks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as stream:
+            yield from iter(partial(stream.read, tar.CHUNK), b"")
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -46,13 +50,10 @@ class Archive:
 
     def chunks(self) -> Iterator[bytes]:
         members = [tar.small_file(name, text) for name, text in self.files.items()]
-        if self.layer is None:
-            yield from tar.archive(members)
-            return
-        with self.layer.file.open("rb") as stream:
-            blocks = iter(partial(stream.read, tar.CHUNK), b"")
+        if self.layer:
             info = tar.file_info(_blob(self.layer.digest), self.layer.size)
-            yield from tar.archive([*members, (info, blocks)])
+            members.append((info, self.layer.blocks()))
+        return tar.archive(members)
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:

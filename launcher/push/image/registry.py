@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import threading
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -169,16 +170,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Start an upload, or confirm a blob that counts as present."""
-        for _ in self._body():
-            pass
+        deque(self._body(), maxlen=0)  # read and ignore it
         mounted = self._query("mount")
         if self.server.registry.size_of(mounted) is not None:
             self._answer(201, {"Docker-Content-Digest": mounted, "Location": self.path})
             return
-        with tempfile.NamedTemporaryFile(dir=self.server.registry.folder, delete=False) as file:
-            name = Path(file.name).name
-        base = urlsplit(self.path).path.rstrip("/")
-        self._answer(202, {"Location": f"{base}/{name}", "Range": "0-0"})
+        upload = f"{urlsplit(self.path).path.rstrip('/')}/tmp{secrets.token_hex(8)}"
+        self._answer(202, {"Location": upload, "Range": "0-0"})
 
     def do_PATCH(self) -> None:
         end = self._append()
@@ -209,8 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.registry.folder / name
 
     def _append(self) -> int:
-        with self._file().open("r+b") as file:
-            file.seek(0, 2)
+        with self._file().open("ab") as file:
             for block in self._body():
                 file.write(block)
             return file.tell()

@@ -90,13 +90,6 @@ class HostTransfer:
     done: bool = False
     error: DdpctlError | None = None
 
-    def update(self, have: int, now: float) -> None:
-        (began, had), self.have = self.window, have
-        if now - began >= WINDOW:
-            self.rate = (have - had) / (now - began)
-        if not 0 <= now - began < WINDOW:
-            self.window = now, have
-
 
 class Transfer:
     """A payload on its way to `hosts`, which are in the chain's order."""
@@ -125,26 +118,20 @@ class Transfer:
 
     def finish(self) -> dict[Node, DdpctlError]:
         """Wait for all hosts. Return the failed hosts with their errors."""
-        last_change, seen = time.monotonic(), (-1, 0)
-        while True:
-            with self._changed:
-                if not self._unfinished:
-                    break
+        deadline, seen = 0.0, (-1, -1)
+        with self._changed:
+            while unfinished := [host for host in self.hosts.values() if not host.done]:
                 self._changed.wait(TICK)
-                state = sum(host.have for host in self.hosts.values()), len(self._unfinished)
-            if state != seen:
-                last_change, seen = time.monotonic(), state
-            elif time.monotonic() - last_change > END_TIMEOUT:
-                why = f"{self.payload.part}: no progress for {END_TIMEOUT:.0f} s"
-                for host in self._unfinished:
-                    self.end(host, PushFailed(f"{host.relay.node.name}: {why}"))
-            self._bypass_slow_hosts()
-            self._try_the_second_host()
+                state = sum(host.have for host in self.hosts.values()), len(unfinished)
+                if state != seen:
+                    deadline, seen = time.monotonic() + END_TIMEOUT, state
+                elif time.monotonic() > deadline:
+                    why = f"{self.payload.part}: no progress for {END_TIMEOUT:.0f} s"
+                    for host in unfinished:
+                        self.end(host, PushFailed(f"{host.relay.node.name}: {why}"))
+                self._bypass_slow_hosts()
+                self._try_the_second_host()
         return {r.node: host.error for r, host in self.hosts.items() if host.error is not None}
-
-    @property
-    def _unfinished(self) -> list[HostTransfer]:
-        return [host for host in self.hosts.values() if not host.done]
 
     # events of the hosts
 
@@ -168,8 +155,12 @@ class Transfer:
 
     def _count(self, host: HostTransfer, have: int) -> None:
         with self._changed:
-            fresh = have - host.have
-            host.update(have, time.monotonic())
+            fresh, now = have - host.have, time.monotonic()
+            (began, had), host.have = host.window, have
+            if now - began >= WINDOW:
+                host.rate = (have - had) / (now - began)
+            if not 0 <= now - began < WINDOW:
+                host.window = now, have
         if fresh:
             self._progress.received(host.relay.node, self.payload.part, fresh)
 
@@ -180,7 +171,7 @@ class Transfer:
             host.done, host.error = True, self._source_error or error
             if host.error is None and self._size is not None:
                 self._count(host, self._size)
-            all_done = not self._unfinished
+            all_done = all(other.done for other in self.hosts.values())
             self._changed.notify_all()
         if all_done:
             self._order_all("close")  # the next payload needs the disk space
@@ -246,8 +237,9 @@ class Transfer:
         """Bypass a host that is far behind its source, at less than half of the best rate."""
         best = max((host.rate for host in self.hosts.values()), default=0.0)
         row = list(self.hosts.values())
-        for host in self._unfinished:
-            sources = [] if host.relay.is_leaf or host.fed else self._sources(host)
+        for host in row:
+            leave = host.done or host.fed or host.relay.is_leaf
+            sources = [] if leave else self._sources(host)
             if not sources or not 0 < host.rate < SLOW * best:
                 continue
             source = self.hosts[sources[0]]

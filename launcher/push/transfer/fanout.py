@@ -94,15 +94,14 @@ class Fanout:
             for transfer in transfers:
                 transfer.finish()
             raise
-        first: dict[Node, tuple[int, DdpctlError]] = {}
-        for number, transfer in enumerate(transfers):
-            for node, error in transfer.finish().items():
-                first.setdefault(node, (number, error))
         failures: dict[Node, DdpctlError] = {}
-        for node, (number, error) in first.items():
-            if isinstance(error, TransferDamaged):
-                self._progress.say(f"{error}; sending the rest from here")
-                failures |= self._send_directly(seen[number:], [node])
-            else:
-                failures[node] = error
+        damaged: dict[Node, int] = {}
+        for number, errors in enumerate([transfer.finish() for transfer in transfers]):
+            for node in [node for node in errors if node not in failures]:
+                failures[node] = errors[node]
+                if isinstance(errors[node], TransferDamaged):
+                    damaged[node] = number
+        for node, number in damaged.items():
+            self._progress.say(f"{failures.pop(node)}; sending the rest from here")
+            failures |= self._send_directly(seen[number:], [node])
         return failures

@@ -271,10 +271,13 @@ class Agent:
         self.client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.client_side.check_hostname = False
         self.server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        for side in (self.client_side, self.server_side):
-            side.verify_mode = ssl.CERT_REQUIRED
-            side.load_verify_locations(cadata=certificate)
-            load_pair(side, certificate + key, self.folder)
+        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # OpenSSL needs one for a moment
+            file.write((certificate + key).encode())
+            file.flush()
+            for side in (self.client_side, self.server_side):
+                side.verify_mode = ssl.CERT_REQUIRED
+                side.load_verify_locations(cadata=certificate)
+                side.load_cert_chain(file.name)
         listener = listen(address)
         start(self.accept, listener)
         start(self.run_commands)
@@ -335,14 +338,6 @@ def exactly(stream: Any, size: int) -> bytes:
     if len(data) < size:
         raise ValueError("the connection closed early")
     return data
-
-
-def load_pair(side: ssl.SSLContext, text: str, folder: str) -> None:
-    """Load a certificate and key. OpenSSL needs a file, so a private one exists for a moment."""
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        file.write(text.encode())
-        file.flush()
-        side.load_cert_chain(file.name)
 
 
 def listen(address: str) -> socket.socket:

@@ -85,8 +85,7 @@ class Relay:
 
     def events(self) -> Iterator[Event]:
         """Yield events until the agent ends. A crash raises HostUnreachable, OSError or ValueError."""
-        while (event := self._read(None)) is not None:
-            yield event
+        return iter(self._read, None)
 
     def close(self) -> None:
         self._orders.put(b"")
@@ -103,7 +102,7 @@ class Relay:
         with self._writing:
             self._stream.write(data)
 
-    def _read(self, timeout: float | None) -> Event | None:
+    def _read(self, timeout: float | None = None) -> Event | None:
         while b"\n" not in self._unread:
             chunk = self._stream.read(65536, timeout)
             if not chunk:

@@ -41,7 +41,7 @@ from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
 from launcher.stop import clean
-from launcher.stop.stop import carriers
+from launcher.stop.kill import carriers
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer, plain
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..facts.network import Address
+from ..facts.network import Address, Interface
 from ..hosts import Cluster
 from .inventory import Answer, Machine, Reach, Route
 
@@ -61,14 +61,9 @@ def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
 
     def preference(address: Address) -> tuple[bool, int, bool, bool]:
         """Fast interfaces first, then the SSH address, then IPv4 before IPv6."""
-        nic = machine.details.interface(address.interface)
-        other = machine.facts.ssh_server_ip != address.ip
-        return (
-            nic is not None and nic.is_bridge,
-            -(nic.speed if nic else 0),
-            other,
-            ":" in address.ip,
-        )
+        nic = machine.details.interface(address.interface) or Interface("", 0, "", 0, False)
+        by_ssh = machine.facts.ssh_server_ip == address.ip
+        return nic.is_bridge, -nic.speed, not by_ssh, ":" in address.ip
 
     return sorted(filter(is_useful, machine.facts.addresses), key=preference)
 
@@ -104,13 +99,13 @@ def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tu
 
 
 def dials_for(
-    machines: Mapping[int, Machine], chosen: Iterable[tuple[int, int]], *, master_port: bool
+    machines: Mapping[int, Machine], *, master_port: bool, everyone: bool = False
 ) -> list[Dial]:
     """Return a dial per pair and candidate address; with master_port, also to that port of node 0."""
     addresses = _candidates(machines)
     return [
         Dial(source, target, address.ip, is_master)
-        for source, target in chosen
+        for source, target in pairs(machines, everyone=everyone)
         for address in addresses[target]
         for is_master in ([False, True] if master_port and target == 0 else [False])
     ]
@@ -123,27 +118,26 @@ def is_settled(dials: Sequence[Dial], answers: Answers) -> bool:
     return reached == {d.target for d in dials}
 
 
-def retries(answers: Answers) -> list[Dial]:
-    """Return the dials that timed out, with a control: one successful dial of each source."""
+def confirmed(
+    answers: Answers, dial_all: Callable[[Sequence[Dial]], Answers]
+) -> dict[Dial, Answer]:
+    """Dial again what timed out, beside one successful dial of each source, and return all answers.
+
+    A timeout counts only if the dial fails again while the other dial of its source succeeds. A
+    source that reached nobody has no other dial, and its timeouts count.
+    """
     failed = [dial for dial, answer in answers.items() if answer.result == "timeout"]
     sources = {dial.source for dial in failed}
-    controls = {dial.source: dial for dial, answer in answers.items() if answer.ok}
-    return [*failed, *(dial for source, dial in controls.items() if source in sources)]
-
-
-def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
-    """Return the first answers, corrected by a second round.
-
-    A timeout counts only if the dial fails again while its source's control succeeds. A source that
-    reached nobody has no control, and its timeouts count.
-    """
-    busy = {d.source for d, answer in again.items() if answers[d].ok and not answer.ok}
+    controls = {d.source: d for d, answer in answers.items() if answer.ok and d.source in sources}
+    again = dial_all([*failed, *controls.values()])
+    busy = {source for source, dial in controls.items() if not again[dial].ok}
     merged = dict(answers)
-    for dial, second in again.items():
-        if not answers[dial].ok and second.ok:
-            merged[dial] = Answer("ok", answers[dial].seconds + second.seconds)
-        elif not answers[dial].ok:
-            merged[dial] = Answer("silent") if dial.source in busy else second
+    for dial in failed:
+        merged[dial] = again[dial]
+        if again[dial].ok:
+            merged[dial] = Answer("ok", answers[dial].seconds + again[dial].seconds)
+        elif dial.source in busy:
+            merged[dial] = Answer("silent")
     return merged
 
 
@@ -191,16 +185,17 @@ def _route(machine: Machine, tried: Iterable[tuple[Address, Collection[Answer]]]
 
 
 def addressed(
-    cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
+    cluster: Cluster, machines: Iterable[Machine], routes: Mapping[int, Route]
 ) -> Cluster:
     """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
-    for first, route in routes.items():
-        if route.address:
-            for rank in machines[first].ranks:
-                hosts[rank] = replace(
-                    hosts[rank],
-                    internal_ip=hosts[rank].internal_ip or route.address,
-                    interface=hosts[rank].interface or route.interface,
-                )
+    for machine in machines:
+        route = routes.get(machine.rank, Route())
+        for rank in machine.ranks if route.address else ():
+            ip, interface = hosts[rank].internal_ip, hosts[rank].interface
+            hosts[rank] = replace(
+                hosts[rank],
+                internal_ip=ip or route.address,
+                interface=interface or route.interface,
+            )
     return replace(cluster, hosts=tuple(hosts))

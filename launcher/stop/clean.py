@@ -18,14 +18,13 @@ from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
-from ..hosts import Cluster, fold
+from ..hosts import Cluster
 from ..run_id import is_run_id
-from ..runs.unseen import report_unseen, unseen
+from ..runs.unseen import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .kill import kill_run
-from .stop import carriers
+from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
 
@@ -212,5 +211,4 @@ def end(
     _, failures = try_each(hosts, empty)
     emptied = [node for node in hosts if node in leaders and node not in failures]
     failures |= try_each(emptied, lambda node: run(node, REMOVE))[1]
-    for line in fold.errors({node.name: error for node, error in failures.items()}):
-        console.error(line)
+    report_errors({node.name: error for node, error in failures.items()}, console)

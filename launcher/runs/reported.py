@@ -47,7 +47,7 @@ done
 )
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
 STATE = re.compile("PENDING|RUNNING|SUCCEEDED|FAILED|CANCELLED")
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 DIGEST = re.compile(r"[a-z0-9:]{1,100}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..hosts import Cluster, override_job
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
 from ..ssh.node import connected

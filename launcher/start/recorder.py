@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ..errors import DdpctlError
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder
 from ..terminal.console import Console
 from . import hooks

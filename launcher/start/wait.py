@@ -13,7 +13,7 @@ from ..follow.session import EXIT_INTERRUPTED
 from ..follow.signals import Interrupts
 from ..hosts.fold import names
 from ..plan.build import Found
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..runs.record import RunFolder, timestamp
 from ..ssh.many import by_name, nodes_failed, try_each

@@ -23,6 +23,7 @@ def clean(
     ddpctl clean hosts.yaml
     ddpctl clean hosts.yaml --kill -y
     """
+    from ..hosts import load
     from ..stop import clean as clean_hosts
 
     console = options.console(quiet, verbose)
@@ -38,5 +39,5 @@ def clean(
             return False
         return True
 
-    named = options.hosts_of(hosts, host_list)
-    return clean_hosts.clean(named, console, kill=kill, as_json=as_json, confirm=confirm)
+    cluster = load(options.hosts_of(hosts, host_list), job_files=False)
+    return clean_hosts.clean(cluster, console, kill=kill, as_json=as_json, confirm=confirm)

@@ -98,17 +98,19 @@ def init(
 
 def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus: bool) -> Answers:
     """Add the login and the GPUs. The defaults come from `ssh` and from the hosts."""
-    from ..hosts.starter import named_hosts
+    from ..hosts import parse
+    from ..hosts.starter import compose
     from ..preflight.first_look import look, ssh_login
 
-    remote = [host for host in named_hosts(answers, str(file)) if not host.is_local]
+    name = str(file)
+    remote = [host for host in parse(compose(answers, name), name).hosts if not host.is_local]
     if remote:
         user, key = ssh_login(remote[0])
         if answers.user is None and (answer := _prompt("SSH user", user)) != user:
             answers = dataclasses.replace(answers, user=answer)
         if answers.identity_file is None and (answer := _prompt("SSH key", key)) != key:
             answers = dataclasses.replace(answers, identity_file=answer)
-    hosts = named_hosts(answers, str(file))
+    hosts = parse(compose(answers, name), name).hosts
     found = look(hosts, console)
     for host, seen in zip(hosts, found, strict=True):
         if seen.gpus is not None:
@@ -126,11 +128,13 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
 
 def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple[Entry, ...]:
     from ..hosts import load
-    from ..hosts.starter import Entry, hosts_in, ssh_aliases
+    from ..hosts.starter import Entry, ssh_aliases
 
     found = [Entry(name) for name in named]
     if hostfile is not None:
-        found += hosts_in(load(hostfile, job_files=False))
+        for each in load(hostfile, job_files=False).hosts:
+            name = f"{each.user}@{each.host}" if each.user else each.host
+            found.append(Entry(name, each.gpus if isinstance(each.gpus, int) else None))
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)

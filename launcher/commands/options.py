@@ -124,13 +124,13 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
     return made
 
 
-def hosts_of(hosts: str | None, host_list: str | None) -> str:
-    """Return HOSTS or -H, else ./hosts.yaml. Raises UsageError if both or none are given."""
+def hosts_of(hosts: str | None, host_list: str | None) -> str | None:
+    """Return HOSTS or -H. Raises UsageError if both are given."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
-    from ..hosts import HostList, default_hosts
+    from ..hosts import HostList
 
-    return HostList(host_list) if host_list else hosts or default_hosts()
+    return HostList(host_list) if host_list else hosts
 
 
 def can_ask() -> bool:

@@ -32,7 +32,7 @@ def ps(
     from ..follow.show_runs import Selection, show_runs, watch_runs
 
     console = options.console(quiet, verbose)
-    given = options.hosts_of(hosts, host_list) if hosts or host_list else None
+    given = options.hosts_of(hosts, host_list)
     selection = Selection(given, everything, per_node)
     if not watch:
         return show_runs(selection, console, as_json=as_json)

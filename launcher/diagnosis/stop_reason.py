@@ -60,9 +60,8 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
     Both sides then report the same. The node that most others lost was the one cut off.
     """
     lost = [rank for node in evidence.nodes for rank in node.lost_peers]
-    votes = {node.node_rank: lost.count(node.node_rank) for node in evidence.nodes}
-    most = max(votes.values())
-    isolated = [node for node in evidence.nodes if votes[node.node_rank] == most]
+    most = max(lost.count(node.node_rank) for node in evidence.nodes)
+    isolated = [node for node in evidence.nodes if lost.count(node.node_rank) == most]
     if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
         message = "lost contact with the other nodes while still running"
         return replace(candidate, kind=FailureKind.NETWORK_CUT, node=isolated[0], message=message)

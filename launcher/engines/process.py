@@ -203,15 +203,13 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
 
 def _exit_code(journal: Path) -> int | None:
     """Return the exit code in the `end` event; None without one."""
-    try:
-        with journal.open("rb") as file:
-            file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
-            tail = file.read()
-    except OSError:
-        return None
-    whole = tail.partition(b"\n")[2] if len(tail) == TAIL_BYTES else tail
-    ends = [record.event for record in Reader().feed(whole) if isinstance(record.event, End)]
-    return ends[-1].exit_code if ends else None
+    with contextlib.suppress(OSError), journal.open("rb") as file:
+        file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
+        last = file.read().splitlines(keepends=True)[-1:]
+        for record in Reader().feed(b"".join(last)):
+            if isinstance(record.event, End):
+                return record.event.exit_code
+    return None
 
 
 def _modified(path: Path) -> float | None:

@@ -33,7 +33,7 @@ LABELS = {  # a node is skipped unless these labels match
     "since": re.compile(r"([0-9]{1,11}(\.[0-9]{1,3})?)?"),
 }
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-log = logging.getLogger("ddpctl")
+warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def read_status(
     if not odd and int(text["node-rank"]) >= int(text["nnodes"]):
         odd = ["node-rank"]
     if odd:
-        _warn_once(
+        warn_once(
             f"ddpctl: warning: {host}: skipped {plain(handle)}, which has labels that ddpctl does not "
             f"write: {odd[0]} {plain(text[odd[0]])!r}; remove it there if it is not in use"
         )
@@ -180,8 +180,3 @@ def unix(text: object) -> float | None:
     except ValueError:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning(message)

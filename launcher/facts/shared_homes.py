@@ -7,14 +7,12 @@ host.
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from ..ssh.many import try_each
 from ..ssh.node import Node
-
-T = TypeVar("T", bound=Hashable)
 
 # Defines `own FOLDER`, whether an attempt's folder belongs to a node of this host, and
 # `open_attempts`, the attempt folders in the current folder (~/.ddpctl) whose journal was written
@@ -34,22 +32,8 @@ LIST = 'ls "$HOME/.ddpctl/$1"'
 REMOVE = 'rm -rf "$HOME/.ddpctl/$1"; rmdir "$HOME/.ddpctl" 2>/dev/null; true'
 
 
-def group_hosts(tokens: Mapping[T, str], seen: Mapping[T, Collection[str]]) -> list[list[T]]:
-    """Group hosts that see each other's token. A host that saw nothing is alone."""
-    groups: list[list[T]] = []
-    for host, token in tokens.items():
-        for group in groups:
-            leader = group[0]
-            if token in seen.get(leader, ()) and tokens[leader] in seen.get(host, ()):
-                group.append(host)
-                break
-        else:
-            groups.append([host])
-    return groups
-
-
 def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Group the nodes by shared ~/.ddpctl, in the order given; most groups have one node.
+    """Group the nodes that see each other's file, in the order given; most groups have one node.
 
     The first node of each group suffices to read or write every ~/.ddpctl once. Best effort: a host
     that does not answer counts as alone.
@@ -59,10 +43,17 @@ def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
     folder = f".shared.{secrets.token_hex(6)}"
     tokens = {node: f"{number}" for number, node in enumerate(nodes)}
     written, _ = try_each(nodes, lambda node: node.script(WRITE, folder, tokens[node]).code)
-    listed, _ = try_each(list(written), lambda node: node.script(LIST, folder).stdout)
-    groups = group_hosts(
-        tokens, {node: out.decode(errors="replace").split() for node, out in listed.items()}
-    )
+    listed, _ = try_each([*written], lambda node: os.fsdecode(node.script(LIST, folder).stdout))
+
+    def sees(node: Node, other: Node) -> bool:
+        return tokens[other] in listed.get(node, "").split()
+
+    groups: list[list[Node]] = []
+    for node in nodes:
+        if group := next((g for g in groups if sees(g[0], node) and sees(node, g[0])), None):
+            group.append(node)
+        else:
+            groups.append([node])
     first = [group[0] for group in groups if group[0] in written]
     try_each(first, lambda node: node.script(REMOVE, folder))
     return groups

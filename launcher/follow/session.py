@@ -20,7 +20,8 @@ from ..hosts import fold
 from ..logs.store import Mark
 from ..runs.attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..stop.stop import not_confirmed, stop_run
+from ..runs.unseen import report_unconfirmed
+from ..stop.kill import stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome
@@ -236,8 +237,7 @@ class Session:
         not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
         self.folder.try_save(self.record, self.console)
-        for line in not_confirmed(self._unconfirmed):
-            self.console.error(line)
+        report_unconfirmed(self._unconfirmed, self.console)
         report_end(self.folder.run_id, attempt, self.console)
         self.on_event("attempt-ended", self.record, message=attempt.state)
         if self._interrupted:

@@ -23,7 +23,7 @@ from ..runs.reported import ended_nodes
 from ..runs.unseen import report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
-from ..stop.stop import finish_pending
+from ..stop.kill import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
 from .progress import Progress, read_progress

@@ -2,10 +2,10 @@
 
 from .files import read_env_file, user_environment
 from .hostfile import HostList
-from .job_values import seconds_in
-from .load import Hosts, cluster_of, default_hosts, load, override_job, parse
+from .load import Hosts, cluster_of, load, override_job, parse
 from .model import Cluster, Host, Job, dump
 from .select import select
+from .values import seconds_in
 
 __all__ = [
     "Cluster",
@@ -14,7 +14,6 @@ __all__ = [
     "Hosts",
     "Job",
     "cluster_of",
-    "default_hosts",
     "dump",
     "load",
     "override_job",

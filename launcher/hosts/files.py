@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import HostsFileError
-from .job_values import wrong_env_name
 from .model import Job
 from .problems import LONGEST_PATH, Problem, raise_any, shown
 from .schema import PathKind
+from .values import wrong_env_name
 
 MAX_BYTES = 1_000_000
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,10 +24,13 @@ from .select import select
 from .tree import LIST, MAPPING, NOTHING, Tree, read_yaml, tree_of
 from .values import split_login, text, wrong
 
-Hosts: TypeAlias = str | Path | Sequence[str] | Cluster | None
+Source: TypeAlias = str | Path | Sequence[str] | None
+Hosts: TypeAlias = Source | Cluster
 
 COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
+Sections: TypeAlias = Mapping[str, Tree]
+Parser: TypeAlias = Callable[[str, list[Problem]], Tree]
 _AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
 
 
@@ -45,33 +48,28 @@ def cluster_of(
     ./hosts.yaml. source: the origin of `job`, for messages. Raises UsageError.
     """
     if not isinstance(hosts, Cluster):
-        if hosts is None:
-            hosts = default_hosts()
-        elif not isinstance(hosts, (str, Path)):
-            hosts = HostList(",".join(hosts))
         hosts = load(hosts, overridden=[key for key, value in job.items() if value is not None])
     return override_job(select(hosts, include, exclude), job, source=source)
 
 
-def default_hosts() -> str:
-    """Return ./hosts.yaml. Raises UsageError if it does not exist."""
-    if not Path(DEFAULT_HOSTS).is_file():
-        raise UsageError(
-            "no hosts: pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
-        )
-    return DEFAULT_HOSTS
-
-
-def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
+def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
     """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
-    Raises HostsFileError with a line per problem, including missing files. job_files=False: for
-    commands that do not need the job's own files (`ps`, `kill` from any machine). overridden: keys
-    of the job that the command line replaces, so that their files need not exist.
+    None: ./hosts.yaml. Raises HostsFileError with a line per problem, including missing files.
+    job_files=False: for commands that do not need the job's own files (`ps`, `kill` from any
+    machine). overridden: keys of the job that the command line replaces, so that their files need
+    not exist.
     """
+    if hosts is None:
+        if not Path(DEFAULT_HOSTS).is_file():
+            remedy = "pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
+            raise UsageError(f"no hosts: {remedy}")
+        hosts = DEFAULT_HOSTS
+    if not isinstance(hosts, (str, Path)):
+        hosts = HostList(",".join(hosts))
     if isinstance(hosts, str) and is_host_list(hosts):
         reading = _Reading("-H", "/")
-        made = reading.cluster(read_host_list(hosts, reading.problems))
+        made = reading.text(hosts, read_host_list)
     else:
         path = Path(hosts)
         reading = _Reading(str(hosts), path.parent)
@@ -82,32 +80,28 @@ def load(hosts: str | Path, *, job_files: bool = True, overridden: Collection[st
     return made
 
 
-def parse(text: str, source: str, *, base: str | Path | None = None) -> Cluster:
+def parse(text: str, source: str) -> Cluster:
     """Parse `text`. Raises HostsFileError with all problems.
 
-    source: the name in messages. base: the folder of relative paths (default: the folder of
-    source). Does not check whether files exist.
+    source: the name in messages; relative paths are relative to its folder. Does not check whether
+    files exist.
     """
-    reading = _Reading(source, Path(source).parent if base is None else base)
+    reading = _Reading(source, Path(source).parent)
     made = reading.text(text)
     raise_any(source, reading.problems)
     return made
 
 
 def override_job(
-    cluster: Cluster,
-    given: Mapping[str, object],
-    *,
-    cwd: str | Path | None = None,
-    source: str = COMMAND_LINE,
+    cluster: Cluster, given: Mapping[str, object], *, source: str = COMMAND_LINE
 ) -> Cluster:
     """Return the cluster with job values from the command line; None keeps the file's value.
 
     given: by key of the job. `env` is added to the file's; nproc_per_node overrides that of each
-    host. cwd: the folder of relative paths. source: the origin of the values, if not the command
-    line. Raises HostsFileError, which names each wrong flag, including folders that do not exist.
+    host. source: the origin of the values, if not the command line. Raises HostsFileError, which
+    names each wrong flag, including folders that do not exist.
     """
-    reading = _Reading(source, cwd or current_folder())
+    reading = _Reading(source, current_folder())
     read: dict[str, Any] = {}
     if strangers := given.keys() - JOB.keys():
         raise TypeError(f"{source} got an unexpected keyword argument {min(strangers)!r}")
@@ -143,10 +137,10 @@ class _Reading:
         except Wrong as error:
             self.problems += [problem.within(key, allowed) for problem in error.problems]
 
-    def text(self, text: str) -> Cluster:
+    def text(self, text: str, read: Parser | None = None) -> Cluster:
         """Return what could be read; use it only if there are no problems."""
+        read = read or (read_hostfile if is_hostfile(text) else read_yaml)
         try:
-            read = read_hostfile if is_hostfile(text) else read_yaml
             return self.cluster(read(text, self.problems))
         except Wrong as error:
             self.problems += error.problems
@@ -158,15 +152,11 @@ class _Reading:
             raise wrong(tree, "write hosts: and one `- NAME` per line", found)
         strangers = [name for name in tree.entries if name not in SECTIONS]
         self.problems += [unknown(name, tree.entries[name].line, SECTIONS) for name in strangers]
-        job_tree, defaults_tree, hosts_tree, spares_tree = (
-            tree.entries.get(name, Tree(tree.line, NOTHING))
-            for name in ("job", "defaults", "hosts", "spares")
-        )
-        defaults = self._section(defaults_tree, "defaults", DEFAULTS)
-        job = Job(**self._section(job_tree, "job", JOB))
-        hosts = self._hosts(hosts_tree, "hosts", defaults)
-        spares = self._hosts(spares_tree, "spares", defaults)
-        lines = {name: value.line for name, value in job_tree.entries.items()}
+        sections = {name: tree.entries.get(name, Tree(tree.line, NOTHING)) for name in SECTIONS}
+        defaults = self._section(sections, "defaults", DEFAULTS)
+        job = Job(**self._section(sections, "job", JOB))
+        hosts, spares = (self._hosts(sections, name, defaults) for name in ("hosts", "spares"))
+        lines = {name: value.line for name, value in sections["job"].entries.items()}
         self.problems += broken_rules([*hosts, *spares], job, lines)
         return Cluster(
             hosts=tuple(entry.host for entry in hosts),
@@ -175,13 +165,15 @@ class _Reading:
             source=self.source,
         )
 
-    def _section(self, tree: Tree, name: str, keys: Mapping[str, Key]) -> dict[str, Any]:
+    def _section(self, sections: Sections, name: str, keys: Mapping[str, Key]) -> dict[str, Any]:
+        tree = sections[name]
         with self._at(name):  # a section in which every line is commented out is empty, not wrong
             if tree.kind not in (MAPPING, NOTHING):
                 raise wrong(tree, f"indent the keys of {name} below it")
         return self._keys(tree, keys, name)
 
-    def _hosts(self, tree: Tree, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
+    def _hosts(self, sections: Sections, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
+        tree = sections[name]
         with self._at(name):
             is_empty = tree.kind in (LIST, NOTHING) and not tree.items
             if name == "hosts" if is_empty else tree.kind != LIST:

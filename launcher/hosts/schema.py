@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from . import job_values, values
+from . import values
 from .problems import Problem, nearest, shown
 from .values import Reader
 
@@ -33,19 +33,19 @@ _HOST_READERS: Mapping[str, Reader] = {
     "interface": values.interface,
 }
 _JOB_READERS: Mapping[str, Reader] = {
-    "image": job_values.image,
-    "command": job_values.command,
-    "resume_args": job_values.arguments,
-    "env": job_values.env,
-    "mounts": job_values.mounts,
-    "tmpfs": job_values.tmpfs,
-    "shm_size": job_values.size,
-    "devices": job_values.devices,
-    "cap_add": job_values.cap_add,
-    "ulimits": job_values.ulimits,
-    "user": job_values.container_user,
-    "time_limit": job_values.duration,
-    "metrics_dir": job_values.folder_on_hosts,
+    "image": values.image,
+    "command": values.command,
+    "resume_args": values.arguments,
+    "env": values.env,
+    "mounts": values.mounts,
+    "tmpfs": values.tmpfs,
+    "shm_size": values.size,
+    "devices": values.devices,
+    "cap_add": values.cap_add,
+    "ulimits": values.ulimits,
+    "user": values.container_user,
+    "time_limit": values.duration,
+    "metrics_dir": values.folder_on_hosts,
 }
 # What a local path must lead to.
 _PATHS: Mapping[str, PathKind] = {

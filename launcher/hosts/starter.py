@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import yaml
 
 from ..state import expanded
-from . import Cluster, Host, Job, parse
+from . import Job, parse
 from .schema import FILE
 
 INCLUDE_DEPTH = 16  # the same limit as ssh
@@ -95,11 +95,11 @@ def compose(answers: Answers, name: str) -> str:
 
 def _rows(keys: Iterable[tuple[str, str, str]], given: Mapping[str, str]) -> str:
     """Return a line per key with its value, or with a commented-out example."""
-    rows = (
-        (f"  {key}: {given[key]}" if key in given else f"# {key}: {example}", why)
-        for key, example, why in keys
-    )
-    return "\n".join(f"{line:<30} # {why}" for line, why in rows)
+    lines = []
+    for key, example, why in keys:
+        line = f"  {key}: {given[key]}" if key in given else f"# {key}: {example}"
+        lines.append(f"{line:<30} # {why}")
+    return "\n".join(lines)
 
 
 def _host(entry: Entry) -> str:
@@ -108,23 +108,10 @@ def _host(entry: Entry) -> str:
     return (f"{line:<30} # {entry.note}" if entry.note else line) + gpus
 
 
-def named_hosts(answers: Answers, name: str) -> tuple[Host, ...]:
-    return parse(compose(answers, name), name).hosts
-
-
 def scalar(text: str) -> str:
     """Return `text` as a YAML scalar, quoted only if necessary."""
     written = yaml.safe_dump(text, allow_unicode=True, width=2**31 - 1)
     return written.removesuffix("...\n").strip()
-
-
-def hosts_in(cluster: Cluster) -> tuple[Entry, ...]:
-    """Return the hosts of a hostfile under the hostfile's own names."""
-    found = []
-    for host in cluster.hosts:
-        name = f"{host.user}@{host.host}" if host.user else host.host
-        found.append(Entry(name, host.gpus if isinstance(host.gpus, int) else None))
-    return tuple(found)
 
 
 def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> list[str]:
@@ -144,14 +131,8 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
         if keyword.lower() == "host":
             found += [word for word in words if not set(word) & set("*?!")]
         elif keyword.lower() == "include" and depth < INCLUDE_DEPTH:
-            for path in included(words, folder):
-                found += ssh_aliases(path, folder, depth + 1)
+            for word in words:
+                with contextlib.suppress(OSError, ValueError):  # no pattern: includes nothing
+                    for path in sorted(Path("/").glob(str(folder / expanded(word)).lstrip("/"))):
+                        found += ssh_aliases(path, folder, depth + 1)
     return list(dict.fromkeys(found))
-
-
-def included(patterns: Sequence[str], folder: Path) -> Iterator[Path]:
-    for pattern in patterns:
-        with contextlib.suppress(OSError, ValueError):  # an invalid pattern includes nothing
-            path = expanded(pattern)
-            root = Path("/") if path.is_absolute() else folder
-            yield from sorted(root.glob(str(path).lstrip("/")))

@@ -27,9 +27,10 @@ from .plan import (
     NodePlan,
     Plan,
     place_in,
+    total,
 )
 from .supervisor_spec import SUPERVISOR
-from .topology import first_ranks, free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
+from .topology import free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
 
 METRICS_DIR = "/ddpctl-metrics"  # in the container
 INFINIBAND = "/dev/infiniband"
@@ -43,8 +44,8 @@ UNKNOWN_DIGEST = "<digest>"
 class Found:
     """Values known only after the push, from the hosts. Tuples: one entry per node, by rank."""
 
-    facts: tuple[Facts, ...]
-    images: tuple[str, ...]  # digest or id, as known to the host's engine
+    facts: tuple[Facts, ...] = ()
+    images: tuple[str, ...] = ()  # digest or id, as known to the host's engine
     dataset_digest: str | None = None
     workdir_digest: str | None = None
     image_digest: str | None = None
@@ -68,10 +69,10 @@ def make_plan(
     env_names: variables set by the user, which override ddpctl's own. Raises UsageError if the
     hosts cannot run the job together.
     """
-    job = cluster.job
-    facts = found.facts if found else None
-    addresses = node_addresses(cluster, facts)
-    master_port, control_port = _ports(job, run_id, attempt, found)
+    job, found = cluster.job, found or Found()
+    addresses = node_addresses(cluster, found.facts)
+    nproc = nproc_per_node(cluster, found.facts)
+    master_port, control_port = _ports(job, f"{run_id}/{attempt}", found)
     plan = Plan(
         run_id=run_id,
         name=options.name,
@@ -84,44 +85,50 @@ def make_plan(
         control_port=control_port,
         command=(*job.command, *job.resume_args) if attempt > 1 else job.command,
         image=job.image,
-        image_digest=found.image_digest if found else None,
+        image_digest=found.image_digest,
         dataset=job.dataset,
-        dataset_digest=found.dataset_digest if found else None,
+        dataset_digest=found.dataset_digest,
         workdir=job.workdir,
-        workdir_digest=found.workdir_digest if found else None,
+        workdir_digest=found.workdir_digest,
         stop_timeout=job.stop_timeout,
         time_limit=job.time_limit,
         max_restarts=job.max_restarts,
-        since=found.since if found else None,
+        since=found.since,
     )
-    nodes = [
-        _NodeBuilder(plan, cluster, rank, addresses[rank], found).build(tuple(env_names))
-        for rank in range(cluster.nnodes)
-    ]
-    return dataclasses.replace(plan, nodes=tuple(nodes))
+    builders = (
+        _NodeBuilder(plan, cluster, found, nproc, rank, address)
+        for rank, address in enumerate(addresses)
+    )
+    nodes = tuple(builder.build(tuple(env_names)) for builder in builders)
+    return dataclasses.replace(plan, nodes=nodes)
 
 
-def _ports(job: Job, run_id: str, attempt: int, found: Found | None) -> tuple[int | str, int | str]:
+def _ports(job: Job, seed: str, found: Found) -> tuple[int | str, int | str]:
     """Return the master port and the supervisors' control port on node 0."""
-    if found is None:
-        return ASKED if job.master_port == "auto" else job.master_port, ASKED
-    taken = found.used_ports | found.facts[0].listening
     master = job.master_port
+    if not found.facts:
+        return ASKED if master == "auto" else master, ASKED
+    taken = found.used_ports | found.facts[0].listening
     if master == "auto":
-        master = free_port(f"{run_id}/{attempt}/master", taken)
-    return master, free_port(f"{run_id}/{attempt}/control", taken | {int(master)})
+        master = free_port(f"{seed}/master", taken)
+    return master, free_port(f"{seed}/control", taken | {int(master)})
 
 
+@dataclass
 class _NodeBuilder:
     """Builds the plan of one node. `plan` has all fields except the nodes."""
 
-    def __init__(
-        self, plan: Plan, cluster: Cluster, rank: int, address: str, found: Found | None
-    ) -> None:
-        self.plan, self.cluster, self.rank, self.address = plan, cluster, rank, address
+    plan: Plan
+    cluster: Cluster
+    found: Found
+    nproc: Sequence[int | None]
+    rank: int
+    address: str
+
+    def __post_init__(self) -> None:
+        plan, cluster, found, rank = self.plan, self.cluster, self.found, self.rank
         self.host, self.job = cluster.hosts[rank], cluster.job
-        self.facts = found.facts[rank] if found else None
-        self.image = found.images[rank] if found and found.images else cluster.job.image
+        self.facts = found.facts[rank] if found.facts else None
         home = (self.facts and self.facts.folder) or HOME
         run_dir = f"{home}/runs/{plan.run_id}"
         self.place = place_in(run_dir, plan.run_id, rank, plan.attempt)
@@ -132,20 +139,25 @@ class _NodeBuilder:
             workspace=f"{run_dir}/workspace",
             data=f"{home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}",
         )
-        self.paths = self._job_paths()
-        found_interface = self.facts.interface_of(address) if self.facts else None
+        job, in_container = self.job, plan.engine.in_container
+        own = IN_CONTAINER if in_container else self.folders
+        self.paths = dataclasses.replace(  # the user's own variables may redirect some
+            own,
+            checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", own.checkpoints),
+            output=job.env.get("DDPCTL_OUTPUT_DIR", own.output),
+            metrics=METRICS_DIR if job.metrics_dir and in_container else job.metrics_dir,
+        )
+        found_interface = self.facts.interface_of(self.address) if self.facts else ASKED
         self.interface = self.host.interface or found_interface
-        self.gpus = _container_gpus(self.host, self.facts)
         self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
-        self.boot_ids = [each.boot_id for each in found.facts] if found else []
-        self.nproc = nproc_per_node(cluster, found.facts if found else None)
+        self.gpus = _container_gpus(self.host, self.facts)
 
     def build(self, env_names: tuple[str, ...]) -> NodePlan:
         return NodePlan(
             node_rank=self.rank,
             host=self.host,
             nproc_per_node=self.nproc[self.rank],
-            first_rank=first_ranks(self.nproc)[self.rank],
+            first_rank=total(self.nproc[: self.rank]),
             torchrun=self._torchrun_command(),
             container=self._container(env_names),
             internal_ip=self.address,
@@ -158,14 +170,12 @@ class _NodeBuilder:
     def _torchrun_command(self) -> tuple[str, ...]:
         """Return the command. torchrun's own --no-python goes before the `--`."""
         plan, command = self.plan, self.plan.command
-        flags: tuple[str, ...] = ()
-        if command and command[0] in ("--no-python", "--no_python"):
-            flags, command = command[:1], command[1:]
+        own_flags = int(command[:1] in (("--no-python",), ("--no_python",)))
         return (
             *("torchrun", "--nnodes", str(self.cluster.nnodes), "--node-rank", str(self.rank)),
             *("--nproc-per-node", str(self.nproc[self.rank] or "gpu")),
             *("--master-addr", plan.master_addr, "--master-port", str(plan.master_port)),
-            *("--max-restarts", "0", *flags, "--", *command),
+            *("--max-restarts", "0", *command[:own_flags], "--", *command[own_flags:]),
         )
 
     def _container(self, env_names: tuple[str, ...]) -> Container:
@@ -174,21 +184,19 @@ class _NodeBuilder:
             env |= self.facts.roce_settings(self.address, env_names)
         elif rdma.NAMES.isdisjoint(env_names):
             env |= dict.fromkeys(sorted(rdma.NAMES), ASKED)
-        return Container(
+        return container_of(
+            self.job,
+            self.gpus,
+            self.facts,
             name=self.place.container,
-            image=self.image,
+            image=self.found.images[self.rank] if self.found.images else self.job.image,
             entrypoint=SUPERVISOR,
             env={name: value for name, value in env.items() if name not in env_names},
             env_names=env_names,
             labels=self._labels(),
             mounts=self._mounts(),
-            gpus=self.gpus,
-            user=container_user(self.job, self.facts),
-            shm_size=self.job.shm_size,
             stop_timeout=self.job.stop_timeout,
             working_dir=self.paths.workspace if self.job.workdir else None,
-            tmpfs=self.job.tmpfs,
-            **host_access(self.job, bool(self.gpus), self.facts),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -203,15 +211,13 @@ class _NodeBuilder:
             "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
             "PYTHONUNBUFFERED": "1",
         }
-        here = [self.nproc[rank] for rank in self._ranks_here()]
         if self.job.dataset:
             env["DDPCTL_DATA_DIR"] = self.paths.data
-        if interface := self.interface or (None if self.facts else ASKED):
-            env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = interface
-        env["OMP_NUM_THREADS"] = ASKED
-        if self.facts:
-            threads = self.facts.cores // sum(count or 1 for count in here)
-            env["OMP_NUM_THREADS"] = str(max(1, threads))
+        if self.interface:
+            env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = self.interface
+        here = self._processes_here()
+        threads = str(max(1, self.facts.cores // sum(here))) if self.facts else ASKED
+        env["OMP_NUM_THREADS"] = threads
         if plan.options.network_only and len(here) > 1:  # make NCCL treat them as two machines
             env["NCCL_HOSTID"] = f"ddpctl-{self.rank}"
         if in_container and self.job.user == "host":
@@ -224,14 +230,13 @@ class _NodeBuilder:
             env[name] = ",".join(str(gpu) for gpu in self.gpus)
         return env
 
-    def _ranks_here(self) -> list[int]:
-        """Return the ranks of all nodes on this node's machine, whatever each entry calls it."""
-        hosts = self.cluster.hosts
+    def _processes_here(self) -> list[int]:
+        """Return those of each node on this node's machine, whatever each entry calls it."""
+        boot_ids = [facts.boot_id for facts in self.found.facts] or [""] * self.cluster.nnodes
         return [
-            rank
-            for rank in range(len(hosts))
-            if hosts[rank].machine == self.host.machine
-            or (self.boot_ids and self.boot_ids[rank] == self.boot_ids[self.rank] != "")
+            count or 1
+            for host, count, boot_id in zip(self.cluster.hosts, self.nproc, boot_ids, strict=True)
+            if host.machine == self.host.machine or boot_id == boot_ids[self.rank] != ""
         ]
 
     def _labels(self) -> dict[str, str]:
@@ -247,17 +252,6 @@ class _NodeBuilder:
             "since": f"{self.plan.key[0]:.3f}" if self.facts else ASKED,
         }
         return {f"{LABEL}.{key}": str(value) for key, value in values.items()}
-
-    def _job_paths(self) -> JobPaths:
-        """Return the folders as the job sees them; the user's own variables may redirect some."""
-        job, in_container = self.job, self.plan.engine.in_container
-        paths = IN_CONTAINER if in_container else self.folders
-        return dataclasses.replace(
-            paths,
-            checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", paths.checkpoints),
-            output=job.env.get("DDPCTL_OUTPUT_DIR", paths.output),
-            metrics=METRICS_DIR if job.metrics_dir and in_container else job.metrics_dir,
-        )
 
     def _mounts(self) -> tuple[Mount, ...]:
         own = self.folders
@@ -276,31 +270,35 @@ class _NodeBuilder:
         return tuple(mounts)
 
 
-def container_user(job: Job, facts: Facts | None) -> str:
-    if job.user == "host":
-        return f"{facts.uid}:{facts.gid}" if facts else "host"
-    return "0:0" if job.user == "root" else job.user
+def container_of(
+    job: Job, gpus: str | tuple[int, ...], facts: Facts | None, **own: Any
+) -> Container:
+    """Return a container with what the job may use of its host. own: the other fields.
 
-
-def host_access(job: Job, has_gpus: bool, facts: Facts | None) -> dict[str, Any]:
-    """Return the fields of a Container that give it access to its host.
-
-    These are AMD GPUs, NCCL's needs (pinned memory, InfiniBand) and the job's additions. The job's
+    These are GPUs, NCCL's needs (pinned memory, InfiniBand) and the job's additions. The job's
     limits override ddpctl's. facts: None if the host was not asked.
     """
+    user = "0:0" if job.user == "root" else job.user
+    if job.user == "host" and facts:
+        user = f"{facts.uid}:{facts.gid}"
     infiniband = facts.infiniband if facts else None
-    amd = has_gpus and facts is not None and facts.has_amd_gpus
-    limits = {"memlock": -1, "stack": STACK_BYTES} if has_gpus or infiniband else {}
+    amd = bool(gpus) and facts is not None and facts.has_amd_gpus
+    limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
     asked = (ASKED,) if infiniband is None else ()
     capabilities = asked or (("IPC_LOCK",) if infiniband else ())
     devices = asked or (*((INFINIBAND,) if infiniband else ()), *(AMD_DEVICES if amd else ()))
-    return {
-        "gpu_vendor": "amd" if amd else "nvidia",
-        "group_add": facts.gpu_groups if amd and facts else (),
-        "ulimits": {**limits, **job.ulimits},
-        "cap_add": tuple(dict.fromkeys((*capabilities, *job.cap_add))),
-        "devices": tuple(dict.fromkeys((*devices, *job.devices))),
-    }
+    return Container(
+        gpus=gpus,
+        gpu_vendor="amd" if amd else "nvidia",
+        user=user,
+        group_add=facts.gpu_groups if amd and facts else (),
+        shm_size=job.shm_size,
+        tmpfs=job.tmpfs,
+        ulimits={**limits, **job.ulimits},
+        cap_add=tuple(dict.fromkeys((*capabilities, *job.cap_add))),
+        devices=tuple(dict.fromkeys((*devices, *job.devices))),
+        **own,
+    )
 
 
 def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:

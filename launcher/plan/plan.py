@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..hosts import Host
@@ -142,8 +142,12 @@ class Plan:
     @property
     def world_size(self) -> int | None:
         """The number of ranks; None if a host has to be asked."""
-        counts = [node.nproc_per_node for node in self.nodes]
-        return None if None in counts else sum(count or 0 for count in counts)
+        return total([node.nproc_per_node for node in self.nodes])
+
+
+def total(counts: Sequence[int | None]) -> int | None:
+    """Return the sum; None if one is unknown."""
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def container_name(run_id: str, node_rank: int) -> str:

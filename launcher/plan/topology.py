@@ -14,35 +14,22 @@ UUID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 
 
-def nproc_per_node(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[int | None, ...]:
+def nproc_per_node(cluster: Cluster, facts: Sequence[Facts]) -> tuple[int | None, ...]:
     """Return the number of processes of each node, by node rank; None if only the host knows.
 
-    The host's own number, else the job's, else one per GPU, else 1.
+    The host's own number, else the job's, else one per GPU, else 1. facts: empty before the hosts
+    were asked.
     """
+
+    def count(rank: int, host: Host) -> int | None:
+        if host.gpus == "all" and not facts:
+            return None
+        return max(1, len(gpu_ids(host, facts[rank] if facts else None)))
+
     return tuple(
-        host.nproc_per_node
-        or cluster.job.nproc_per_node
-        or _one_per_gpu(host, facts[rank] if facts else None)
+        host.nproc_per_node or cluster.job.nproc_per_node or count(rank, host)
         for rank, host in enumerate(cluster.hosts)
     )
-
-
-def _one_per_gpu(host: Host, facts: Facts | None) -> int | None:
-    if facts is None and host.gpus == "all":
-        return None
-    return max(1, len(gpu_ids(host, facts)))
-
-
-def first_ranks(nproc: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Return the global rank of each node's local rank 0.
-
-    Ranks are numbered node by node. None for each node after one with an unknown number of ranks.
-    """
-    found: list[int | None] = [0]
-    for count in nproc:
-        last = found[-1]
-        found.append(None if last is None or count is None else last + count)
-    return tuple(found[:-1])
 
 
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
@@ -72,7 +59,7 @@ def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
     return sorted([place for group in largest_first for place in group][:count])
 
 
-def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str, ...]:
+def node_addresses(cluster: Cluster, facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return the address of each node for traffic between nodes.
 
     internal_ip if given. Otherwise the address of the host's end of the SSH connection, which is
@@ -81,7 +68,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts] | None) -> tuple[str
     """
     if all(host.is_local for host in cluster.hosts):
         return tuple(host.internal_ip or "127.0.0.1" for host in cluster.hosts)
-    if facts is None:
+    if not facts:
         return tuple(host.internal_ip or host.name for host in cluster.hosts)
     seen_from = next((f.ssh_client_ip for f in facts if f.ssh_client_ip), None)
     found = [

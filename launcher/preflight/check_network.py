@@ -132,7 +132,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Problem]:
     what = f"a connection to {best} {_how(bad or failed)} {_sources(bad or failed, answers, seen)}"
     if not bad:
         yield warning(what, "the hosts are very busy: run the check again")
-    elif owner := next((other for other in others if other.has_address(best)), None):
+    elif owner := next((other for other in others if other.facts.interface_of(best)), None):
         what = f"internal_ip {best} is an address of {owner.name}"
         yield failure(what, "correct internal_ip in the hosts file")
     elif router := _router(machine, best, bad, seen):
@@ -160,7 +160,7 @@ def _router(
         hops += [machine.details.gateway_to(a.ip) for a in candidates(source, seen.machines)]
         for via in filter(None, hops):
             for other in seen.machines:
-                if other not in (source, machine) and other.has_address(via):
+                if other not in (source, machine) and other.facts.interface_of(via):
                     return other
     return None
 

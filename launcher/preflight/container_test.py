@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..engines.choose import container_engine
 from ..errors import DdpctlError
 from ..hosts import Job
-from ..plan.build import container_user, host_access
+from ..plan.build import container_of
 from ..plan.plan import LABEL, Container, Mount
 from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
@@ -94,23 +94,19 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
     """Return the container that a launch would start, with the host's `folder` at /output."""
-    facts = machine.facts
-    gpus = tuple(sorted(machine.gpus)) if machine.has_driver else ()
-    return Container(
+    return container_of(
+        job,
+        tuple(sorted(machine.gpus)) if machine.has_driver else (),
+        machine.facts,
         name=f"ddpctl-check-{token}-{machine.rank}",
         image=job.image,
         env={"HOME": "/tmp"},
         labels={f"{LABEL}.check": token},
         mounts=(Mount(folder, "/output"),),
-        gpus=gpus,
-        user=container_user(job, facts),
-        shm_size=job.shm_size,
         stop_timeout=1,
         entrypoint=("python3", "-c", SCRIPT),
         command=(argument,),
         working_dir="/",
-        tmpfs=job.tmpfs,
-        **host_access(job, bool(gpus), facts),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ LONGEST = 400  # maximum characters of a clause
 
 # The columns of the table, in the order in which a launch depends on them.
 CHECKS = ("ssh", "docker", "gpus", "image", "disk", "memory", "clock", "network", "ports", "runs")
+BY_ENGINE = ("image", "runs")  # not checked where the engine does not answer
 
 
 @dataclass(frozen=True)
@@ -28,26 +30,21 @@ class Finding:
 
 
 class Problem(NamedTuple):
-    """A finding whose host and check are known from the context."""
+    """A finding whose host and check the caller knows. Its texts may come from a host."""
 
     severity: Severity
     what: str
     remedy: str
 
     def at(self, host: str, check: str) -> Finding:
-        return Finding(self.severity, host, check, self.what, self.remedy)
+        return Finding(self.severity, host, check, _one_line(self.what), _one_line(self.remedy))
 
 
-def failure(what: str, remedy: str) -> Problem:
-    return Problem("failure", _one_line(what), _one_line(remedy))
-
-
-def warning(what: str, remedy: str) -> Problem:
-    return Problem("warning", _one_line(what), _one_line(remedy))
+failure = functools.partial(Problem, "failure")
+warning = functools.partial(Problem, "warning")
 
 
 def _one_line(text: str) -> str:
-    """Turn text from a host into one printable line of limited length."""
     line = " ".join(plain(text).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
@@ -80,19 +77,12 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 
 
 def table(
-    hosts: Sequence[str], findings: Iterable[Finding], unseen: Iterable[str]
+    hosts: Sequence[str], findings: Sequence[Finding], unseen: Iterable[str]
 ) -> list[list[str]]:
-    """Return a row per host and a cell per check: ok, warning, FAILURE, or `-` if not checked.
-
-    On an unseen host nothing was checked. Without Docker, images and runs were not.
-    """
-    findings = list(findings)
+    """Return a row per host and a cell per check: ok, warning, FAILURE, or `-` if not checked."""
     failed = [f for f in findings if f.severity == "failure"]
-    blank = {(host, check) for host in unseen for check in CHECKS}
-    blank |= {(f.host, check) for f in failed if f.check == "docker" for check in ("image", "runs")}
-    cells = {(f.host, f.check): "warning" for f in findings}
+    cells = {(host, check): "-" for host in unseen for check in CHECKS}
+    cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
+    cells |= {(f.host, f.check): "warning" for f in findings}
     cells |= {(f.host, f.check): "FAILURE" for f in failed}
-    return [
-        [host, *(cells.get((host, c), "-" if (host, c) in blank else "ok") for c in CHECKS)]
-        for host in hosts
-    ]
+    return [[host, *(cells.get((host, check), "ok") for check in CHECKS)] for host in hosts]

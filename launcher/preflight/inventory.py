@@ -13,18 +13,18 @@ from ..facts.nvidia import GpuState
 from ..facts.script import Facts
 from ..hosts import Cluster, Host
 from ..plan.topology import gpu_ids, ids_by_uuid
+from .findings import Problem
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """A machine that gave no answer. host: its name in the error, a line with the remedy."""
+    """A machine that gave no answer."""
 
     name: str
     ranks: tuple[int, ...]
-    host: str
-    error: str
+    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,15 @@ class Machine:
 
     @property
     def gpu_states(self) -> list[GpuState]:
-        """The states of the GPUs that the nodes use."""
         return [gpu for gpu in self.details.nvidia.gpus if gpu.index in self.gpus]
 
     @property
     def run_nodes(self) -> tuple[NodeStatus, ...]:
-        """The nodes of runs on the machine, in any state."""
         return self.engine.nodes if self.engine else ()
 
     @property
     def has_driver(self) -> bool:
         return self.details.kernel_driver is not None or self.facts.has_amd_gpus
-
-    def has_address(self, ip: str) -> bool:
-        return self.facts.interface_of(ip) is not None
 
     def shares_network_with(self, other: Machine) -> bool:
         """Return whether both have one network stack, and therefore the same addresses."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..facts.network import Address
+from ..facts.network import Address, Interface
 from ..hosts import Cluster
 from .inventory import Answer, Machine, Reach, Route
 
@@ -61,14 +61,9 @@ def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
 
     def preference(address: Address) -> tuple[bool, int, bool, bool]:
         """Fast interfaces first, then the SSH address, then IPv4 before IPv6."""
-        nic = machine.details.interface(address.interface)
-        other = machine.facts.ssh_server_ip != address.ip
-        return (
-            nic is not None and nic.is_bridge,
-            -(nic.speed if nic else 0),
-            other,
-            ":" in address.ip,
-        )
+        nic = machine.details.interface(address.interface) or Interface("", 0, "", 0, False)
+        by_ssh = machine.facts.ssh_server_ip == address.ip
+        return nic.is_bridge, -nic.speed, not by_ssh, ":" in address.ip
 
     return sorted(filter(is_useful, machine.facts.addresses), key=preference)
 
@@ -191,16 +186,17 @@ def _route(machine: Machine, tried: Iterable[tuple[Address, Collection[Answer]]]
 
 
 def addressed(
-    cluster: Cluster, machines: Mapping[int, Machine], routes: Mapping[int, Route]
+    cluster: Cluster, machines: Iterable[Machine], routes: Mapping[int, Route]
 ) -> Cluster:
     """Return the cluster with the routes as internal_ip and interface, unless the hosts file sets them."""
     hosts = list(cluster.hosts)
-    for first, route in routes.items():
-        if route.address:
-            for rank in machines[first].ranks:
-                hosts[rank] = replace(
-                    hosts[rank],
-                    internal_ip=hosts[rank].internal_ip or route.address,
-                    interface=hosts[rank].interface or route.interface,
-                )
+    for machine in machines:
+        route = routes.get(machine.rank, Route())
+        for rank in machine.ranks if route.address else ():
+            ip, interface = hosts[rank].internal_ip, hosts[rank].interface
+            hosts[rank] = replace(
+                hosts[rank],
+                internal_ip=ip or route.address,
+                interface=interface or route.interface,
+            )
     return replace(cluster, hosts=tuple(hosts))

@@ -1,14 +1,8 @@
-"""The preflight: examine all machines concurrently, let them dial each other, run the checks.
-
-survey = survey_hosts(nodes, cluster)
-survey.findings          problems, each with its remedy
-survey.cluster           the cluster with the addresses and interfaces that were found
-"""
+"""The preflight: examine all machines concurrently, let them dial each other, run the checks."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +20,7 @@ from ..ssh.node import Node
 from . import check_docker, check_gpus, check_network, check_resources, container_test
 from .container_test import ContainerReport
 from .findings import Finding, failure, in_order, split
-from .inventory import Inventory, Machine, Unseen
+from .inventory import Inventory, Machine, Reach, Unseen
 from .reach import Probe
 from .reach_routes import addressed
 
@@ -41,7 +35,10 @@ CHECKS = [
 
 @dataclass(frozen=True)
 class Survey:
-    """The result. machines: all, in rank order. reports: container tests by first node rank."""
+    """The result. machines: all, in rank order. reports: container tests by first node rank.
+
+    cluster: with the addresses and interfaces that were found.
+    """
 
     findings: Sequence[Finding]
     cluster: Cluster
@@ -85,28 +82,21 @@ def survey_hosts(
     """
     with contextlib.closing(Probe(cluster)) as probe:
         machines, here = _examine_all(nodes, cluster.job, probe)
-        seen = Inventory(
-            cluster, [m for m in machines if isinstance(m, Machine)], here, waits=waits
-        )
-        if len(seen.machines) > 1:
-            reach = probe.run(seen.machines, all_pairs=all_pairs)
-            seen = dataclasses.replace(seen, reach=reach)
-    findings = [
-        failure(*split(machine.error, machine.host)).at(machine.name, "ssh")
-        for machine in machines
-        if isinstance(machine, Unseen)
-    ]
+        found = [machine for machine in machines if isinstance(machine, Machine)]
+        reach = probe.run(found, all_pairs=all_pairs) if len(found) > 1 else Reach()
+    seen = Inventory(cluster, found, here, reach, waits)
+    findings = [m.problem.at(m.name, "ssh") for m in machines if isinstance(m, Unseen)]
     findings += judge(seen)
     reports: dict[int, ContainerReport] = {}
     if with_containers:
         # a container on a machine that failed would only fail for the same reason
         failed = {finding.host for finding in findings if finding.severity == "failure"}
-        able = {m.rank: nodes[m.rank] for m in seen.machines if m.name not in failed}
+        able = {m.rank: nodes[m.rank] for m in found if m.name not in failed}
         reports = container_test.run_containers(seen, able)
         findings += container_test.judge(seen, reports)
     return Survey(
         in_order(findings, [machine.name for machine in machines]),
-        addressed(cluster, {m.rank: m for m in seen.machines}, seen.reach.routes),
+        addressed(cluster, found, reach.routes),
         machines,
         seen,
         reports,
@@ -136,7 +126,7 @@ def _examine_all(
             peers = probe if len(groups) > 1 else None
             return examine(name, {rank: nodes[rank] for rank in ranks}, job, peers)
         except DdpctlError as error:
-            return Unseen(name, tuple(ranks), host.name, str(error))
+            return Unseen(name, tuple(ranks), failure(*split(str(error), host.name)))
 
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
         here = pool.submit(local_image, job)

@@ -1,10 +1,15 @@
-"""Charts as inline SVG, drawn by pygal. They contain no script and load nothing. Pure."""
+"""Charts of the trainer's metrics.jsonl: curves per attempt, rank or node, drawn by pygal. Pure.
+
+The inline SVG contains no script and loads nothing.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 from xml.etree import ElementTree
@@ -13,13 +18,129 @@ import pygal
 from pygal.etree import etree
 
 from ..logs.events import CONTROL
-from .numbers import Chart, Point, is_detail
+from ..logs.metrics import entries, number
 
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
 SHORT = re.compile(r"(\.\d)\d+")  # to round to a tenth of a unit
 etree.to_etree()  # pygal would draw with lxml where that is installed, and its elements differ
+
+Point = tuple[float, float]
+NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
+MOST_CURVES = 16  # of ranks or nodes; more are indistinguishable, so only totals are drawn
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve. points: (x, value)."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart. log: logarithmic y axis. top: minimum upper end of a y axis that starts at 0; None: fit."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    x: str = "step"
+    log: bool = False
+    top: float | None = None
+
+
+CHARTS = (  # the chart without curves, then (kind of line, field, name of the curve)
+    (Chart("Loss", (), log=True), (("train", "loss", "train"), ("eval", "loss", "eval"))),
+    (Chart("Accuracy (top 1)", ()), (("eval", "top1", "eval"),)),
+    (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
+)
+
+
+def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
+    """Return each of CHARTS that has values. Skips lines that the trainer did not write.
+
+    nodes: draw throughput per node instead of per rank.
+    """
+    attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
+    for entry in entries(text):
+        kind = str(entry.get("kind"))
+        if kind == "start":
+            given = entry.get("attempt")
+            attempt = given if isinstance(given, int) else attempt + 1
+        step = number(entry.get("step"))
+        for name, whose, value in _values(entry, (nodes or {}).get(attempt, {})):
+            if step is not None and value is not None:
+                points.setdefault((kind, name, attempt, whose), []).append((step, value))
+    attempts = sorted({attempt for _, _, attempt, _ in points})
+    owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
+
+    def named(name: str, attempt: int, whose: str) -> str:
+        number = f", attempt {attempt}" if len(attempts) > 1 else ""
+        return whose if whose.startswith("node ") else f"{name}{whose}{number}"
+
+    made = []
+    for chart, sources in CHARTS:
+        curves = tuple(
+            Curve(named(name, attempt, whose), tuple(found))
+            for kind, field, name in sources
+            for attempt in attempts
+            for whose in owners
+            if (found := points.get((kind, field, attempt, whose)))
+        )
+        if curves:
+            made.append(dataclasses.replace(chart, curves=curves))
+    return tuple(made)
+
+
+def _values(
+    entry: dict[str, Any], nodes: Mapping[int, str]
+) -> Iterator[tuple[str, str, float | None]]:
+    """Yield (field, whose, value). whose: "" for all ranks together, " of rank 0", or a node's name."""
+    for name, value in entry.items():
+        yield name, "", number(value)
+    ranks = entry.get("ranks")
+    for name, values in ranks.items() if isinstance(ranks, dict) else ():
+        if not isinstance(values, list):
+            continue
+        found = [number(value) for value in values]
+        if name == "img_s" and set(nodes) == set(range(len(found))):
+            sums = dict.fromkeys(nodes.values(), 0.0)
+            for rank, value in enumerate(found):
+                sums[nodes[rank]] += value or 0.0
+            owned: dict[str, float | None] = {**sums}
+        else:
+            owned = {f" of rank {rank}": value for rank, value in enumerate(found)}
+        if len(owned) <= MOST_CURVES:
+            yield from ((name, whose, value) for whose, value in owned.items())
+
+
+def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
+    """Merge the charts of several parts. If more than one has curves, name each after its part."""
+    parts = {name: charts for name, charts in parts.items() if charts}
+    if len(parts) < 2:
+        return tuple(next(iter(parts.values()), ()))
+    made: dict[str, Chart] = {}
+    for name, found in parts.items():
+        for chart in found:
+            before = made.get(chart.title, dataclasses.replace(chart, curves=()))
+            named = tuple(Curve(f"{curve.name}, {name}", curve.points) for curve in chart.curves)
+            made[chart.title] = dataclasses.replace(before, curves=before.curves + named)
+    return tuple(made.values())
+
+
+def totals(charts: Sequence[Chart]) -> list[Chart]:
+    """Drop the curves of single ranks and nodes, unless a chart has no others."""
+    made = []
+    for chart in charts:
+        totals = tuple(curve for curve in chart.curves if not is_detail(curve.name))
+        made.append(dataclasses.replace(chart, curves=totals or chart.curves))
+    return made
+
+
+def is_detail(name: str) -> bool:
+    """Return whether a curve belongs to one rank or one node."""
+    return " of rank " in name or name.startswith("node ")
 
 
 def text(value: object) -> str:

@@ -13,7 +13,7 @@ from ..logs.journal import Reader
 from ..logs.metrics import number
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
 from ..supervisor.events import Environment, RankPids, Usage
-from .numbers import MOST_CURVES, Chart, Curve, Point
+from .charts import MOST_CURVES, Chart, Curve, Point
 
 TOPS = {"GPU use (%)": 100.0, "GPU memory (GiB)": 1.0, "CPU cores busy": 1.0}  # see Chart.top
 HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)

@@ -15,8 +15,8 @@ from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..state import write_atomically
 from ..terminal.console import Console
+from .charts import charts, together
 from .journals import began, parse_journals
-from .numbers import charts, together
 from .page import Shown, comparison, page
 
 # $1: the output folder. For a very long run, only the newest part is drawn.

@@ -14,9 +14,8 @@ from ..engines.choose import engine_traits
 from ..hosts.fold import names, ranges
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from ..runs.stacks import block
-from .charts import figures, text
+from .charts import Chart, figures, text, together, totals
 from .journals import Journals, changes
-from .numbers import Chart, together, totals
 
 # The policy is a second line of defence: even unescaped data could not run or load anything.
 HEAD = """<!doctype html>

@@ -1,4 +1,4 @@
-"""Show hosts that gave no answer, to the user or in a JSON document."""
+"""Show errors by host, such as hosts that gave no answer, to the user or in a JSON document."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from ..hosts import fold
 from ..terminal.console import Console
 
 
+def report_errors(errors: Mapping[str, object], console: Console) -> None:
+    for line in fold.errors(errors):
+        console.error(line)
+
+
 def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None:
     what = {
         host: f"{'not recorded:' if isinstance(error, StateError) else 'no answer from'} {error}"
         for host, error in failures.items()
     }
-    for line in fold.errors(what):
-        console.error(line)
+    report_errors(what, console)
+
+
+def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
+    what = "stop not confirmed, the next contact finishes it"
+    report_errors({host: f"{host}: {what}: {error}" for host, error in failures.items()}, console)
 
 
 def unseen(failures: Mapping[str, DdpctlError]) -> list[dict[str, str]]:

@@ -39,15 +39,6 @@ class Report:
         return self.all("size")
 
     @property
-    def unreached(self) -> list[dict[str, Any]]:
-        """Source, target, address and error of each failed connection between nodes."""
-        return list(self.last("mesh").get("failed", []))
-
-    @property
-    def transports(self) -> dict[str, int]:
-        return dict(self.last("done").get("transports", {}))
-
-    @property
     def busbw(self) -> float:
         """The best bus bandwidth of the sweep in GB/s."""
         return max((size["busbw"] for size in self.sizes), default=0.0)
@@ -64,10 +55,7 @@ class Report:
 def problems(
     report: Report, min_busbw: float | None, last: float | None, code: int = 0
 ) -> list[str]:
-    """Return one line per problem: what, where, remedy.
-
-    last: bus bandwidth of the last run on these hosts, GB/s. code: the run's exit code.
-    """
+    """Return one line per problem. last: GB/s of the last run on these hosts. code: the run's."""
     found = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
@@ -96,7 +84,7 @@ def problems(
 def _unreached(report: Report) -> list[str]:
     """Describe each unreachable node once, with all nodes that cannot reach it."""
     by_target: dict[int, list[dict[str, Any]]] = {}
-    for failed in report.unreached:
+    for failed in report.last("mesh").get("failed", []):
         by_target.setdefault(failed["target"], []).append(failed)
     return [
         f"{report.name(target)} cannot be reached at {failed[0]['address']} from "
@@ -112,8 +100,7 @@ def _late(report: Report) -> list[str]:
         return []
     if not late["ranks"]:
         return [f"{late['act']} hung with every rank in it: check the network"]
-    who = ", ".join(report.name(node) for node in late["nodes"])
-    ranks = ", ".join(str(rank) for rank in late["ranks"])
+    who, ranks = ", ".join(map(report.name, late["nodes"])), ", ".join(map(str, late["ranks"]))
     return [f"{who} {late['how']} {late['act']} (rank {ranks}): check that host"]
 
 
@@ -133,14 +120,15 @@ def slow_pairs(report: Report) -> list[str]:
     slow = [pair for pair in slow if max(pair["rounds"]) * spread < usual]
     if not slow:
         return []
-    ends = [{pair["source"], pair["target"]} for pair in slow]
-    common = set.intersection(*ends)
-    rates = f"{min(pair['gbs'] for pair in slow):.3g} GB/s, but {best:.3g} for the fastest pair"
+    common = set.intersection(*({pair["source"], pair["target"]} for pair in slow))
+    fastest = f"{best:.3g} for the fastest pair"
     if len(common) == 1:
-        return [f"{report.name(common.pop())} is slow to and from the others: {rates}"]
+        rate = min(pair["gbs"] for pair in slow)
+        host = report.name(common.pop())
+        return [f"{host} is slow to and from the others: {rate:.3g} GB/s, but {fastest}"]
     return [
         f"the link {report.name(pair['source'])} to {report.name(pair['target'])} is slow: "
-        f"{pair['gbs']:.3g} GB/s, but {best:.3g} for the fastest pair"
+        f"{pair['gbs']:.3g} GB/s, but {fastest}"
         for pair in slow
     ]
 
@@ -157,31 +145,24 @@ def text(report: Report) -> str:
         rates = (f"{size[name]:.3f}" for name in ("algbw", "busbw"))
         time = f"{size['seconds'] * 1e6:.1f}"
         lines.append(" " + _row(size["bytes"], size["count"], size["type"], time, *rates))
-    if report.all("pair"):
-        lines += ["#", "# node to node, GB/s", *_matrix(report)]
-    if report.transports:
-        lines.append(f"# transport: {', '.join(report.transports)}")
+    if pairs := report.all("pair"):
+        rates_of = {(pair["source"], pair["target"]): f"{pair['gbs']:.3f}" for pair in pairs}
+        nodes = range(world.get("nodes", 0))
+        lines += ["#", "# node to node, GB/s"]
+        lines.append("#  from \\ to" + "".join(f"{target:>9}" for target in nodes))
+        for source in nodes:
+            row = (f"{rates_of.get((source, target), '-'):>9}" for target in nodes)
+            lines.append(f"#{source:>11}" + "".join(row))
+    if transports := report.last("done").get("transports"):
+        lines.append(f"# transport: {', '.join(transports)}")
     if report.sizes:
-        lines.append(
-            f"# latency {report.latency * 1e6:.1f} us, best bus bandwidth {report.busbw:.3g} GB/s"
-        )
+        latency, best = f"{report.latency * 1e6:.1f} us", f"{report.busbw:.3g} GB/s"
+        lines.append(f"# latency {latency}, best bus bandwidth {best}")
     return "\n".join(lines)
 
 
 def _row(*cells: object) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
-
-
-def _matrix(report: Report) -> list[str]:
-    rates = {(pair["source"], pair["target"]): f"{pair['gbs']:.3f}" for pair in report.all("pair")}
-    nodes = range(report.last("world").get("nodes", 0))
-    return [
-        "#  from \\ to" + "".join(f"{target:>9}" for target in nodes),
-        *(
-            f"#{source:>11}" + "".join(f"{rates.get((source, to), '-'):>9}" for to in nodes)
-            for source in nodes
-        ),
-    ]
 
 
 def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
@@ -192,12 +173,12 @@ def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
         "problems": list(found),
         "hosts": list(report.hosts),
         **report.last("world"),
-        "unreached": report.unreached,
+        "unreached": report.last("mesh").get("failed", []),
         "collectives": report.all("right"),
         "sizes": report.sizes,
         "pairs": report.all("pair"),
         "late": report.last("late") or None,
-        "transports": report.transports,
+        "transports": report.last("done").get("transports", {}),
         "latency": report.latency,
         "busbw": report.busbw,
     }

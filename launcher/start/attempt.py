@@ -28,7 +28,7 @@ from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folde
 from ..ssh.local import account_name
 from ..ssh.many import each_node
 from ..ssh.node import Node
-from ..stop.stop import finish_pending
+from ..stop.kill import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from . import hooks
 from .all_or_none import attempt_of, start

@@ -18,14 +18,13 @@ from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
-from ..hosts import Cluster, fold, load
+from ..hosts import Cluster
 from ..run_id import is_run_id
-from ..runs.unseen import report_unseen, unseen
+from ..runs.unseen import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .kill import kill_run
-from .stop import carriers
+from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
 
@@ -97,13 +96,12 @@ class Traces:
 
 
 def clean(
-    hosts: str, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool]
+    cluster: Cluster, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool]
 ) -> int:
     """Remove all traces. Return 0 if every host is clean or nothing had to be done, else 6.
 
     confirm: called after the listing; whether to remove what it shows.
     """
-    cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
         with console.step(f"looking for traces on {len(machines)} hosts"):
@@ -213,5 +211,4 @@ def end(
     _, failures = try_each(hosts, empty)
     emptied = [node for node in hosts if node in leaders and node not in failures]
     failures |= try_each(emptied, lambda node: run(node, REMOVE))[1]
-    for line in fold.errors({node.name: error for node, error in failures.items()}):
-        console.error(line)
+    report_errors({node.name: error for node, error in failures.items()}, console)

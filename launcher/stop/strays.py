@@ -20,7 +20,7 @@ from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .stop import carriers
+from .kill import carriers
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 

@@ -68,15 +68,21 @@ class Coordinator:
 
     def _verdict(self, now: float) -> Reason | None:
         reasons = [status.reason for status in self.statuses.values() if status.reason]
-        limit = self.spec.time_limit
         return (
             min(reasons, key=lambda reason: reason.time, default=None)
-            or (time_limit_reason(self.spec) if limit and now - self.began > limit else None)
+            or self._time_limit(now)
             or self._not_joined(now)
             or self._lost(now)
             or self._early_exit(now)
             or self._hung(now)
         )
+
+    def _time_limit(self, now: float) -> Reason | None:
+        limit = self.spec.time_limit
+        if not limit or now - self.began <= limit:
+            return None
+        message = "the run reached its time limit of %d s" % limit
+        return self._reason("time-limit", message, self.spec.node_rank)
 
     def _not_joined(self, now: float) -> Reason | None:
         waited = now - self.began
@@ -130,8 +136,3 @@ class Coordinator:
 
     def _reason(self, kind: str, message: str, node_rank: int) -> Reason:
         return Reason(kind, message, node_rank, self.spec.hosts[node_rank], time.time())
-
-
-def time_limit_reason(spec: Spec) -> Reason:
-    message = "the run reached its time limit of %d s" % (spec.time_limit or 0)
-    return Reason("time-limit", message, spec.node_rank, spec.host, time.time())

@@ -13,8 +13,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .channel import MALFORMED, Channel, Decision, Refused, Status
-from .coordinator import SETTLE, Contact, Coordinator, time_limit_reason
+from .channel import BROKEN, Channel, Decision, Status
+from .coordinator import SETTLE, Contact, Coordinator
 from .events import Clock, Reason
 from .journal import Journal
 from .spec import Spec
@@ -22,7 +22,6 @@ from .spec import Spec
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between attempts to connect or bind
 MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
-TIME_LIMIT_MARGIN = 10.0  # seconds for node 0 to enforce the time limit before the other nodes do
 
 
 class Peers:
@@ -32,21 +31,19 @@ class Peers:
         self.spec, self.journal, self.selector = spec, journal, selector
         self.began = self.turned = time.monotonic()
         self.decision = Decision()  # node 0's newest
+        self.contacts: dict[int, Contact] = {}  # by node rank, once they have joined
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
 
     def turn(self, status: Status) -> None:
         """Exchange messages; called in every turn of the loop. status: this node's own."""
         now = time.monotonic()
         if now - self.turned > 2 * HEARTBEAT:  # this process was suspended
-            for contact in self.contacts():
+            for contact in self.contacts.values():
                 contact.forgive(now)  # so the silence proves nothing
         self.turned = now
         self.decide(status, now)
 
     # NodePeer and Server implement these differently:
-    def contacts(self) -> list[Contact]:
-        raise NotImplementedError
-
     def decide(self, status: Status, now: float) -> None: ...
     def receive(self, channel: Channel) -> None: ...
     def close(self) -> None: ...
@@ -66,16 +63,12 @@ class NodePeer(Peers):
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self.contact: Contact | None = None  # None: node 0 has never answered
-        self._state: Any = None  # the part of the last status that is sent at once if it changes
+        self._sent: Any = None  # the part of the last status that is sent at once if it changes
         self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
         self._tried_at = 0.0
         self._shortest_round_trip = float("inf")
-
-    def contacts(self) -> list[Contact]:
-        return [self.contact] if self.contact else []
 
     def decide(self, status: Status, now: float) -> None:
         if self.decision.over:
@@ -84,17 +77,14 @@ class NodePeer(Peers):
             self._connect(now)
         elif self.channel.ready:
             self._send(self.channel, status, now)
-        verdict, limit = self.decision.verdict, self.spec.time_limit
-        if limit and not verdict and now - self.began > limit + TIME_LIMIT_MARGIN:
-            self.decision = Decision(time_limit_reason(self.spec))
         if why := self._lost(now):  # this node will never learn more
             self.decision = Decision(self.decision.verdict or status.reason or why, over=True)
 
     def _send(self, channel: Channel, status: Status, now: float) -> None:
-        state = (status.phase, status.reason, status.alive, status.stacks)
-        if state == self._state and now < self._next_heartbeat:
+        news = (channel, status.phase, status.reason, status.alive, status.stacks)
+        if news == self._sent and now < self._next_heartbeat:
             return
-        self._state, self._next_heartbeat = state, now + HEARTBEAT
+        self._sent, self._next_heartbeat = news, now + HEARTBEAT
         try:
             channel.send(replace(status, sent=time.time()))
         except OSError:
@@ -102,27 +92,22 @@ class NodePeer(Peers):
 
     def _lost(self, now: float) -> Reason | None:
         host = self.spec.hosts[0]
-        if self.contact is None:
+        if 0 not in self.contacts:
             if now - self.began <= self.spec.start_timeout:
                 return None
             message = "could not join node 0 (%s) within %d s" % (host, self.spec.start_timeout)
             return Reason("never-joined", message, self.spec.node_rank, self.spec.host, time.time())
-        why = self.contact.lost(now, self.spec.peer_timeout)
+        why = self.contacts[0].lost(now, self.spec.peer_timeout)
         return Reason("peer-lost", why, 0, host, time.time() + self.clock_offset) if why else None
 
     def receive(self, channel: Channel) -> None:
         try:
-            was_ready = channel.ready
-            decisions = channel.receive()
-        except (OSError, *MALFORMED):
+            for decision in channel.receive():
+                self.contacts[0] = Contact(channel.heard)
+                self._set_clock(decision)
+                self.decision = decision
+        except BROKEN:
             self._disconnect()
-            return
-        if channel.ready and not was_ready:
-            self._next_heartbeat = 0.0  # so that the next turn introduces this node
-        for decision in decisions:
-            self.contact = Contact(channel.heard)
-            self._set_clock(decision)
-            self.decision = replace(decision, verdict=decision.verdict or self.decision.verdict)
 
     def close(self) -> None:
         if self.channel:
@@ -160,8 +145,8 @@ class NodePeer(Peers):
 
     def _disconnect(self) -> None:
         self.close()
-        if self.contact and self.contact.closed is None:
-            self.contact.closed = time.monotonic()
+        if 0 in self.contacts and self.contacts[0].closed is None:
+            self.contacts[0].closed = time.monotonic()
 
 
 class Server(Peers):
@@ -170,13 +155,11 @@ class Server(Peers):
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.coordinator = Coordinator(spec, self.began)
+        self.contacts = self.coordinator.contacts
         self._strangers: list[Channel] = []  # not authenticated yet
         self._channels: dict[int, Channel] = {}
         self._socket: socket.socket | None = None
         self._bind_at = 0.0
-
-    def contacts(self) -> list[Contact]:
-        return list(self.coordinator.contacts.values())
 
     def decide(self, status: Status, now: float) -> None:
         if self._socket is None and self.spec.nnodes > 1 and now >= self._bind_at:
@@ -194,7 +177,7 @@ class Server(Peers):
                 self._take(channel, status)
             if channel.node_rank is not None:
                 self._answer(channel, channel.node_rank)
-        except (OSError, *MALFORMED):
+        except BROKEN:
             self._disconnect(channel)
 
     def close(self) -> None:
@@ -207,7 +190,6 @@ class Server(Peers):
             self.drop(channel.sock)
         if self._socket:
             self.drop(self._socket)
-            self._socket = None
 
     def _listen(self, now: float) -> None:
         """Listen on node 0's own address if that is an IP address, else on all addresses."""
@@ -240,7 +222,7 @@ class Server(Peers):
     def _take(self, channel: Channel, status: Status) -> None:
         rank = status.node_rank
         if rank not in range(1, self.spec.nnodes) or channel.node_rank not in (None, rank):
-            raise Refused("says that it is node %r" % rank)
+            raise ValueError("it says that it is node %r" % rank)
         if channel.node_rank is None:
             channel.node_rank = rank
             self._strangers.remove(channel)
@@ -262,4 +244,4 @@ class Server(Peers):
             self._strangers.remove(channel)
         elif channel.node_rank is not None and self._channels.get(channel.node_rank) is channel:
             del self._channels[channel.node_rank]
-            self.coordinator.contacts[channel.node_rank].closed = time.monotonic()
+            self.contacts[channel.node_rank].closed = time.monotonic()

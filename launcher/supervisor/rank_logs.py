@@ -27,10 +27,7 @@ class Tail:
     """One growing file, copied in whole lines."""
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
-        try:
-            self._file = os.open(path, os.O_RDWR)  # freeing disk blocks requires write access
-        except OSError:
-            self._file = os.open(path, os.O_RDONLY)
+        self._file = os.open(path, os.O_RDWR)  # freeing disk blocks requires write access
         self._taken = self._freed = 0  # offsets in bytes
         self.lines = Lines(who, journal)
 

@@ -83,8 +83,9 @@ class StackTaker:
         """Return `env` changed so that the ranks can answer, or unchanged if that is impossible."""
         if os.pathsep in self._folder:
             return env
+        loader: Any = __spec__.loader  # of the zip or the folder with this code
         try:
-            source = own_file("sitecustomize.py")
+            source = loader.get_data(os.path.join(os.path.dirname(__file__), "sitecustomize.py"))
             os.makedirs(self._folder, exist_ok=True)
             with open(os.path.join(self._folder, "sitecustomize.py"), "wb") as file:
                 file.write(source)
@@ -204,23 +205,13 @@ def parse(text: str) -> list[Thread]:
 
 def with_source(stack: Stack) -> Stack:
     """Add the source lines to the frames."""
+    cwd = "/proc/%d/cwd" % stack.pid
+
+    def line(frame: Frame) -> str:
+        return linecache.getline(os.path.join(cwd, frame.file), frame.line).strip()[:200]
 
     def read(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-        return tuple(replace(f, text=source_line(stack.pid, f.file, f.line)) for f in frames)
+        return tuple(replace(frame, text=line(frame)) for frame in frames)
 
     threads = tuple(replace(thread, frames=read(thread.frames)) for thread in stack.threads)
     return replace(stack, frames=read(stack.frames), threads=threads)
-
-
-def source_line(pid: int, file: str, number: int) -> str:
-    if file.startswith("<"):
-        return ""
-    path = os.path.join("/proc/%d/cwd" % pid, file)
-    return linecache.getline(path, number).strip()[:200]
-
-
-def own_file(name: str) -> bytes:
-    """Return a file in this folder, which may be inside a zip."""
-    loader: Any = __spec__.loader
-    content: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), name))
-    return content

@@ -35,13 +35,13 @@ from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
 from launcher.push.files.prune import parse_unused
 from launcher.push.files.tree import parse_trees
-from launcher.report.numbers import charts
+from launcher.report.charts import charts
 from launcher.run_id import is_run_id
 from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
 from launcher.stop import clean
-from launcher.stop.stop import carriers
+from launcher.stop.kill import carriers
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer, plain
 

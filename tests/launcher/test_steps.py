@@ -106,4 +106,4 @@ def test_the_unconfirmed_stop_that_a_command_finishes_is_announced(
     cluster.hosts["gpu1"].on_stop = lambda node: (time.sleep(0.1), node.stop())
     code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert code == 0
-    assert f"ddpctl: finishing the stop of {run_id} on gpu1 ...\n" in err
+    assert f"ddpctl: stopping {run_id} on gpu1 ...\n" in err

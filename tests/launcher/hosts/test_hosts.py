@@ -213,7 +213,10 @@ def test_load_needs_files_only_where_they_are_used(tmp_path: Path) -> None:
     assert load(file, job_files=False).job.dataset == str(tmp_path / "gone")
 
 
-def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_job_with_the_same_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "d").mkdir()
     base = cluster("hosts: [{host: a, gpus: 2}]\njob: {env: {A: x, B: y}, max_restarts: 1}\n")
     flags = {
@@ -225,7 +228,7 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path)
         "max_restarts": None,
         "command": ["train.py", "--name", "two words"],
     }
-    made = override_job(base, flags, cwd=tmp_path).job
+    made = override_job(base, flags).job
     assert (made.dataset, made.workdir) == (str(tmp_path / "d"), str(tmp_path))
     assert made.env == {"A": "x", "B": "2", "C": "a b"}
     assert (made.image, made.nproc_per_node, made.max_restarts) == ("other:1", 2, 1)
@@ -246,7 +249,7 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(tmp_path: Path)
             "max_restarts": -1,
             "command": ["python", "x.py"],
         }
-        override_job(base, flags, cwd=tmp_path)
+        override_job(base, flags)
     text = "\n".join(caught.value.problems)
     for flag in ("--image", "--dataset", "--env.1X", "hosts[0].gpus", "--max-restarts", "COMMAND"):
         assert f"command line: {flag}: " in text

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from launcher.errors import HostsFileError
 from launcher.hosts import Cluster, Host, HostList, Job, dump, load, parse
-from launcher.hosts.job_values import SET_BY_DDPCTL
 from launcher.hosts.schema import HOST, JOB, SCHEMA, SECTIONS
+from launcher.hosts.values import SET_BY_DDPCTL
 
 pytestmark = pytest.mark.slow
 

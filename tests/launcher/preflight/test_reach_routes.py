@@ -227,7 +227,7 @@ def test_what_the_hosts_file_says_is_what_is_tried() -> None:
 def test_the_cluster_is_given_what_was_found_and_keeps_what_was_said() -> None:
     hosts = (Host("gpu1"), Host("gpu2", internal_ip="10.0.0.2"), Host("gpu3", interface="eth0"))
     machines = {i: replace(m, hosts=(hosts[i],)) for i, m in some().items()}
-    made = addressed(cluster(*hosts), machines, choose(machines, answers(machines)))
+    made = addressed(cluster(*hosts), machines.values(), choose(machines, answers(machines)))
     assert [(h.internal_ip, h.interface) for h in made.hosts] == [
         ("10.0.0.1", "eth0"),
         ("10.0.0.2", "eth0"),

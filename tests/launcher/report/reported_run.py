@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from launcher.diagnosis.first_failure import FirstFailure
+from launcher.report.charts import Chart, charts
 from launcher.report.journals import Journals, NodeJournal, began
-from launcher.report.numbers import Chart, charts
 from launcher.report.page import Shown
 from launcher.runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from launcher.supervisor.events import (

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from reported_run import metrics_lines
 
 from launcher.logs.metrics import LARGEST, number
-from launcher.report.charts import MOST_POINTS, colour_of, figures, powers, thinned
-from launcher.report.numbers import Chart, Curve, charts, together
+from launcher.report.charts import (
+    MOST_POINTS,
+    Chart,
+    Curve,
+    charts,
+    colour_of,
+    figures,
+    powers,
+    thinned,
+    together,
+)
 
 
 def test_charts_are_read_from_whole_lines_and_finite_numbers() -> None:
@@ -81,7 +90,7 @@ def test_an_installed_lxml_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "lxml" / "etree.py").touch()
     program = (
         "from launcher.report.charts import figures\n"
-        "from launcher.report.numbers import Chart, Curve\n"
+        "from launcher.report.charts import Chart, Curve\n"
         "print(figures([Chart('a', (Curve('b', ((0, 1), (1, 2))),))]))"
     )
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reported_run import EVIL, TIMES, journals_of, metrics_lines, record_of, shown
 
+from launcher.report.charts import Chart, Curve
 from launcher.report.journals import parse_journals
 from launcher.report.making import without_secrets
-from launcher.report.numbers import Chart, Curve
 from launcher.report.page import comparison, page
 from launcher.runs.record import NodeRecord, RunFolder
 

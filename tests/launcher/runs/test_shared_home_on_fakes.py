@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster
 
-from launcher.facts.shared_homes import group_hosts
+from launcher.facts.shared_homes import find_shared_homes
+from launcher.hosts import Host
+from launcher.ssh.node import connected
 
 Make = Callable[..., FakeCluster]
 
@@ -125,8 +127,12 @@ def test_clean_spares_a_run_that_an_unseen_host_may_still_write(cluster: FakeClu
     assert not shared(cluster).exists()
 
 
-def test_a_host_that_saw_nothing_shares_with_none() -> None:
-    tokens = {"a": "0", "b": "1", "c": "2"}
-    seen = {"a": frozenset("01"), "b": frozenset("01"), "c": frozenset("2")}
-    assert group_hosts(tokens, seen) == [["a", "b"], ["c"]]
-    assert group_hosts(tokens, {**seen, "b": frozenset()}) == [["a"], ["b"], ["c"]]
+def test_a_host_that_sees_nothing_shares_with_none(cluster: FakeCluster) -> None:
+    with connected(map(Host, cluster.hosts)) as nodes:
+        first, second, third = nodes
+        assert find_shared_homes(nodes) == [[first, second], [third]]
+        ls = cluster.hosts["gpu1"].tools / "ls"
+        ls.write_text("#!/bin/sh\nexit 1\n")
+        ls.chmod(0o755)
+        assert find_shared_homes(nodes) == [[first], [second], [third]]
+    assert not list(shared(cluster).glob(".shared*"))

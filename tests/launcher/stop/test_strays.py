@@ -11,7 +11,7 @@ import pytest
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Cluster, Host, Job
 from launcher.ssh.node import Node
-from launcher.stop.stop import carriers
+from launcher.stop.kill import carriers
 from launcher.stop.strays import Seen, look, strays_of
 
 

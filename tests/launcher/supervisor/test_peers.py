@@ -14,11 +14,11 @@ from supervisors import free_port, spec, status, until, why
 
 from launcher.logs.journal import Reader
 from launcher.supervisor import channel, coordinator, peers
-from launcher.supervisor.channel import Channel, Decision, Refused
+from launcher.supervisor.channel import Channel, Decision
 from launcher.supervisor.coordinator import RECONNECT
 from launcher.supervisor.events import Clock, Event
 from launcher.supervisor.journal import Journal
-from launcher.supervisor.peers import TIME_LIMIT_MARGIN, NodePeer, Peers, Server
+from launcher.supervisor.peers import NodePeer, Peers, Server
 
 TOKEN = "a run's secret"
 
@@ -109,7 +109,7 @@ def pair(network: Network) -> Network:
     """Both nodes, once they have heard each other."""
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.contact is not None, step=0.1)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
     return network
 
 
@@ -151,10 +151,9 @@ def test_a_connection_that_breaks_comes_back(pair: Network) -> None:
     peer = pair.nodes[1]
     assert isinstance(peer, NodePeer) and peer.channel
     peer.channel.sock.shutdown(socket.SHUT_RDWR)
-    before = peer.contact
-    assert before
+    before = peer.contacts[0]
     pair.until(lambda: before.closed is not None)
-    pair.until(lambda: peer.channel is not None and peer.contact is not before, step=0.02)
+    pair.until(lambda: peer.channel is not None and peer.contacts[0] is not before, step=0.02)
     assert not any(node.decision.verdict for node in pair.nodes)
 
 
@@ -167,7 +166,7 @@ def test_a_node_joins_although_no_thread_can_start(
     monkeypatch.setattr(threading.Thread, "start", full)
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.contact is not None, step=0.1)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
 
 
 def test_a_supervisor_that_is_gone_is_missed_at_once(pair: Network) -> None:
@@ -230,7 +229,7 @@ def test_the_token_never_travels_and_nothing_can_be_replayed() -> None:
     until(lambda: bool(first.receive()), 5)
     recorded = second._signature(b"{}", 0, False) + b" {}\n"
     client.send(recorded)  # number 0 was used
-    with pytest.raises(Refused, match="token"):
+    with pytest.raises(ValueError, match="token"):
         until(lambda: bool(first.receive()), 5)
     for each in (accepted, client, ends):
         each.close()
@@ -273,7 +272,7 @@ def test_idle_connections_cannot_use_up_the_descriptors(
         assert held <= 64 + 2
     peer = network.add(NodePeer)
     assert isinstance(peer, NodePeer)
-    network.until(lambda: peer.contact is not None, step=0.1)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
     end = network.clock.now + 10.0
     network.until(lambda: network.clock.now > end, step=0.5)
     assert peer.channel is not None and not any(node.decision.verdict for node in network.nodes)
@@ -328,20 +327,6 @@ def test_node_0_ends_all_nodes_at_the_time_limit(tmp_path: Path, clock: Time) ->
         assert node.decision.verdict
         assert (node.decision.verdict.kind, node.decision.verdict.node_rank) == ("time-limit", 0)
         assert node.decision.verdict.message == "the run reached its time limit of 60 s"
-    network.close()
-
-
-def test_a_node_enforces_the_time_limit_if_node_0_does_not(tmp_path: Path, clock: Time) -> None:
-    network = Network(tmp_path, clock)
-    network.add(Server)
-    peer = network.add(NodePeer, time_limit=60.0)
-    began = clock.now
-    network.until(lambda: bool(peer.decision.verdict), step=0.5)
-    assert peer.decision.verdict and (
-        peer.decision.verdict.kind,
-        peer.decision.verdict.node_rank,
-    ) == ("time-limit", 1)
-    assert 60 + TIME_LIMIT_MARGIN < clock.now - began < 62 + TIME_LIMIT_MARGIN
     network.close()
 
 

@@ -137,8 +137,7 @@ class TreePush:
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # the next push knows the contents of the hosts' tree
             write_cache(cached, self.tree.manifest.text)
-        token = secrets.token_hex(6)
-        self.tokens = {node: f"{token}-{number}" for number, node in enumerate(nodes)}
+        self.tokens = {node: secrets.token_hex(6) for node in nodes}
         failures: dict[Node, DdpctlError] = {}
         groups = find_shared_homes(nodes)
         while groups:

@@ -62,65 +62,62 @@ class Contact:
 Item = Batch | Exited | Contact
 
 
+@dataclass
 class NodeWatcher:
     """Watches one node, from journal byte `offset`, and passes items to `put` until `closed` is set."""
 
-    def __init__(
-        self,
-        member: RunningNode,
-        offset: int,
-        put: Callable[[Item], None],
-        closed: threading.Event,
-    ) -> None:
-        self.node, self.engine, self.place = member.node, member.engine, member.place
-        self.rank = member.place.node_rank
-        self._offset = offset
-        self._put, self._closed = put, closed
-        self._stream: Stream | None = None
-        self._read_whole = False  # whether the journal was read up to its end
+    member: RunningNode
+    offset: int
+    put: Callable[[Item], None]
+    closed: threading.Event
+    stream: Stream | None = None
+    read_whole: bool = False  # whether the journal was read up to its end
+
+    @property
+    def rank(self) -> int:
+        return self.member.place.node_rank
 
     def start(self) -> None:
         for work in (self._read_journal, self._wait_for_exit):
             threading.Thread(target=work, daemon=True).start()
 
     def close(self) -> None:
-        if self._stream:
-            self._stream.close()
+        if self.stream:
+            self.stream.close()
 
     def probe(self) -> None:
         """Test in a thread, with a new connection, whether the host answers. Reports only a failure."""
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
-        node = Node(self.node.host, connect_timeout=PROBE_TIMEOUT)
+        node = Node(self.member.node.host, connect_timeout=PROBE_TIMEOUT)
         try:
             node.connect()
         except HostUnreachable as error:
-            self._put(Contact(self.rank, str(error), gone=True))
+            self.put(Contact(self.rank, str(error), gone=True))
         finally:
             node.close()
 
     def _read_journal(self) -> None:
-        reader, offset, tries = Reader(), self._offset, 0
+        node, journal = self.member.node, self.member.place.journal
+        reader, offset, tries = Reader(), self.offset, 0
         known_events = offset > 0
-        while not self._closed.is_set():
-            reason = f"{self.node.name} (its log stream ended)"
+        while not self.closed.is_set():
+            reason = f"{node.name} (its log stream ended)"
             try:
                 if known_events:  # their lines were shown, but the diagnosis needs them
-                    done = self.node.script(EVENTS, self.place.journal, str(offset), "\t!\t")
-                    self._put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
+                    done = node.script(EVENTS, journal, str(offset), "\t!\t")
+                    self.put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
                     known_events = False
-                stream = self._stream = self.node.open_script(
-                    TAIL, str(offset + 1), self.place.journal, stdin=False
-                )
-                self._put(Contact(self.rank, None))
+                stream = self.stream = node.open_script(TAIL, str(offset + 1), journal, stdin=False)
+                self.put(Contact(self.rank, None))
                 while data := stream.read():
                     tries = 0
                     offset += len(data)
                     records = reader.feed(data)
-                    self._put(Batch(self.rank, records, offset - reader.pending, offset))
+                    self.put(Batch(self.rank, records, offset - reader.pending, offset))
                     if records and isinstance(records[-1].event, End):
-                        self._read_whole = True
+                        self.read_whole = True
                         return
                 stream.close()
             except DdpctlError as error:
@@ -130,14 +127,16 @@ class NodeWatcher:
 
     def _wait_for_exit(self) -> None:
         tries = 0
-        while not self._closed.is_set():
+        while not self.closed.is_set():
             try:
-                status = self.engine.wait(self.place)
+                status = self.member.engine.wait(self.member.place)
                 size = b""
-                if not self._read_whole:
-                    size = self.node.script('wc -c < "$1"', self.place.journal).stdout.strip()
+                if not self.read_whole:
+                    size = self.member.node.script(
+                        'wc -c < "$1"', self.member.place.journal
+                    ).stdout.strip()
                 number = int(size[:18]) if size.isdigit() else 0
-                self._put(Exited(self.rank, status, number))
+                self.put(Exited(self.rank, status, number))
                 return
             except DdpctlError as error:
                 self._retry(tries, str(error))
@@ -145,8 +144,8 @@ class NodeWatcher:
 
     def _retry(self, tries: int, reason: str) -> None:
         """Wait before the next try. A second failure in a row counts as lost contact."""
-        if self._closed.is_set():
+        if self.closed.is_set():
             return
         if tries:
-            self._put(Contact(self.rank, reason))
-        self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
+            self.put(Contact(self.rank, reason))
+        self.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])

@@ -20,6 +20,7 @@ from rich.text import Text
 from ..engines.attempt import RunningNode
 from ..errors import DdpctlError
 from ..hosts.fold import counted, names, ranges
+from ..runs.gpus import BUSY, IDLE
 from ..supervisor.events import Gpu, Stopping
 from ..terminal.sanitize import plain
 from .monitor import NodeOutcome
@@ -42,7 +43,6 @@ PROGRESS = {
 }
 
 Row = tuple[str, str, str]
-IDLE, BUSY = 5, 50  # percent: a node's GPUs are idle below IDLE while another node's are above BUSY
 
 
 @dataclass

@@ -14,14 +14,7 @@ from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .record import RunFolder, run_folder, run_folders
-from .reported import adopt
-
-# Prints the runs that have folders on this host, with or without containers.
-KEPT = r"""
-for folder in "$HOME"/.ddpctl/runs/*/nodes; do
-  if [ -d "$folder" ]; then basename "${folder%/nodes}"; fi
-done
-"""
+from .reported import adopt, reported_nodes
 
 
 def names_hosts(text: str | None) -> bool:
@@ -90,9 +83,9 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
-    kept, _ = ask_each(one_per_account(nodes), lambda node: node.script(KEPT).stdout)
-    folders = b" ".join(kept.values()).decode(errors="replace").split()
-    known = {*filter(is_run_id, folders), *(status.run_id for status in statuses)}
+    kept, _ = reported_nodes(nodes)
+    statuses += [status for reports in kept.values() for status, _ in reports]
+    known = {status.run_id for status in statuses}
     if prefix:
         found = unique_match(prefix, sorted(known))
     else:

@@ -12,7 +12,7 @@ from ..facts.nvidia import GpuUse, Process
 from ..hosts.fold import counted, names, ranges
 
 BUSY_MIB = 500  # a GPU with more memory in use is not free
-IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another GPU of its run is above BUSY
+IDLE, BUSY = 5, 50  # percent: GPUs below IDLE are odd if others of their run are above BUSY
 GIB = 1024
 
 

@@ -5,7 +5,6 @@ The folder may be lost; the labels on the hosts are the truth.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import json
@@ -257,13 +256,12 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
 def run_folders() -> list[RunFolder]:
     """Return the folders of all recorded runs, newest first."""
 
-    def created(folder: RunFolder) -> float:
-        # hosts.yaml is written once per attempt, run.json throughout
-        for path in (folder.hosts_file, folder.record_file):
-            with contextlib.suppress(OSError):
-                return path.stat().st_mtime
-        return 0.0
+    def started(folder: RunFolder) -> float:
+        try:
+            return folder.hosts_file.stat().st_mtime  # it is written once per attempt
+        except OSError:
+            return 0.0
 
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
     known = [f for f in folders if is_run_id(f.run_id) and f.record_file.exists()]
-    return sorted(known, key=created, reverse=True)
+    return sorted(known, key=started, reverse=True)

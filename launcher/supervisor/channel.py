@@ -15,13 +15,8 @@ from typing import Any
 from .events import Reason
 
 LONGEST_MESSAGE = 1 << 16  # bytes
-
-
-class Refused(Exception):
-    """The peer does not know the run's token, or does not use this protocol."""
-
-
-MALFORMED = (Refused, ValueError, TypeError, LookupError)  # raised for invalid data from a peer
+# a broken connection, or data that no supervisor with this run's token sends
+BROKEN = (OSError, ValueError, TypeError, LookupError)
 
 
 @dataclass(frozen=True)
@@ -67,15 +62,12 @@ class Channel:
         self._token = token.encode()
         self._listening = listening
         self._nonce = os.urandom(16).hex().encode()
+        self.ready = False  # whether both ends have agreed on a key
         self._key = b""
         self._sent = self._received = 0
         self._out = self._nonce + b"\n"
         self._in = b""
         self._flush()
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._key)
 
     def send(self, message: Status | Decision) -> None:
         """Send a message. Raises OSError if the connection is broken."""
@@ -85,10 +77,7 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Any]:
-        """Return the Statuses or, from node 0, Decisions that have arrived.
-
-        Raises OSError if disconnected, one of MALFORMED if the data is not a peer's.
-        """
+        """Return the Statuses or, from node 0, Decisions that have arrived. Raises one of BROKEN."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:
@@ -97,8 +86,9 @@ class Channel:
             raise ConnectionResetError("closed")
         *lines, self._in = (self._in + data).split(b"\n")
         if len(self._in) > LONGEST_MESSAGE:
-            raise Refused("sent a line that is too long")
-        if lines and not self._key:
+            raise ValueError("the line is too long")
+        if lines and not self.ready:
+            self.ready = True
             other = lines.pop(0)
             nonces = self._nonce + other if self._listening else other + self._nonce
             self._key = hmac.new(self._token, b"ddpctl" + nonces, hashlib.sha256).digest()
@@ -108,7 +98,7 @@ class Channel:
         signature, _, text = line.partition(b" ")
         expected = self._signature(text, self._received, not self._listening)
         if not hmac.compare_digest(signature, expected):
-            raise Refused("does not know this run's token")
+            raise ValueError("the sender does not know this run's token")
         self._received += 1
         self.heard = time.monotonic()
         fields = dict(json.loads(text.decode()))

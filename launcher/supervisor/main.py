@@ -26,7 +26,7 @@ from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
 from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
-from .usage import Resources, Sampler, environment
+from .usage import Sampler, environment, oom_kills, resource_usage
 
 # Seconds between polls, which take half a millisecond each. Exits, signals and peers end the wait.
 LOGS_GROW = 0.02
@@ -50,7 +50,7 @@ class Supervisor:
         peers = NodePeer if spec.node_rank else Server
         self.peers: Peers = peers(spec, self.journal, self.selector)
         self.liveness = Liveness(spec.output_dir)
-        self.resources = Resources(spec)
+        self.kills_before = oom_kills()  # before the start
         self.sampler = Sampler()
         self.metrics = MetricsFile(spec, self.journal)
         self.phase = "running"  # then done: torchrun succeeded; or stopped
@@ -159,8 +159,12 @@ class Supervisor:
 
     def exited_ranks(self) -> list[Rank]:
         """Return the ranks that have exited since the last check. Record those with a known code."""
-        exited = self.ranks.look()
-        for rank in exited:
+        exited = []
+        for rank in self.ranks.alive():
+            rank.look(time.monotonic())
+            if rank.alive:
+                continue
+            exited.append(rank)
             rank.was_stopping = self.reason is not None
             if rank.fd is not None:
                 self.selector.unregister(rank.fd)
@@ -188,7 +192,7 @@ class Supervisor:
             reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
             lines = tuple(self.torchrun.last_lines()[-60:])
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
-        usage = self.resources.usage()
+        usage = resource_usage(self.spec, self.kills_before)
         if self.reason and usage.oom_kills:
             self.journal.event(usage)
         self.phase = "stopped" if self.reason else "done"
@@ -198,12 +202,11 @@ class Supervisor:
         """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
         self.exited_ranks()
         ranks, codes = self.ranks.by_local_rank, {}
-        for failure in self.torchrun.failures():
-            codes[failure.local_rank] = failure.exit_code
-            if failure.local_rank not in ranks:
-                rank = Rank(failure.pid, failure.rank, failure.local_rank)
+        for number, local_rank, exit_code, pid in self.torchrun.failures():
+            codes[local_rank] = exit_code
+            if local_rank not in ranks:
+                rank = ranks[local_rank] = Rank(pid, number, local_rank)
                 rank.exited, rank.was_stopping = time.time(), self.reason is not None
-                ranks[rank.local_rank] = rank
         for rank in ranks.values():
             if rank.exit_code is None:
                 rank.exit_code = codes.get(rank.local_rank, None if code else 0)
@@ -243,7 +246,6 @@ class Supervisor:
     # --- stopping ---
 
     def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
-        """Return a reason that started on this node."""
         when = (rank.exited if rank else None) or time.time()
         when += self.peers.clock_offset
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
@@ -258,7 +260,7 @@ class Supervisor:
             return
         self.reason = reason
         self.journal.event(Stopping(reason))
-        self.journal.event(self.resources.usage())
+        self.journal.event(resource_usage(self.spec, self.kills_before))
         self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
         # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
         if self.torchrun.pid and not self.ranks.failed():

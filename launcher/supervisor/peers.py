@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .channel import MALFORMED, Channel, Decision, Refused, Status
+from .channel import BROKEN, Channel, Decision, Status
 from .coordinator import SETTLE, Contact, Coordinator
 from .events import Clock, Reason
 from .journal import Journal
@@ -106,7 +106,7 @@ class NodePeer(Peers):
                 self.contacts[0] = Contact(channel.heard)
                 self._set_clock(decision)
                 self.decision = decision
-        except (OSError, *MALFORMED):
+        except BROKEN:
             self._disconnect()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Server(Peers):
                 self._take(channel, status)
             if channel.node_rank is not None:
                 self._answer(channel, channel.node_rank)
-        except (OSError, *MALFORMED):
+        except BROKEN:
             self._disconnect(channel)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class Server(Peers):
     def _take(self, channel: Channel, status: Status) -> None:
         rank = status.node_rank
         if rank not in range(1, self.spec.nnodes) or channel.node_rank not in (None, rank):
-            raise Refused("says that it is node %r" % rank)
+            raise ValueError("it says that it is node %r" % rank)
         if channel.node_rank is None:
             channel.node_rank = rank
             self._strangers.remove(channel)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import NamedTuple
 
 from .journal import Journal, Lines
 from .proc import PR_SET_PDEATHSIG, prctl
@@ -17,13 +16,6 @@ from .spec import Spec
 
 READ_SIZE = 1 << 20  # bytes
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
-
-
-class Failure(NamedTuple):
-    rank: int
-    local_rank: int
-    exit_code: int
-    pid: int
 
 
 class Torchrun:
@@ -80,10 +72,10 @@ class Torchrun:
     def last_lines(self) -> list[str]:
         return self._lines.last_lines()
 
-    def failures(self) -> list[Failure]:
-        """Return the failed ranks in torchrun's summary, which lists the first last and omits code 0."""
-        found = FAILURE.findall("\n".join(self.last_lines()))
-        return [Failure(*map(int, numbers)) for numbers in reversed(found)]
+    def failures(self) -> list[list[int]]:
+        """Return [rank, local rank, exit code, pid] of failed ranks, in the order of their failures."""
+        found = FAILURE.findall("\n".join(self.last_lines()))  # the first failure comes last
+        return [[int(number) for number in numbers] for numbers in reversed(found)]
 
 
 def executable(argv: list[str]) -> list[str]:

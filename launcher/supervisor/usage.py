@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import site
@@ -94,25 +95,20 @@ def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-class Resources:
-    """Resources that can run out: memory, and space on disks."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._disks = {
-            "shm": "/dev/shm",
-            "checkpoints": spec.checkpoint_dir,
-            "output": spec.output_dir,
-            "logs": spec.dir,
-        }
-        self._kills_before = oom_kills()
-
-    def usage(self) -> ResourceUsage:
-        limit = memory_figure("memory.max", "memory.limit_in_bytes")
-        return ResourceUsage(
-            oom_kills=oom_kills() - self._kills_before,
-            memory_limit=limit if 0 < limit < 1 << 60 else None,
-            free={name: free_bytes(path) for name, path in self._disks.items() if path},
-        )
+def resource_usage(spec: Spec, kills_before: int) -> ResourceUsage:
+    """Measure resources that can run out. kills_before: OOM kills before the start."""
+    disks = {
+        "shm": "/dev/shm",
+        "checkpoints": spec.checkpoint_dir,
+        "output": spec.output_dir,
+        "logs": spec.dir,
+    }
+    limit = memory_figure("memory.max", "memory.limit_in_bytes")
+    return ResourceUsage(
+        oom_kills=oom_kills() - kills_before,
+        memory_limit=limit if 0 < limit < 1 << 60 else None,
+        free={name: free_bytes(path) for name, path in disks.items() if path},
+    )
 
 
 def oom_kills() -> int:
@@ -135,8 +131,7 @@ def memory_figure(version2: str, version1: str, label: str = "") -> int:
 
 
 def free_bytes(path: str) -> int | None:
-    try:
+    with contextlib.suppress(OSError):
         disk = os.statvfs(path)
-    except OSError:
-        return None
-    return disk.f_bavail * disk.f_frsize
+        return disk.f_bavail * disk.f_frsize
+    return None

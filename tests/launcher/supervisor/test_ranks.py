@@ -105,8 +105,8 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
 def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
     torchrun = Torchrun(spec(), journal)
     torchrun._lines.feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
-    [failure, *_] = torchrun.failures()
-    assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, -9)
+    [[rank, local_rank, exit_code, _], *_] = torchrun.failures()
+    assert (rank, local_rank, exit_code) == (3, 1, -9)
 
 
 def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:

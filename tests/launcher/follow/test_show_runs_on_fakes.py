@@ -98,6 +98,31 @@ def test_an_interrupted_run_is_cancelled_for_any_machine(fake_cluster: Make) -> 
     assert [state for _, state, _, _ in all_runs(cluster)] == ["CANCELLED"]
 
 
+def test_a_run_that_has_ended_is_shown_with_all_only(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    assert cluster.ddpctl("ps", cluster.hosts_file)[1] == ""
+    assert all_runs(cluster)[0][:2] == (cluster.record["run_id"], "FAILED")
+
+
+def test_a_node_whose_container_was_removed_by_hand_has_no_end(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.launch("--detach")
+    for host in cluster:
+        host.nodes.clear()
+    assert all_runs(cluster) == []
+
+
+def test_a_killed_run_is_found_by_its_beginning_on_the_hosts(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach")[1].strip()
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+    cluster.forget()
+    code, _, err = cluster.ddpctl("logs", run_id[:-1], "--hosts", cluster.hosts_file)
+    assert code == 0 and run_id in err, err
+
+
 LIES = [None, 7, [], [None], [{"Id": 7}], {"x": 1}, [{"Id": "a", "Labels": 5, "Mounts": [5]}]]
 
 

@@ -3,8 +3,6 @@
 Command modules import their dependencies inside the command's function to keep `--help` fast.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import os

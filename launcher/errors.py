@@ -3,8 +3,6 @@
 A message is one line: where, what, remedy. Only `launcher.cli` prints it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 

@@ -4,8 +4,6 @@ A run id becomes a folder, a container name and a label. Hosts report run ids, s
 not match the pattern is rejected.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import secrets

@@ -1,7 +1,5 @@
 """ddpctl's own folders on this machine, and atomic writes to them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -3,8 +3,6 @@
 Hosts are not trusted: what they report is JSON of limited size.
 """
 
-from __future__ import annotations
-
 import base64
 import builtins
 import json

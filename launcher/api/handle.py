@@ -1,7 +1,5 @@
 """A run as a Python object: start one, or find an existing one."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import time

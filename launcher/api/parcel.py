@@ -1,7 +1,5 @@
 """The folder that `run` sends: the function, its dependencies, its arguments and the caller script."""
 
-from __future__ import annotations
-
 import base64
 import json
 import operator

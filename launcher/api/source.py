@@ -1,7 +1,5 @@
 """The source of a function from a notebook or script, with the names of `__main__` that it uses."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import contextlib

@@ -12,7 +12,7 @@ import paramiko
 from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
 from .connect import BROKEN, Connection, connect
-from .shell import command_line, framed, watched
+from .shell import command_line, framed
 from .stream import CHUNK, Deadline, Stream
 from .transport import ChannelStderr
 
@@ -35,7 +35,7 @@ class SshMachine:
     def open(
         self, argv: Sequence[str], *, stdin: bool = True, timeout: float | None = None
     ) -> SshStream:
-        command, frame = framed(argv if stdin else watched(argv))
+        command, frame = framed(argv, stdin=stdin)
         line = command_line(command)
         connection, channel = self._session()
         stream = SshStream(channel, connection)

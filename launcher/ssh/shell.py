@@ -42,18 +42,14 @@ def script(text: str, args: Sequence[str]) -> list[str]:
     return ["sh", "-c", text, "sh", *args]
 
 
-def framed(argv: Sequence[str]) -> tuple[list[str], bytes]:
+def framed(argv: Sequence[str], *, stdin: bool = True) -> tuple[list[str], bytes]:
     """Return a command that prints a random line before running `argv`, and that line.
 
     The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
     that echoes its command does not print the token on a line of its own. The shell stays, because
     paramiko drops the signal that ends a command; a shell reports signal N as exit code 128 + N.
+    Without `stdin`, it also stops the command when the stream to the reader closes.
     """
     token = secrets.token_hex(8)
-    framing = 'echo; echo "$0"; "$@"; exit "$?"'
-    return ["sh", "-c", framing, token, *argv], f"\n{token}\n".encode()
-
-
-def watched(argv: Sequence[str]) -> list[str]:
-    """Wrap `argv`: its stdin is empty, and it is stopped when the stream to its reader closes."""
-    return script(_WATCHED, argv)
+    run = '"$@"; exit "$?"' if stdin else _WATCHED
+    return ["sh", "-c", f'echo; echo "$0"; {run}', token, *argv], f"\n{token}\n".encode()

@@ -1,7 +1,5 @@
 """Start an attempt: create it on all nodes, then start it on all of them or on none."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 import time

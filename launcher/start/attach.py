@@ -1,7 +1,5 @@
 """Return to a run: print its log so far, then follow it like `launch`."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

@@ -1,7 +1,5 @@
 """One attempt of a run, from the first contact with the hosts to its exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import socket

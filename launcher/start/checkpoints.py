@@ -8,8 +8,6 @@ The files go through this machine into a hidden folder of the target. They are c
 source's digests and then renamed into place. Earlier files are kept in `.before-attempt-N`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

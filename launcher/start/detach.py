@@ -1,7 +1,5 @@
 """Start the recorder, which takes care of a run that no command follows."""
 
-from __future__ import annotations
-
 import json
 import selectors
 import subprocess

@@ -5,8 +5,6 @@ the run: the launching command or, after it has left, the recorder. They are not
 because that is sent to the hosts and a command line may contain a token.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The `launch` command."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import warnings

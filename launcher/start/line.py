@@ -4,8 +4,6 @@ A ticket stops later launches, and `ps` shows it. It is renewed before it expire
 outlive its launch for long. Removing the tickets, as `kill` does, ends the wait.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
@@ -46,7 +44,7 @@ class Line:
 
     def join(self) -> None:
         """Take a place, and keep it until `close`. Does nothing if it has one already."""
-        if self._keeper:
+        if self._keeper and self._keeper.is_alive():
             return
         put, failures = ask_each([*self._members], self._put)
         if not put:

@@ -4,8 +4,6 @@ It waits in line for GPUs, keeps the logs, starts the restarts that job.max_rest
 runs --on-exit and --on-event. `launcher.start.detach` starts it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """Whole-job restarts: whether to start another attempt after a failure, when, and on which hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The `resume` command: start the next attempt of a run, on the same hosts or on others."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shlex

@@ -1,7 +1,5 @@
 """Create and fill the folders of a node on its host, each with one `sh` script."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

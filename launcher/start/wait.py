@@ -1,7 +1,5 @@
 """Run an attempt as soon as the GPUs are free: at once, or after waiting in line with --wait."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import signal

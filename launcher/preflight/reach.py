@@ -29,7 +29,7 @@ from ..hosts import Cluster
 from ..ssh.node import Node
 from ..ssh.stream import Deadline, Stream
 from .inventory import Answer, Machine, Reach
-from .reach_routes import Dial, dials_for, is_settled, pairs, reach_of, retried, retries
+from .reach_routes import Dial, confirmed, dials_for, is_settled, reach_of
 
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
 ROUND_TIMEOUT = 12.0  # seconds; agents give up a dial after three, so a slower one is overloaded
@@ -142,13 +142,12 @@ class Probe:
                 self._master_port = _listening(self._agents[0]).get(port, 0)
         for rank, agent in self._agents.items():
             threading.Thread(target=self._receive, args=(rank, agent), daemon=True).start()
-        with_port = self._master_port != 0
-        dials = dials_for(machines, pairs(machines, everyone=all_pairs), master_port=with_port)
+        dials = dials_for(machines, master_port=self._master_port != 0, everyone=all_pairs)
         answers = self._round(dials)
         if not is_settled(dials, answers):
-            every = dials_for(machines, pairs(machines, everyone=True), master_port=with_port)
+            every = dials_for(machines, master_port=self._master_port != 0, everyone=True)
             answers |= self._round([dial for dial in every if dial not in answers])
-            answers = retried(answers, self._round(retries(answers)))
+            answers = confirmed(answers, self._round)
         return reach_of(machines, (m.rank for m in seen), answers)
 
     def close(self) -> None:

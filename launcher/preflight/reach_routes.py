@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..facts.network import Address, Interface
@@ -99,13 +99,13 @@ def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tu
 
 
 def dials_for(
-    machines: Mapping[int, Machine], chosen: Iterable[tuple[int, int]], *, master_port: bool
+    machines: Mapping[int, Machine], *, master_port: bool, everyone: bool = False
 ) -> list[Dial]:
     """Return a dial per pair and candidate address; with master_port, also to that port of node 0."""
     addresses = _candidates(machines)
     return [
         Dial(source, target, address.ip, is_master)
-        for source, target in chosen
+        for source, target in pairs(machines, everyone=everyone)
         for address in addresses[target]
         for is_master in ([False, True] if master_port and target == 0 else [False])
     ]
@@ -118,27 +118,26 @@ def is_settled(dials: Sequence[Dial], answers: Answers) -> bool:
     return reached == {d.target for d in dials}
 
 
-def retries(answers: Answers) -> list[Dial]:
-    """Return the dials that timed out, with a control: one successful dial of each source."""
+def confirmed(
+    answers: Answers, dial_all: Callable[[Sequence[Dial]], Answers]
+) -> dict[Dial, Answer]:
+    """Dial again what timed out, beside one successful dial of each source, and return all answers.
+
+    A timeout counts only if the dial fails again while the other dial of its source succeeds. A
+    source that reached nobody has no other dial, and its timeouts count.
+    """
     failed = [dial for dial, answer in answers.items() if answer.result == "timeout"]
     sources = {dial.source for dial in failed}
-    controls = {dial.source: dial for dial, answer in answers.items() if answer.ok}
-    return [*failed, *(dial for source, dial in controls.items() if source in sources)]
-
-
-def retried(answers: Answers, again: Answers) -> dict[Dial, Answer]:
-    """Return the first answers, corrected by a second round.
-
-    A timeout counts only if the dial fails again while its source's control succeeds. A source that
-    reached nobody has no control, and its timeouts count.
-    """
-    busy = {d.source for d, answer in again.items() if answers[d].ok and not answer.ok}
+    controls = {d.source: d for d, answer in answers.items() if answer.ok and d.source in sources}
+    again = dial_all([*failed, *controls.values()])
+    busy = {source for source, dial in controls.items() if not again[dial].ok}
     merged = dict(answers)
-    for dial, second in again.items():
-        if not answers[dial].ok and second.ok:
-            merged[dial] = Answer("ok", answers[dial].seconds + second.seconds)
-        elif not answers[dial].ok:
-            merged[dial] = Answer("silent") if dial.source in busy else second
+    for dial in failed:
+        merged[dial] = again[dial]
+        if again[dial].ok:
+            merged[dial] = Answer("ok", answers[dial].seconds + again[dial].seconds)
+        elif dial.source in busy:
+            merged[dial] = Answer("silent")
     return merged
 
 

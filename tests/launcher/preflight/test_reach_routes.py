@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import IPv4Network
 
@@ -23,13 +24,12 @@ from launcher.preflight.reach_routes import (
     Dial,
     addressed,
     candidates,
+    confirmed,
     cut_off,
     dials_for,
     is_settled,
     pairs,
     reach_of,
-    retried,
-    retries,
 )
 
 Answers = dict[Dial, Answer]
@@ -50,7 +50,7 @@ def with_second_network(made: Machine, speed: int = 100000) -> Machine:
 
 def answers(machines: dict[int, Machine], bad: dict[str, str] | None = None) -> Answers:
     """All dials of all pairs succeed, except to the addresses in `bad`."""
-    every = dials_for(machines, pairs(machines, everyone=True), master_port=True)
+    every = dials_for(machines, master_port=True, everyone=True)
     return {d: Answer((bad or {}).get(d.address, "ok")) for d in every}
 
 
@@ -107,7 +107,7 @@ def calls_to_probe(count: int) -> int:
 
     sys.setprofile(counted)
     try:
-        dials = dials_for(machines, pairs(machines), master_port=True)
+        dials = dials_for(machines, master_port=True)
         reach_of(machines, machines, dict.fromkeys(dials, Answer("ok")))
     finally:
         sys.setprofile(None)
@@ -120,7 +120,7 @@ def test_twice_as_many_hosts_take_twice_the_work() -> None:
 
 def test_each_candidate_address_and_the_port_of_node_0_are_tried() -> None:
     machines = some()
-    dials = dials_for(machines, pairs(machines), master_port=True)
+    dials = dials_for(machines, master_port=True)
     assert Dial(1, 0, "10.0.0.1") in dials
     assert Dial(1, 0, "10.0.0.1", is_master_port=True) in dials
     assert Dial(0, 1, "10.0.0.2") in dials
@@ -157,8 +157,16 @@ FAILED, CONTROL = Dial(2, 1, "10.0.0.2"), Dial(2, 0, "10.0.0.1")
 
 def test_timeouts_are_tried_again_beside_a_dial_that_succeeded() -> None:
     met = {FAILED: Answer("timeout"), CONTROL: Answer("ok"), Dial(0, 1, "10.0.0.2"): Answer("ok")}
-    assert retries(met) == [FAILED, CONTROL]
-    assert retries(met | {FAILED: Answer("refused")}) == []
+    tried: list[Dial] = []
+
+    def dial_all(dials: Sequence[Dial]) -> Answers:
+        tried[:] = dials
+        return dict.fromkeys(dials, Answer("ok"))
+
+    confirmed(met, dial_all)
+    assert tried == [FAILED, CONTROL]
+    confirmed(met | {FAILED: Answer("refused")}, dial_all)
+    assert tried == []
 
 
 @pytest.mark.parametrize(
@@ -173,12 +181,13 @@ def test_a_timeout_counts_only_if_it_repeats_while_another_dial_succeeds(
     again: Answer, control: Answer, merged: Answer
 ) -> None:
     first = {FAILED: Answer("timeout", 3.0), CONTROL: Answer("ok")}
-    assert retried(first, {FAILED: again, CONTROL: control}) == first | {FAILED: merged}
+    second = {FAILED: again, CONTROL: control}
+    assert confirmed(first, lambda _: second) == first | {FAILED: merged}
 
 
 def test_timeouts_count_where_nothing_was_ever_reached() -> None:
     first = {FAILED: Answer("timeout")}
-    assert retried(first, {FAILED: Answer("timeout")}) == first
+    assert confirmed(first, lambda _: first) == first
 
 
 def test_a_slow_answer_is_a_warning_with_its_time() -> None:

@@ -130,7 +130,7 @@ def launch(
 
 def wait_seconds(text: str | None) -> int | None:
     """Return `--wait` in seconds, as LaunchOptions.wait expects it. text: "" without a duration."""
-    from ..hosts import seconds_in
+    from ..hosts.values import seconds_in
 
     seconds = seconds_in(text) if text else None
     if text and not seconds:

@@ -100,9 +100,11 @@ class Session:
                 self._node_ended(event)
             elif isinstance(event, list):
                 self._contact_changed(event)
-            elif event is None:
-                self._save_record()
-            else:
+            elif event is None and self._unsaved:
+                # once for all nodes that ended together, because the record lists every node
+                self._unsaved = False
+                self.folder.try_save(self.record, self.console)
+            elif isinstance(event, str):
                 self.console.say(event)
             number = self.interrupts.take()
             if number is not None and self._handle_signal(number):
@@ -111,19 +113,7 @@ class Session:
                 self._stop(cancel=False)
             if self._only_unreachable_left():
                 break
-        self._settle()
         return self._conclude()
-
-    def _save_record(self) -> None:
-        """Save the record once for all nodes that ended together, because it lists every node."""
-        if self._unsaved:
-            self._unsaved = False
-            self.folder.try_save(self.record, self.console)
-
-    def _settle(self) -> None:
-        """Stop reading from the nodes, and print all lines that were held back."""
-        self._monitor.close()
-        self._lines.settle()
 
     def _contact_changed(self, changes: list[ContactChange]) -> None:
         for line in fold.errors({change.host: change.text for change in changes}):
@@ -199,8 +189,10 @@ class Session:
         return bool(waiting) and all(o.host in self._unconfirmed for o in waiting)
 
     def _detach(self) -> int:
-        self._settle()
-        self._save_record()
+        self._monitor.close()
+        self._lines.settle()
+        if self._unsaved:
+            self.folder.try_save(self.record, self.console)
         if self._monitor.store:
             with contextlib.suppress(OSError):  # the disk is full, which was reported already
                 self._monitor.store.close()
@@ -214,6 +206,8 @@ class Session:
     # --- the end -------------------------------------------------------------------------------
 
     def _conclude(self) -> int:
+        self._monitor.close()
+        self._lines.settle()
         if self._stopping:
             self._stopping.join()
         outcomes = list(self._monitor.outcomes.values())

@@ -188,7 +188,7 @@ class _Reading:
             table = item if item.kind == MAPPING else _long_form(item)
             own = self._keys(table, HOST, key)
             if "host" not in table.entries:
-                raise wrong(item, "write host: NAME", "no host")
+                raise Wrong(Problem(item.line, ".host", "found no host", "write host: NAME"))
         if "host" not in own:
             return None
         # SSH is not used for this machine, so the SSH defaults do not apply.

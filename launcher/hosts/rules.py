@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
     targets = [("mounts", mount.split(":")[1]) for mount in job.mounts]
     taken: set[str] = set()
     for key, target in [*targets, *(("tmpfs", folder) for folder in job.tmpfs)]:
-        flat = target.rstrip("/") or "/"
+        flat = os.path.normpath("/" + target.lstrip("/"))
         for folder, what in own.items():
             if flat == folder or flat.startswith(f"{folder}/"):
                 found = f"a mount at {shown(target)}, where {what} mounted"

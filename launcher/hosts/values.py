@@ -29,8 +29,8 @@ _LIMITS = ("core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice
     ("nproc", "rss", "rtprio", "rttime", "sigpending", "stack")
 )
 # The reference grammar of github.com/distribution/reference as one expression.
-_IMAGE = re.compile(
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?/)?"
+_IMAGE = (
+    r"(?!.{401})(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?/)?"
     r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
@@ -240,11 +240,10 @@ _ids = list_of(whole(0, MAX_GPUS - 1), "[0, 1]")
 
 def internal_ip(tree: Tree) -> str:
     word = text(tree)
-    if not is_address(word):
-        raise wrong(tree, "write an address without a name, port or mask")
-    address = ipaddress.ip_address(word)
-    if address.is_unspecified or address.is_multicast:
-        raise wrong(tree, "write an address of one of the host's own interfaces")
+    address = ipaddress.ip_address(word) if is_address(word) else None
+    if address is None or address.is_unspecified or address.is_multicast:
+        remedy = "write an address of one of the host's own interfaces, without a port or mask"
+        raise wrong(tree, remedy)
     return word
 
 
@@ -260,14 +259,6 @@ def is_address(word: str) -> bool:
 
 
 # The job
-
-
-def image(tree: Tree) -> str:
-    word = text(tree)
-    if not _IMAGE.fullmatch(word) or len(word) > 400:
-        upper = _IMAGE.fullmatch(word.partition("@")[0].lower())
-        raise wrong(tree, "use lower case" if upper else "write it as `docker images` shows it")
-    return word
 
 
 def command(tree: Tree) -> tuple[str, ...]:
@@ -338,11 +329,11 @@ def size(tree: Tree) -> int:
 
 def container_user(tree: Tree) -> str:
     word = as_written(tree)  # not `text`: YAML reads 1000:1000 as a number in base 60
+    names = ("host", "root")
     is_uid_gid = _UID_GID.fullmatch(word) and all(int(n) < 2**32 - 1 for n in word.split(":"))
-    if word in ("host", "root") or is_uid_gid:
-        return word
-    near = nearest(word, ["host", "root"])
-    raise wrong(tree, "write user: 1000:1000, for example", near=near)
+    if word not in names and not is_uid_gid:
+        raise wrong(tree, "write user: 1000:1000, for example", near=nearest(word, names))
+    return word
 
 
 _device = matching(
@@ -356,6 +347,7 @@ cap_add = list_of(_capability, "[SYS_PTRACE]")
 devices = list_of(_device, "[/dev/fuse]")
 env = mapping_of(wrong_env_name, as_written, "NAME: value")  # {B: yes} gives "yes"
 folder_on_hosts = matching(_FOLDER, "write the absolute path of a folder on the hosts")
+image = matching(_IMAGE, "write it as `docker images` shows it, in lower case")
 mounts = list_of(_mount, '["/scratch:/scratch:ro"]')
 tmpfs = mapping_of(_wrong_folder, size, "{/scratch: 64g}")
 ulimits = mapping_of(_wrong_limit, whole(-1, 2**62), "{nofile: 65536}")

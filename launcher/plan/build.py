@@ -13,7 +13,7 @@ from typing import Any
 
 from ..facts import rdma
 from ..facts.script import Facts
-from ..hosts import Cluster, Host, Job
+from ..hosts import Cluster, Job
 from .options import LaunchOptions
 from .plan import (
     ASKED,
@@ -33,11 +33,9 @@ from .supervisor_spec import SUPERVISOR
 from .topology import free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
 
 METRICS_DIR = "/ddpctl-metrics"  # in the container
-INFINIBAND = "/dev/infiniband"
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 STACK_BYTES = 67108864  # the value that NVIDIA's images recommend
 IN_CONTAINER = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
-UNKNOWN_DIGEST = "<digest>"
 
 
 @dataclass(frozen=True)
@@ -95,11 +93,10 @@ def make_plan(
         max_restarts=job.max_restarts,
         since=found.since,
     )
-    builders = (
-        _NodeBuilder(plan, cluster, found, nproc, rank, address)
+    nodes = tuple(
+        _NodeBuilder(plan, cluster, found, nproc, rank, address).build(tuple(env_names))
         for rank, address in enumerate(addresses)
     )
-    nodes = tuple(builder.build(tuple(env_names)) for builder in builders)
     return dataclasses.replace(plan, nodes=nodes)
 
 
@@ -137,7 +134,7 @@ class _NodeBuilder:
             checkpoints=f"{run_dir}/checkpoints",
             output=f"{run_dir}/output",
             workspace=f"{run_dir}/workspace",
-            data=f"{home}/datasets/{plan.dataset_digest or UNKNOWN_DIGEST}",
+            data=f"{home}/datasets/{plan.dataset_digest or '<digest>'}",
         )
         job, in_container = self.job, plan.engine.in_container
         own = IN_CONTAINER if in_container else self.folders
@@ -150,7 +147,10 @@ class _NodeBuilder:
         found_interface = self.facts.interface_of(self.address) if self.facts else ASKED
         self.interface = self.host.interface or found_interface
         self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
-        self.gpus = _container_gpus(self.host, self.facts)
+        by_id = self.host.gpus != "all"
+        if self.facts and not by_id:  # ids exclude the GPU of a processor
+            by_id = not self.facts.gpus or any(gpu.integrated for gpu in self.facts.gpus)
+        self.gpus = gpu_ids(self.host, self.facts) if by_id else "all"
 
     def build(self, env_names: tuple[str, ...]) -> NodePlan:
         return NodePlan(
@@ -286,7 +286,10 @@ def container_of(
     limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
     asked = (ASKED,) if infiniband is None else ()
     capabilities = asked or (("IPC_LOCK",) if infiniband else ())
-    devices = asked or (*((INFINIBAND,) if infiniband else ()), *(AMD_DEVICES if amd else ()))
+    devices = asked or (
+        *(("/dev/infiniband",) if infiniband else ()),
+        *(AMD_DEVICES if amd else ()),
+    )
     return Container(
         gpus=gpus,
         gpu_vendor="amd" if amd else "nvidia",
@@ -305,9 +308,3 @@ def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
     """Return whether the container's user is neither root nor `uid`, the SSH user."""
     user = node.container.user.split(":")[0]
     return plan.engine.in_container and user not in (str(uid), "0")
-
-
-def _container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
-    """Return `all`, or ids, which exclude the GPU of a processor."""
-    by_id = facts is not None and (not facts.gpus or any(gpu.integrated for gpu in facts.gpus))
-    return gpu_ids(host, facts) if by_id or host.gpus != "all" else "all"

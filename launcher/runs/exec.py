@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ..engines.attempt import RunningAttempt, RunningNode
 from ..engines.base import Exec
 from ..errors import CommandFailed, DdpctlError, UsageError
-from ..hosts import fold
 from ..ssh.many import by_name, each_node, nodes_failed, try_each
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK
@@ -21,6 +20,7 @@ from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 from .attempt import newest_attempt
 from .record import RunFolder
+from .unseen import report_errors
 
 # Prints the two numbers in spec.json that define the ranks of the node in $1.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """
@@ -138,7 +138,6 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
 
     codes, failures = try_each(attempt.nodes, run)
     console.settle()
-    for line in fold.errors(by_name(attempt.nodes, failures)):
-        console.error(line)
+    report_errors(by_name(attempt.nodes, failures), console)
     codes |= {node: failure.exit_code for node, failure in failures.items()}
     return next((codes[node] for node in attempt.nodes if codes[node] != 0), 0)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import load, parse, read_env_file
+from launcher.hosts import load, parse
+from launcher.hosts.files import read_env_file
 
 
 def problems(text: str) -> list[str]:
@@ -85,6 +86,7 @@ HOST_PROBLEMS = [
     ('{host: "a\\e[31mb"}', r"\x1b"),
     ("{host: 'a;id'}", "remove ;"),
     ("{host: '$(id)'}", "found $(id)"),
+    ("{host: 'fe80::1%a;id'}", "remove ;"),
     ("{host: bob@gpu}", "write host: gpu and user: bob"),
     ("{host: 'gpu:2222'}", "write host: gpu and port: 2222"),
     ("{host: 'a:b:c'}", "remove :"),
@@ -108,9 +110,9 @@ HOST_PROBLEMS = [
     ("{host: a, proxy_jump: 'a,-x'}", "write [user@]host[:port]"),
     ("{host: a, proxy_jump: 'a:0'}", "write [user@]host[:port]"),
     ("{host: a, proxy_jump: 'a b'}", "found a b"),
-    ("{host: a, internal_ip: gpu1}", "write an address without"),
-    ("{host: a, internal_ip: 10.0.0.1/24}", "write an address without"),
-    ("{host: a, internal_ip: 10.0.0.256}", "write an address without"),
+    ("{host: a, internal_ip: gpu1}", "without a port or mask"),
+    ("{host: a, internal_ip: 10.0.0.1/24}", "without a port or mask"),
+    ("{host: a, internal_ip: 10.0.0.256}", "without a port or mask"),
     ("{host: a, internal_ip: 0.0.0.0}", "an address of one of the host's own"),
     ("{host: a, interface: 'ib0,ib1'}", "use one name from `ip link`"),
     ("{host: a, interface: '^docker0'}", "use one name from `ip link`"),
@@ -175,6 +177,7 @@ JOB_PROBLEMS = [
     ("mounts: ['/a:/b:']", "write /FOLDER/ON/THE/HOSTS:/"),
     ("mounts: ['/a:/b:ro:x']", "write /FOLDER/ON/THE/HOSTS:/"),
     ("mounts: ['/a:/checkpoints/x']", "where ddpctl's own"),
+    ("mounts: ['/a://checkpoints/.']", "where ddpctl's own"),
     ("mounts: ['/a:/']", "where ddpctl's own"),
     ("mounts: ['/a:/../output']", "without `..`"),
     ("mounts: ['/a:/c', '/b:/c/']", "two mounts at /c"),

@@ -14,7 +14,7 @@ from ..follow.show_logs import chosen
 from ..hosts import Hosts, cluster_of, load
 from ..logs.query import Wanted, merged
 from ..logs.store import Mark, known_marks
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.fetch import fetch
 from ..runs.find import find

@@ -102,7 +102,7 @@ def launch(
         connect_early(cluster.hosts)
 
     from ..plan import render
-    from ..plan.options import LaunchOptions
+    from ..plan.plan import LaunchOptions
     from ..start import launch as launching
 
     wanted = LaunchOptions(

@@ -46,12 +46,9 @@ def push(
 
     folders = {"dataset": dataset or None, "workdir": workdir or None}
     cluster = cluster_of(options.hosts_of(hosts, host_list), folders, include, exclude)
-    named: dict[pushing.Part, bool] = {
-        "image": image,
-        "dataset": dataset is not None,
-        "workdir": workdir is not None,
-    }
-    parts = {part for part, wanted in named.items() if wanted or not any(named.values())}
+    given: dict[pushing.Part, object] = {"image": image or None}
+    given |= {"dataset": dataset, "workdir": workdir}
+    parts = {part for part, value in given.items() if value is not None} or {*given}
     with connected(cluster.hosts) as nodes:
         if prune:
             pruned = pushing.prune(nodes, cluster, confirm, console)

@@ -14,7 +14,6 @@ from typing import Any
 from ..facts import rdma
 from ..facts.script import Facts
 from ..hosts import Cluster, Job
-from .options import LaunchOptions
 from .plan import (
     ASKED,
     CONTROL_DIR,
@@ -23,6 +22,7 @@ from .plan import (
     Container,
     EngineTraits,
     JobPaths,
+    LaunchOptions,
     Mount,
     NodePlan,
     Plan,

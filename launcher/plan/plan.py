@@ -2,16 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from ..errors import UsageError
 from ..hosts import Host
-from .options import LaunchOptions
 
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
 CONTROL_DIR = "/ddpctl"  # in a container
 ASKED = "<asked at launch>"  # placeholder in a dry run for values that only the hosts know
+OUR_TRAINER = ("-m", "trainer")
+TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute except during evaluation
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a launch beyond the hosts file, for every attempt of a run: plain JSON values.
+
+    To add a flag to `launch`, add a field here or in LaunchOptions, its option in
+    launcher/commands/launch.py, and the code that acts on it. `--dry-run` prints all options.
+    """
+
+    name: str = ""
+    hang_timeout: float | None = None  # seconds without progress; 0: never; None: default
+    wait: int | None = None  # seconds in line for GPUs; 0: no limit; None: do not wait
+    nodes: int | None = None  # use any N hosts of the file whose GPUs are free
+    push: bool = True
+    check: bool = True
+    network_only: bool = False  # nodes on one machine communicate over the network too
+
+    def __post_init__(self) -> None:
+        timeout = self.hang_timeout
+        if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
+            raise UsageError(f"--hang-timeout {timeout:g}: use seconds, or 0 for never")
+
+
+@dataclass(frozen=True)
+class LaunchOptions(RunOptions):
+    detach: bool = False
+    on_exit: str | None = None  # for `sh -c` once the run has ended; may contain a token
+    on_event: str | None = None  # for `sh -c` on each event; may contain a token
+    by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
+
+    def settled(self, command: Sequence[str]) -> LaunchOptions:
+        """Fill in the default hang timeout for `command`. Other scripts may be silent for long."""
+        if self.hang_timeout is not None:
+            return self
+        is_ours = tuple(command[:2]) == OUR_TRAINER
+        return dataclasses.replace(self, hang_timeout=TRAINER_HANG_TIMEOUT if is_ours else 0.0)
+
+    def for_restart(self) -> LaunchOptions:
+        return dataclasses.replace(self, by="restart", detach=False)
+
+    def of_run(self) -> RunOptions:
+        names = [each.name for each in dataclasses.fields(RunOptions)]
+        return RunOptions(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Check the container engine, the job's image, and what is left of earlier runs.
-
-The image must be available, identical everywhere and built for the hosts' processors.
-"""
+"""Check the container engine, the job's image, and what is left of earlier runs."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
 
 
 def check_image(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check the image. A host may lack it, because `push` sends this machine's image."""
+    """Check that the image is available (here, as `push` sends it), the same and for the CPU."""
     if machine.engine is None:
         return
     name, image = seen.cluster.job.image, machine.engine.image

@@ -1,7 +1,4 @@
-"""Check that hosts reach each other, quickly, on interfaces that exist and are alike.
-
-Also checks the master port.
-"""
+"""Check interfaces, the master port, and that hosts reach each other quickly."""
 
 from __future__ import annotations
 

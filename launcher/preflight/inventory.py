@@ -112,9 +112,8 @@ class Route:
 class Reach:
     """The probe's results. Machines are identified by their first node rank.
 
-    answers: by what was dialled (target, address, is_master_port), then by source.
-    cut_off: machines that reached no other machine. Their answers say nothing about the others and
-    are left out. unprobed: machines on which no agent could run.
+    answers: by (target, address, is_master_port), then by source, without those of `cut_off`:
+    machines that reached no other. unprobed: machines on which no agent could run.
     """
 
     answers: Mapping[tuple[int, str, bool], Mapping[int, Answer]] = field(default_factory=dict)
@@ -137,7 +136,7 @@ class Inventory:
         return self.reach.routes.get(machine.rank, Route())
 
     def answers(self, machine: Machine, ip: str, *, master: bool = False) -> Mapping[int, Answer]:
-        """Return the answers by source for an address of a machine, on the probe's or the master port."""
+        """Return the answers by source, on the probe's or the master port."""
         return self.reach.answers.get((machine.rank, ip, master), {})
 
 

@@ -150,7 +150,8 @@ class Progress:
                 task.fields["line_at"] = self._seconds()
         if due and self._bars.disable:
             counts = [str(column.render(task)) for column in self._counts]
-            self._console.say(f"{node.name}: {part}: {', '.join(filter(None, counts))}")
+            left = " left" if task.total else ""
+            self._console.say(f"{node.name}: {part}: {', '.join(filter(None, counts))}{left}")
 
     def sent(self, node: Node, count: int) -> None:
         """Count bytes that left this machine."""

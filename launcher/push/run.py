@@ -123,9 +123,7 @@ class _Push:
                     failures |= failed
                 asked = {node: there[node] for node in states if node in there}
                 if "image" in self.parts:
-                    found, failed = push_image(
-                        self.image, here, asked, self.local, fanout, self.progress
-                    )
+                    found, failed = push_image(self.image, here, asked, self.local, fanout)
                 else:
                     found, failed = check_image(self.image, asked)
                 failures |= failed
@@ -162,7 +160,7 @@ class _Push:
         failures: dict[Node, DdpctlError]
         failures = {node: PushFailed(f"{node.name}: {remedy}") for node in missing}
         if missing and part in self.parts:
-            failures = TreePush(tree, part, fanout, self.progress).run(missing)
+            failures = TreePush(tree, part, fanout).run(missing)
         for node in there:
             if node not in missing:
                 self.progress.hosts[node].files_skipped += tree.manifest.files

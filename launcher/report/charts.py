@@ -220,11 +220,7 @@ def colour_of(index: int) -> str:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Reduce a curve to about MOST_POINTS points.
-
-    Keeps both ends, and the lowest and highest point of each section, so that every spike stays
-    visible.
-    """
+    """Reduce a curve to about MOST_POINTS: both ends, and each section's lowest and highest point."""
     size = -(-len(points) * 2 // MOST_POINTS)
     if size <= 2:
         return list(points)

@@ -17,8 +17,7 @@ from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, dump, load
 from ..logs.events import parsed
-from ..plan.options import RunOptions
-from ..plan.plan import Plan
+from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..hosts import Cluster, override_job
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
 from ..ssh.node import connected
@@ -78,7 +79,10 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     # the last result for the same hosts and GPUs
     key = repr([(*host.machine, host.gpus) for host in cluster.hosts]).encode()
     record = state_home() / "sanity" / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
-    found = problems(report, options.min_busbw, last_busbw(record), code)
+    last = None
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        last = float(json.loads(record.read_text())["busbw"])
+    found = problems(report, options.min_busbw, last, code)
     if report.sizes:
         make_folder(record.parent)
         write_atomically(record, json.dumps({"version": 1, "busbw": report.busbw}) + "\n")
@@ -92,13 +96,6 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
         plot(report, Path(options.plot))
         console.say(f"plot: {options.plot}")
     return 1 if found and code not in (4, 130) else code
-
-
-def last_busbw(record: Path) -> float | None:
-    try:
-        return float(json.loads(record.read_text())["busbw"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def size_of(text: str) -> int:

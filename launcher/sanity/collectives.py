@@ -129,8 +129,7 @@ def mesh(job: Job) -> bool:
     answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
     if job.local_rank == 0:
         job.store.set(f"mesh-read/{job.node}", "1")
-    # If the mesh failed, the ranks exit, and node 0 takes the store with it. So wait for all
-    # readers.
+    # If it failed, the ranks exit, and node 0 takes the store with it. So wait for all readers.
     job.store.wait([f"mesh-read/{n}" for n in range(job.nodes)])
     failed = [one for answer in answers for one in answer]
     job.report("mesh", failed=failed)
@@ -253,14 +252,10 @@ def timed(job: Job, act: Callable[[], object], rounds: int) -> float:
 
 
 def pairs(job: Job) -> None:
-    """Measure each pair of nodes alone, in both directions, between their first ranks.
-
-    Runs through all pairs several times, so that a disturbance does not hit the same pair each
-    time.
-    """
+    """Measure each pair of nodes alone, in both directions, between their first ranks."""
     x = torch.ones(PAIR_BYTES // 4, device=job.device)
     rates: dict[tuple[int, int], list[float]] = {}
-    for _ in range(PAIR_ROUNDS):
+    for _ in range(PAIR_ROUNDS):  # so that a disturbance does not hit the same pair each time
         for source, target in itertools.permutations(range(job.nodes), 2):
             with job.step(f"node {source} to node {target}"):
                 seconds = one_way(job, x, source * job.per_node, target * job.per_node)

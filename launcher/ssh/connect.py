@@ -254,10 +254,10 @@ def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) ->
 def _shared(route: Route, timeout: float) -> Iterator[Connection]:
     """Share one connection: the first caller connects, the last one closes."""
     with _jumps_lock:
-        jump = _jumps.get(route)
-        is_first = jump is None or jump.is_broken
-        if jump is None or is_first:
+        jump = _jumps.setdefault(route, _Jump())
+        if jump.is_broken:
             jump = _jumps[route] = _Jump()
+        is_first = not jump.users
         jump.users += 1
     try:
         if is_first:

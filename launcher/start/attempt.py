@@ -18,8 +18,7 @@ from ..follow.signals import Interrupts
 from ..hosts import Cluster, Host, user_environment
 from ..hosts.fold import counted
 from ..plan.build import Found, make_plan, writes_as_another_user
-from ..plan.options import LaunchOptions
-from ..plan.plan import Plan
+from ..plan.plan import LaunchOptions, Plan
 from ..preflight.findings import lines
 from ..preflight.run import Survey, survey_hosts
 from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp

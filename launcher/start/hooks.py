@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..diagnosis.first_failure import headline
 from ..errors import DdpctlError
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..state import current_folder, write_atomically
 from ..terminal.console import Console

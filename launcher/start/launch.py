@@ -7,8 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
 from ..hosts import Cluster, Job
-from ..plan.options import LaunchOptions
-from ..plan.plan import Plan
+from ..plan.plan import LaunchOptions, Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
 from . import hooks

@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 
 from ..errors import DdpctlError
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder
 from ..terminal.console import Console
 from . import hooks
 from .attach import attach
+from .attempt import NextAttempt
 from .detach import READY, recording
 from .restart import restart_until_done
-from .wait import continue_waiting
+from .wait import run_attempt
 
 
 def main() -> int:
@@ -39,7 +40,16 @@ def record(folder: RunFolder, console: Console) -> int:
         record, on_event = folder.load(), hooks.kept_for_events(folder)
         options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
         if record.state == "WAITING":
-            code = continue_waiting(folder, options, console)
+            earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
+            wanted = NextAttempt(
+                folder.kept_cluster(),
+                options,
+                folder.run_id,
+                earlier if earlier.attempts else None,
+                since=record.attempt.waiting_since,  # it keeps its place in line
+                until=record.attempt.waiting_until,
+            )
+            code = run_attempt(wanted, console)
         else:
             code = attach(folder, console, on_event)
         return restart_until_done(folder, options, code, console)

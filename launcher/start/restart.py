@@ -10,7 +10,7 @@ from ..diagnosis.failure_kinds import FailureKind
 from ..engines.choose import engine_of
 from ..errors import UsageError
 from ..hosts import Cluster, Host
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..runs.attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each

@@ -6,7 +6,7 @@ import shlex
 
 from ..errors import UsageError
 from ..hosts import Cluster, Job, load, user_environment
-from ..plan.options import LaunchOptions
+from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder
 from ..ssh.node import connected

@@ -13,7 +13,6 @@ from ..follow.session import EXIT_INTERRUPTED
 from ..follow.signals import Interrupts
 from ..hosts.fold import names
 from ..plan.build import Found
-from ..plan.options import LaunchOptions
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..runs.record import RunFolder, timestamp
 from ..ssh.many import by_name, nodes_failed, try_each
@@ -90,23 +89,6 @@ def wait(
     line.abandon()
     start_recorder(folder)
     return EXIT_INTERRUPTED
-
-
-def continue_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> int:
-    """Continue the wait of a process that has stopped."""
-    record = folder.load()
-    earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
-    return run_attempt(
-        NextAttempt(
-            folder.kept_cluster(),
-            options,
-            folder.run_id,
-            earlier if earlier.attempts else None,
-            since=record.attempt.waiting_since,
-            until=record.attempt.waiting_until,
-        ),
-        console,
-    )
 
 
 @contextlib.contextmanager

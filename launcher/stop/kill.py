@@ -56,21 +56,19 @@ POLL = 0.3  # seconds
 class Stopped:
     """What a stop found on one host, and what is left."""
 
-    found: tuple[NodeStatus, ...]
-    left: tuple[NodeStatus, ...]
-    processes: tuple[int, ...]  # pids of remaining processes with the run id
+    found: Sequence[NodeStatus]
+    left: Sequence[str]  # nodes, and pids of processes with the run id
 
     @property
     def clean(self) -> bool:
-        return not self.left and not self.processes
+        return not self.left
 
     def describe(self) -> str:
         count = len(self.found)
         stopped = f"stopped and removed {count}" if count else "was not running"
         if self.clean:
             return f"{stopped}, nothing left" if count else stopped
-        left = [*(status.handle for status in self.left), *(f"pid {pid}" for pid in self.processes)]
-        return f"{stopped}, STILL THERE: {', '.join(left)}"
+        return f"{stopped}, STILL THERE: {', '.join(self.left)}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Killed:
                 {
                     "host": host,
                     "stopped": len(result.found),
-                    "left": [*(s.handle for s in result.left), *map(str, result.processes)],
+                    "left": result.left,
                     "clean": result.clean,
                 }
                 for host, result in self.stopped.items()
@@ -187,11 +185,21 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         except UnreadableRecord:
             continue  # the command that needs this record reports it
         if here := [node for node in nodes if node.name in pending]:
-            kill_run(here, cluster, folder.run_id, console)
+            kill_run(here, cluster, folder.run_id, console, everywhere=False)
 
 
-def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Console) -> Killed:
-    """Stop one run on all hosts concurrently, print a line per host, and record the end."""
+def kill_run(
+    nodes: Sequence[Node],
+    cluster: Cluster,
+    run_id: str,
+    console: Console,
+    *,
+    everywhere: bool = True,
+) -> Killed:
+    """Stop one run on the hosts concurrently, print a line per host, and record the end.
+
+    everywhere: these are all of its hosts. Otherwise it may have been resumed on others.
+    """
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
     timeout = record.stop_timeout if record else STOP_TIMEOUT
@@ -207,7 +215,8 @@ def kill_run(nodes: Sequence[Node], cluster: Cluster, run_id: str, console: Cons
     if record:
         elsewhere = set(record.pending_stop) - {node.name for node in nodes}
         record.pending_stop = sorted({*killed.unconfirmed, *elsewhere})
-        if record.state not in FINAL:
+        unknown = record.state == "UNKNOWN" and not record.pending_stop
+        if (everywhere and record.state not in FINAL) or unknown:
             record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
         folder.try_save(record, console)
     return killed
@@ -232,7 +241,7 @@ def stop_run(
         if cancel and (done := node.script(MARK_CANCELLED, run_id)).code != 0:
             raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {done.reason}")
         found: list[NodeStatus] = []
-        left: list[NodeStatus] = []
+        left: list[str] = []
         for each in engines_on(node, engine):
             statuses = each.list(run_id)
             # concurrently, so that nodes on one machine do not wait for each other's timeout
@@ -241,11 +250,11 @@ def stop_run(
             for status in statuses if remove else ():
                 each.remove(status)
             found += statuses
-            left += [status for status in each.list(run_id) if status.alive or remove]
+            left += [status.handle for status in each.list(run_id) if status.alive or remove]
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (processes := carriers(node, run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
-        return Stopped(tuple(found), tuple(left), tuple(pid for pid, _, _ in processes))
+        return Stopped(found, [*left, *(f"pid {pid}" for pid, _, _ in processes)])
 
     return ask_each(nodes, stop)
 

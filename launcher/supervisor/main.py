@@ -159,8 +159,12 @@ class Supervisor:
 
     def exited_ranks(self) -> list[Rank]:
         """Return the ranks that have exited since the last check. Record those with a known code."""
-        exited = self.ranks.look()
-        for rank in exited:
+        exited = []
+        for rank in self.ranks.alive():
+            rank.look(time.monotonic())
+            if rank.alive:
+                continue
+            exited.append(rank)
             rank.was_stopping = self.reason is not None
             if rank.fd is not None:
                 self.selector.unregister(rank.fd)
@@ -242,7 +246,6 @@ class Supervisor:
     # --- stopping ---
 
     def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
-        """Return a reason that started on this node."""
         when = (rank.exited if rank else None) or time.time()
         when += self.peers.clock_offset
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)

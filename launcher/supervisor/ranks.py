@@ -30,10 +30,7 @@ class Rank:
         return self.exited is None
 
     def look(self, now: float) -> None:
-        """Look whether the process has exited or is stopped.
-
-        Its exit code is available until torchrun reaps it.
-        """
+        """Look whether it has exited or is stopped. Its exit code is there until torchrun reaps it."""
         try:
             stat = proc_stat(self.pid)
         except OSError:
@@ -68,13 +65,6 @@ class Ranks:
                 self.by_local_rank[rank.local_rank] = rank
                 found.append(rank)
         return found
-
-    def look(self) -> list[Rank]:
-        """Look at the ranks that were alive. Return those that have exited."""
-        looked = self.alive()
-        for rank in looked:
-            rank.look(time.monotonic())
-        return [rank for rank in looked if not rank.alive]
 
     def alive(self) -> list[Rank]:
         return [rank for rank in self.by_local_rank.values() if rank.alive]

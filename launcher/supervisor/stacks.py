@@ -204,7 +204,6 @@ def parse(text: str) -> list[Thread]:
 
 
 def with_source(stack: Stack) -> Stack:
-    """Add the source lines to the frames."""
     cwd = "/proc/%d/cwd" % stack.pid
 
     def line(frame: Frame) -> str:

@@ -73,11 +73,8 @@ class Torchrun:
         return self._lines.last_lines()
 
     def failures(self) -> list[list[int]]:
-        """Return [rank, local rank, exit code, pid] of failed ranks, from torchrun's summary.
-
-        The summary lists the first failure last, and omits code 0.
-        """
-        found = FAILURE.findall("\n".join(self.last_lines()))
+        """Return [rank, local rank, exit code, pid] of failed ranks, in the order of their failures."""
+        found = FAILURE.findall("\n".join(self.last_lines()))  # the first failure comes last
         return [[int(number) for number in numbers] for numbers in reversed(found)]
 
 

@@ -36,11 +36,7 @@ def plain(text: str) -> str:
 
 def coloured(text: str) -> str:
     """Like `plain`, but keep colours and bold type (SGR sequences)."""
-    return _ACTIVE.sub(_only_colour, text)
-
-
-def _only_colour(found: re.Match[str]) -> str:
-    return found[0] if _COLOUR.fullmatch(found[0]) else ""
+    return _ACTIVE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", text)
 
 
 class Sanitizer:

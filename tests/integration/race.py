@@ -20,8 +20,7 @@ from launcher.facts.gpus import Gpu
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, load
 from launcher.plan.build import Found
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import Plan
+from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.many import each_node
 from launcher.ssh.node import Node, connected
 from launcher.start.all_or_none import GpusTaken, attempt_of, remove, start

@@ -26,7 +26,6 @@ from ...facts.shared_homes import find_shared_homes
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...state import cache_home, write_cache
-from ..progress import Progress
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload, script_output
 from . import manifest, tar
@@ -127,9 +126,8 @@ class Start:
 
 
 class TreePush:
-    def __init__(self, tree: Tree, part: str, fanout: Fanout, progress: Progress) -> None:
-        self.tree, self.part = tree, part
-        self.fanout, self.progress = fanout, progress
+    def __init__(self, tree: Tree, part: str, fanout: Fanout) -> None:
+        self.tree, self.part, self.fanout = tree, part, fanout
         self.tokens: dict[Node, str] = {}  # one token per host, because homes may be shared
         self.deltas: dict[str, Delta | None] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
@@ -139,8 +137,7 @@ class TreePush:
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # the next push knows the contents of the hosts' tree
             write_cache(cached, self.tree.manifest.text)
-        token = secrets.token_hex(6)
-        self.tokens = {node: f"{token}-{number}" for number, node in enumerate(nodes)}
+        self.tokens = {node: secrets.token_hex(6) for node in nodes}
         failures: dict[Node, DdpctlError] = {}
         groups = find_shared_homes(nodes)
         while groups:
@@ -155,7 +152,7 @@ class TreePush:
     def _await(self, node: Node) -> None:
         """Wait until this host sees the tree that another host published in their shared home."""
         self._script(node, AWAIT)
-        self.progress.hosts[node].files_skipped += self.tree.manifest.files
+        self.fanout.progress.hosts[node].files_skipped += self.tree.manifest.files
 
     def _push(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         starts, failures = try_each(nodes, self._start)
@@ -229,7 +226,7 @@ class TreePush:
     def _publish(self, start: Start, node: Node) -> None:
         self._script(node, PUBLISH)
         sent = sum(1 for entry in start.write if entry.is_file)
-        report = self.progress.hosts[node]
+        report = self.fanout.progress.hosts[node]
         report.files_sent += sent
         report.files_skipped += self.tree.manifest.files - sent
 

@@ -14,7 +14,6 @@ from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...state import cache_home, read_cache, write_cache
-from ..progress import Progress
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
 from .archive import partial_ids, with_tag
@@ -42,9 +41,9 @@ def push_image(
     there: Mapping[Node, ImageInfo | None],
     local: Node,
     fanout: Fanout,
-    progress: Progress,
 ) -> Outcome:
     """Push the image. here: on this machine, `local`. there: on each host, under the same name."""
+    progress = fanout.progress
     found: Found = {}
     for node, image in there.items():
         if image is not None and (here is None or same(image, here)):
@@ -58,7 +57,7 @@ def push_image(
     if here is None:
         done, failures = try_each(without, lambda node: _pull(node, name))
     else:
-        done, failures = _Sending(name, here, local, fanout, progress).run(without)
+        done, failures = _Sending(name, here, local, fanout).run(without)
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
         progress.hosts[node].image = word
@@ -94,11 +93,9 @@ def _pull(node: Node, name: str) -> ImageInfo:
 class _Sending:
     """Sends from this machine to the hosts that have another image or none."""
 
-    def __init__(
-        self, name: str, here: ImageInfo, local: Node, fanout: Fanout, progress: Progress
-    ) -> None:
+    def __init__(self, name: str, here: ImageInfo, local: Node, fanout: Fanout) -> None:
         self.name, self.here, self.local = name, here, local
-        self.fanout, self.progress = fanout, progress
+        self.fanout, self.progress = fanout, fanout.progress
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 

@@ -238,12 +238,10 @@ class Transfer:
         best = max((host.rate for host in self.hosts.values()), default=0.0)
         row = list(self.hosts.values())
         for host in row:
-            leave = host.done or host.fed or host.relay.is_leaf
-            sources = [] if leave else self._sources(host)
-            if not sources or not 0 < host.rate < SLOW * best:
+            if host.done or host.fed or host.relay.is_leaf or not 0 < host.rate < SLOW * best:
                 continue
-            source = self.hosts[sources[0]]
-            if source.have - host.have > BEHIND * best:
+            source = next((self.hosts[relay] for relay in self._sources(host)), None)
+            if source and source.have - host.have > BEHIND * best:
                 source.relay.slow_readers += 1
                 if source.relay.slow_readers > 1 and not source.fed:  # the source is slow, not they
                     for wronged in row[row.index(source) : row.index(host) + 1]:

@@ -22,7 +22,7 @@ class Fanout:
 
     def __init__(self, addresses: Mapping[Node, str], progress: Progress) -> None:
         """addresses: where other hosts reach each host that can relay."""
-        self._addresses, self._progress = addresses, progress
+        self._addresses, self.progress = addresses, progress
         self._chain: Chain | None = None
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Fanout:
         row = [node for node in nodes if node in self._addresses]
         if len(row) < 2 or (size is not None and size * (len(row) - 1) < MIN_SAVING):
             return self._send_directly(payloads, nodes)
-        chain = self._chain = self._chain or Chain(self._addresses, self._progress)
+        chain = self._chain = self._chain or Chain(self._addresses, self.progress)
         row = [node for node in row if node in chain.relays]
         if len(row) < 2:
             return self._send_directly(payloads, nodes)
@@ -59,13 +59,13 @@ class Fanout:
         return failures
 
     def _send_to(self, payload: Payload, node: Node) -> None:
-        self._progress.begin(node, payload.part, payload.size)
+        self.progress.begin(node, payload.part, payload.size)
         stream = node.open(payload.command(node))
         try:
             for chunk in payload.chunks():
                 stream.write(chunk)
-                self._progress.received(node, payload.part, len(chunk))
-                self._progress.sent(node, len(chunk))
+                self.progress.received(node, payload.part, len(chunk))
+                self.progress.sent(node, len(chunk))
             stream.close_stdin()
             while stream.read():
                 pass
@@ -79,7 +79,7 @@ class Fanout:
             raise failed(node.name, payload.part, stream.stderr_tail() or str(error)) from None
         finally:
             stream.close()
-            self._progress.end(node, payload.part)
+            self.progress.end(node, payload.part)
 
     def _send_through(
         self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
@@ -102,6 +102,6 @@ class Fanout:
                 if isinstance(errors[node], TransferDamaged):
                     damaged[node] = number
         for node, number in damaged.items():
-            self._progress.say(f"{failures.pop(node)}; sending the rest from here")
+            self.progress.say(f"{failures.pop(node)}; sending the rest from here")
             failures |= self._send_directly(seen[number:], [node])
         return failures

@@ -75,3 +75,25 @@ def test_a_hosts_file_after_dataset_is_no_folder(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     code, _, err = cluster.ddpctl("push", "--dataset", "nowhere.yaml")
     assert (code, "nowhere.yaml: cannot be read" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ([], {"image", "dataset", "workdir"}),
+        (["--image"], {"image"}),
+        (["--image", "--workdir"], {"image", "workdir"}),
+    ],
+)
+def test_push_sends_only_the_named_parts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: list[str], parts: set[str]
+) -> None:
+    pushed = []
+
+    def note(nodes, cluster, *, parts, **how):  # type: ignore[no-untyped-def]
+        pushed.append(parts)
+        raise PushFailed("enough")
+
+    monkeypatch.setattr(push, "push", note)
+    assert fake_cluster().ddpctl("push", *flags, "hosts.yaml")[0] == 5
+    assert pushed == [parts]

@@ -13,8 +13,7 @@ from launcher.facts.gpus import Gpu
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import Found, make_plan
-from launcher.plan.options import TRAINER_HANG_TIMEOUT, LaunchOptions
-from launcher.plan.plan import ASKED, EngineTraits, Plan
+from launcher.plan.plan import ASKED, TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
 from launcher.plan.render import plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec
 from launcher.plan.topology import free_port, same_subnet_first

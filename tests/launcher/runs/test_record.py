@@ -14,8 +14,7 @@ from host_facts import facts
 from launcher.errors import UsageError
 from launcher.hosts import parse
 from launcher.plan.build import Found, make_plan
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import EngineTraits
+from launcher.plan.plan import EngineTraits, LaunchOptions
 from launcher.runs.find import find_run
 from launcher.runs.record import (
     RunFolder,

@@ -18,8 +18,7 @@ from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.plan.build import Found
-from launcher.plan.options import LaunchOptions
-from launcher.plan.plan import Plan
+from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.node import connected
 from launcher.start import line, recorder
 from launcher.start.all_or_none import GpusTaken, attempt_of, start

@@ -45,6 +45,20 @@ def test_a_stop_that_was_not_seen_is_remembered_and_finished_at_the_next_contact
     assert cluster.record["pending_stop"] == []
 
 
+def test_a_pending_stop_does_not_cancel_a_run_that_was_resumed_on_other_hosts(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    running(cluster)
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    file.write_text(json.dumps({**cluster.record, "pending_stop": ["gpu1"]}))
+    code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert code == 0, err
+    assert [node.host for node in cluster.nodes] == ["gpu0"]
+    assert cluster.record["state"] == "RUNNING"
+    assert cluster.record["pending_stop"] == []
+
+
 def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)

@@ -3,8 +3,6 @@
 A reader takes a tree and returns the value. It raises Wrong with all problems of that value.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections import Counter

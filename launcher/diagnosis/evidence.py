@@ -1,7 +1,5 @@
 """Evidence about an attempt that has ended, and the candidates for its first failure. Pure."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

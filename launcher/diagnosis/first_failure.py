@@ -6,8 +6,6 @@ fails because its peer is gone may well be reported first. Among equals, the ear
 clock wins.
 """
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Read a failed process's last lines: its exception, an excerpt, and whether it failed first. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

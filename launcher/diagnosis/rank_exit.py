@@ -1,7 +1,5 @@
 """Explain why a rank ended, from its exit code, its signal and its last lines. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..supervisor.events import RankExit, ResourceUsage

@@ -4,8 +4,6 @@ Two ranks are at the same position if the user's own frames match line by line a
 function. The frames below, in torch, vary from moment to moment, so they are ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

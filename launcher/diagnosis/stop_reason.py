@@ -1,7 +1,5 @@
 """Explain why a supervisor stopped its node, because of itself or of another node. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..supervisor.events import Reason

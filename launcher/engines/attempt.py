@@ -1,7 +1,5 @@
 """The nodes of an attempt, each with its SSH connection, its engine and its place on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

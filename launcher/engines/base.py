@@ -1,7 +1,5 @@
 """The interface of an engine, which runs the nodes of runs on one host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 

@@ -1,7 +1,5 @@
 """Choose the engine for a node. Only this file knows the engines by name."""
 
-from __future__ import annotations
-
 from ..errors import UsageError
 from ..plan.plan import EngineTraits
 from ..ssh.node import Node

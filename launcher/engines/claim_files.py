@@ -5,8 +5,6 @@ node's supervisor, which inherits the lock. The claim therefore ends with its pr
 dies, and needs no clock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

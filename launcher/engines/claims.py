@@ -12,8 +12,6 @@ never refused by one that does not run. Launches wait only for later ones, so th
 A launch that waits in line leaves a ticket on each host. A ticket stops later launches only.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Collection, Iterable, Mapping
 

@@ -5,8 +5,6 @@ starts Podman's API service itself, on its own socket, for as long as it is need
 that only one service runs, and detects a stale socket of a service that was killed.
 """
 
-from __future__ import annotations
-
 import re
 
 from ..errors import DockerUnavailable

@@ -1,7 +1,5 @@
 """The Docker engine: each node of a run is a labelled container on its host."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """A command in a running container, over the Docker API."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator, Sequence

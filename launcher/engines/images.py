@@ -1,7 +1,5 @@
 """Container images on one host's engine: inspect, save, push, pull, verify."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence

@@ -5,8 +5,6 @@ process id and the start time in clock ticks, so that a process that reuses the 
 signalled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

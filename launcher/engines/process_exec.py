@@ -1,7 +1,5 @@
 """A command that runs beside a node of the process engine, on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -3,8 +3,6 @@
 Hosts are outside the trust boundary. A node with malformed labels is skipped with one warning.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import logging

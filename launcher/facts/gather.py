@@ -1,7 +1,5 @@
 """Gather facts from hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 nvidia-smi lists NVIDIA's. The kernel's KFD driver lists AMD's in /sys/class/kfd, without any tool.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

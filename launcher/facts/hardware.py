@@ -1,7 +1,5 @@
 """The facts that only `check` needs: disks, memory, network, GPUs, ports."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A host's addresses, routes and interfaces, from /proc/net and /sys/class/net."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Sequence

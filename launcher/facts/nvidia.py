@@ -1,7 +1,5 @@
 """What nvidia-smi says of a host's GPUs: their state for `check`, their use for `ps`."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree

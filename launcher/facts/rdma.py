@@ -1,7 +1,5 @@
 """RDMA ports (InfiniBand and RoCE) and their IPv4 addresses, from /sys/class/infiniband."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The script needs only a shell and coreutils. Values that a host cannot report st
 does as much as possible itself, because processes are what costs a small host most.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping

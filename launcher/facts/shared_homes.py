@@ -5,8 +5,6 @@ that it sees. In a shared ~/.ddpctl, each attempt's folder has a file `host` tha
 host.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ with a host is reported but is no failure. A node counts as ended only if its en
 every other node has ended and its host stays silent.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -3,8 +3,6 @@
 Two threads per node put their observations into the queue of launcher.follow.monitor.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

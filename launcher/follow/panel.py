@@ -3,8 +3,6 @@
 `launcher.terminal.live` draws them.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The trainer's progress, from the metrics.jsonl that its rank 0 writes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

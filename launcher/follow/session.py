@@ -1,7 +1,5 @@
 """Follow one attempt to its end: show and record its output, stop the nodes, explain a failure."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

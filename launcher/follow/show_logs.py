@@ -1,7 +1,5 @@
 """Show a run's logs: fetch lines that this machine lacks, print, and follow if asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import time

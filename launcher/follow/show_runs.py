@@ -1,7 +1,5 @@
 """The `ps` command: ask the hosts for their runs and GPUs, and print tables, once or repeatedly."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

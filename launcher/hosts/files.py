@@ -1,7 +1,5 @@
 """The local files that a hosts file needs: itself, and those that it names."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Short forms of long lists, as in clush: `0-3,5` for ranks, `gpu[1-3]` for host names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

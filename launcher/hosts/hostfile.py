@@ -3,8 +3,6 @@
 Both become the tree of a hosts file. Each slot is a GPU: `slots=8` means `gpus: 8`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 `load` accesses the disk, `parse` does not. `parse(dump(cluster), ...)` returns an equal cluster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The contents of a hosts file as values: a `Cluster`, its `Host`s and their `Job`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias

@@ -1,7 +1,5 @@
 """Rules between values of a hosts file that are each valid on their own."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ docs/hosts-file.md shows it. The loader takes names, ranges, choices and the wor
 from it. The readers below check what a schema cannot express, and have the last word.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping

@@ -3,8 +3,6 @@
 `host1@host2:0,2` means all of host1, and GPUs 0 and 2 of host2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Write a first hosts file for `ddpctl init`, and read the hosts of ~/.ssh/config."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 A reader takes a tree and returns the value. It raises Wrong with all problems of that value.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections import Counter
@@ -226,6 +224,8 @@ def split_port(word: str) -> tuple[str, str | None]:
 def gpus(tree: Tree) -> object:
     """Read `all`, a count, or a list of ids."""
     if tree.kind != LIST:
+        if "," in tree.text:
+            raise wrong(tree, "write a list of ids in brackets: [0, 1]")
         return whole(0, MAX_GPUS, also="all")(tree)
     if not tree.items:
         raise wrong(tree, "for a CPU host write gpus: 0", "an empty list")

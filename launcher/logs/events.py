@@ -4,8 +4,6 @@ The supervisor defines the events. An event that does not match its definition b
 Unknown fields and kinds are ignored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -4,8 +4,6 @@ No line is lost, and each rank's lines keep their order: a line joins an earlier
 group comes after everything that its rank wrote before.
 """
 
-from __future__ import annotations
-
 import bisect
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ a global rank, `-` for torchrun and the supervisor itself, or `!` for an event, 
 object.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Parse metrics.jsonl, in which a trainer writes its progress and results. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Query this machine's copy of a run's logs: all nodes merged by time, filtered."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import re

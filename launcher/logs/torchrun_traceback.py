@@ -4,8 +4,6 @@ The report is a traceback that ends with ChildFailedError, then a box between tw
 ranks' own lines show the cause and stay. The log file keeps every line.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from .query import PREFIX

@@ -4,8 +4,6 @@ A dry run builds the plan without contacting hosts. Values that only hosts know 
 None.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Print a plan as text and as a JSON document."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The file has mode 0600 on the host.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .plan import CONTROL_DIR, NodePlan, Plan

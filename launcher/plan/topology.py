@@ -1,7 +1,5 @@
 """How the hosts form one job: processes per node, addresses, free ports."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

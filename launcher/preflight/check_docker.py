@@ -1,7 +1,5 @@
 """Check the container engine, the job's image, and what is left of earlier runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from .findings import Problem, failure, split, warning

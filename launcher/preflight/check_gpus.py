@@ -1,7 +1,5 @@
 """Check that the requested GPUs exist, work, are alike and are free."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Check interfaces, the master port, and that hosts reach each other quickly."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from ..hosts.fold import names

@@ -1,7 +1,5 @@
 """Check disks, memory, locked memory and clocks."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ It finds problems that facts cannot show: whether the image has torch, sees the 
 to a run's folders.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """A finding: one problem on one host, with its remedy."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Facts for `init`, before a hosts file exists: the SSH login, and each host's GPUs and disks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

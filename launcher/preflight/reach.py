@@ -13,8 +13,6 @@ An address counts as reached only if the intended machine's agent answers there:
 docker0 has the address 172.17.0.1, and reaches itself there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import re

@@ -3,8 +3,6 @@
 Machines are identified by their first node rank.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The preflight: examine all machines concurrently, let them dial each other, run the checks."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The progress of a push: its counters, bars or plain lines on stderr, and its report."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A push from start to end: scan this machine, query each host once, send, report."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import re

@@ -3,8 +3,6 @@
 The inline SVG contains no script and loads nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """A run's environment, usage and stacks, from its nodes' journals. Pure."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Collect what the page needs from this machine and the hosts, then write it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

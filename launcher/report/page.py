@@ -1,7 +1,5 @@
 """The HTML page about one run or two, from records, charts and journals. Escapes all data. Pure."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics

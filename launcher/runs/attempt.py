@@ -1,7 +1,5 @@
 """Connect to the nodes of a run's newest attempt, and bring this machine's copy of its logs up to date."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The `exec` command: run a command in the container of one node or of all nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

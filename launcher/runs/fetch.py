@@ -1,7 +1,5 @@
 """Copy a run's checkpoints, output and logs from its hosts to this machine, and verify them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

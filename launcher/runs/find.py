@@ -1,7 +1,5 @@
 """Find the run that the user means, in this machine's records or on the hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 

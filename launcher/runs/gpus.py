@@ -1,7 +1,5 @@
 """Who uses which GPU: the hosts' reports joined with the nodes of runs. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Malformed ones are left out. In a record of a run that another machine started, 
 identities, the engine and the command come from the user's own hosts file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

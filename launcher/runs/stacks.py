@@ -4,8 +4,6 @@ A file in a node's control folder is the request to its supervisor, another file
 run itself is not affected.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Show errors by host, such as hosts that gave no answer, to the user or in a JSON document."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ..errors import DdpctlError, StateError

@@ -1,7 +1,5 @@
 """The `sanity` command: run the collectives in the user's image, as a run of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ It is sent to the hosts as the code of a run; the launcher never imports it. Ran
 as lines `@sanity {json}` of the kinds mesh, world, right, size, pair, late and done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

@@ -1,7 +1,5 @@
 """The result of a sanity check as a table, problems and a document, from rank 0's records. Pure."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Sequence

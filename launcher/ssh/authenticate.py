@@ -1,7 +1,5 @@
 """Log in with the keys that `ssh` would offer, in the same order."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

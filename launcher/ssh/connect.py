@@ -1,7 +1,5 @@
 """Establish an authenticated connection to a host, and detect when the peer is gone."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -5,8 +5,6 @@ and several files. paramiko's HostKeys supports only plain and hashed names. @ce
 are not supported, but are recognised for the error message.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import fnmatch

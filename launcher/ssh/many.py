@@ -1,7 +1,5 @@
 """Run one function on many nodes concurrently. All functions here wait for all nodes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar

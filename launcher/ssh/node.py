@@ -8,8 +8,6 @@ with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
         ...
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """The transport below an SSH connection: a TCP socket, a ProxyCommand, or a jump host's channel."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re

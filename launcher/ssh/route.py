@@ -3,8 +3,6 @@
 The hosts file's own values are passed to `ssh` as options, so they override ~/.ssh/config.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Turn argument lists into command lines that every login shell parses in the same way. PURE."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

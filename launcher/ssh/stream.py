@@ -1,7 +1,5 @@
 """A running command, local or over SSH: its input, its output and its end."""
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import abstractmethod

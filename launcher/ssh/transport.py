@@ -3,8 +3,6 @@
 All changes depend on paramiko's internals, which no other file uses.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

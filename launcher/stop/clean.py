@@ -6,8 +6,6 @@ them. Hosts that share one ~/.ddpctl clean it once, and only if no other host ma
 it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Stop runs on all their hosts and prove it: mark, SIGTERM, wait, SIGKILL, inspect."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

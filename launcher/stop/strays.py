@@ -5,8 +5,6 @@ are its live nodes and those that were created but never started. A process with
 on a host without a live node of that run. Processes without a run id are never touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ works however this process ends. (rich.live keeps neither promise: it renders an
 again, and hides the cursor until it ends.)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

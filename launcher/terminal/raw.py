@@ -1,7 +1,5 @@
 """Connect this terminal to a remote command: raw mode, and changes of its size."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import signal

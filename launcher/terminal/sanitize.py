@@ -4,8 +4,6 @@ A terminal obeys escape sequences: they move its cursor, set its title and write
 Hosts, images and scripts control the text of logs, labels and error messages.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 

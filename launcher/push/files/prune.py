@@ -1,7 +1,5 @@
 """Find pushed datasets and code on the hosts that no run uses any more, and remove them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

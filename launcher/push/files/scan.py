@@ -8,8 +8,6 @@ A file is unchanged if its size, inode, mtime and ctime (both in ns) match the l
 more than two seconds old then. A write within the same clock tick would not show.
 """
 
-from __future__ import annotations
-
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
 # ruff: noqa: PTH112, PTH115, PTH118, PTH120
 import contextlib

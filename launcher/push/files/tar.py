@@ -3,8 +3,6 @@
 Modes are 755 or 644; owners are omitted. A name may contain any byte except NUL.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tarfile

@@ -7,8 +7,6 @@ continues it. A process that writes to a draft records its pid in the draft's fi
 two pushes stay apart.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

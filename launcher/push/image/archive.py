@@ -4,8 +4,6 @@ Each is an OCI layout and a `docker save` archive at the same time. Engines from
 either image store, need one or the other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

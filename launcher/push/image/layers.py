@@ -3,8 +3,6 @@
 An interrupted push continues at the next layer.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Send the image to every host that lacks it or has another one of its name; verify each copy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing

@@ -8,8 +8,6 @@ Other users of this machine can connect. So the repository's name contains a sec
 the image is accepted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Send from one machine to many: through a chain of hosts where that pays, else directly."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

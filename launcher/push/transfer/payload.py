@@ -1,7 +1,5 @@
 """A payload for hosts, and the errors of hosts that fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

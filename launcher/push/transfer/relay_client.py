@@ -1,7 +1,5 @@
 """The launcher's side of one host's relay agent: start it, send orders, read events."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import queue

@@ -76,7 +76,7 @@ HOST_PROBLEMS = [
     ("{host: a, gpus: [0, 0]}", "GPU 0 twice"),
     ("{host: a, gpus: [-1]}", "found -1"),
     ("{host: a, gpus: [a, 1]}", "found a;"),
-    ("{host: a, gpus: '0,1'}", "a list of ids such as [0, 1]"),
+    ("{host: a, gpus: '0,1'}", "write a list of ids in brackets"),
     ("{host: a, gpus: {0: 1}}", "found a mapping"),
     ("{host: -oProxyCommand=id}", "ssh would read a name"),
     ("-oProxyCommand=id", "ssh would read a name"),

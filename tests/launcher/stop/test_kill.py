@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from fakes import FakeCluster, FakeNode
 
+from launcher.stop.kill import Killed, Stopped
+
 Make = Callable[..., FakeCluster]
 
 
@@ -37,6 +39,8 @@ def test_a_stop_that_was_not_seen_is_remembered_and_finished_at_the_next_contact
     assert "gpu1" in err
     assert [node.host for node in cluster.nodes] == ["gpu1"]  # the others were stopped all the same
     assert cluster.record["pending_stop"] == ["gpu1"]
+    code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert (code, err.count("gpu1")) == (4, 1), err  # as without a pending stop
 
     cluster.hosts["gpu1"].reachable = True
     code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
@@ -69,6 +73,13 @@ def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make
     [report] = json.loads(out)["runs"]
     assert report["confirmed"] is False
     assert cluster.record["pending_stop"] == ["gpu1"]
+
+
+def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
+    stopped = Stopped([], ["ddpctl-r-0", "pid 41"])
+    assert stopped.describe() == "was not running, STILL THERE: ddpctl-r-0, pid 41"
+    [host] = Killed("r", {"gpu0": stopped}, {}).document()["hosts"]
+    assert host["left"] == ["ddpctl-r-0", "41"]
 
 
 def test_killing_a_run_that_is_followed_ends_the_launch_with_7(fake_cluster: Make) -> None:

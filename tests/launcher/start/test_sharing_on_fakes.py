@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.engines.attempt import RunningAttempt
-from launcher.errors import UsageError
+from launcher.errors import RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
@@ -202,6 +202,28 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
     code, _, err = cluster.ddpctl("kill", third)
     assert code == 0 and "stopped, nothing left" in err
     assert cluster.tickets == [] and record(cluster, third)["state"] == "CANCELLED"
+
+
+def test_a_kill_during_a_long_push_is_not_forgotten(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    given = load(cluster.hosts_file)
+    with connected(given.hosts) as nodes:
+        plan = NextAttempt(given, LaunchOptions(), "later").plan(
+            Found(gather(nodes), ("i",), since=9e9)
+        )
+        place = line.Line(attempt_of(plan, nodes), plan, ignored_port=True)
+        place.join()
+        cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
+        with pytest.raises(RunKilled):
+            place.ahead()
+        monkeypatch.setattr(line, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
+        with pytest.raises(RunKilled):
+            place.join()
+            place.ahead()
+        place.close()
+    assert cluster.tickets == []
 
 
 def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> None:

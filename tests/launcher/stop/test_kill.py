@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 from fakes import FakeCluster, FakeNode
@@ -97,6 +98,16 @@ def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
     assert code == 0, err
     assert cluster.nodes == []
+
+
+def test_no_file_of_a_run_on_a_host_can_hold_up_its_kill(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    attempt = cluster.hosts["gpu0"].home / ".ddpctl/runs/hostile/nodes/0/attempt-1"
+    attempt.mkdir(parents=True)
+    (attempt / "host").write_text("gpu0")
+    os.mkfifo(attempt / "run.json")  # a reader waits until its time is up
+    code, _, err = cluster.ddpctl("kill", "host", "--hosts", cluster.hosts_file)
+    assert code == 0 and "run hostile: nothing to stop" in err
 
 
 def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_cluster: Make) -> None:

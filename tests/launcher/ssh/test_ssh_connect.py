@@ -385,7 +385,7 @@ def test_commands_on_a_server_that_stops_replying_time_out_together(
         commands = [pool.submit(machine.run, ["true"]) for _ in range(4)]
         for command in commands:
             assert "did not start a session within 2 s" in str(command.exception())
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 9  # one after the other takes 12 s
 
 
 def test_an_idle_connection_stays_open(

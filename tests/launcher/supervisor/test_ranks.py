@@ -115,7 +115,7 @@ def test_output_without_end_does_not_keep_the_supervisor(tmp_path: Path, journal
     torchrun.start(str(tmp_path), dict(os.environ))
     reading = threading.Thread(target=torchrun.read, daemon=True)
     reading.start()
-    reading.join(2)
+    reading.join(5)
     os.kill(torchrun.pid, signal.SIGKILL)
     assert not reading.is_alive()
 

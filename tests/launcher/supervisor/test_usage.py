@@ -56,7 +56,7 @@ def test_a_sample_has_the_busy_cores_and_gpus(
 def test_a_slow_driver_has_the_whole_interval_to_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sample = sampled(monkeypatch, tmp_path, "sleep 2.2; echo 97, 40960, 81920", interval=3.0)
+    sample = sampled(monkeypatch, tmp_path, "sleep 2.2; echo 97, 40960, 81920", interval=4.0)
     assert sample.gpus == GPUS
 
 

@@ -130,7 +130,7 @@ def hosts_of(hosts: str | None, host_list: str | None) -> str | None:
         raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
     from ..hosts import HostList
 
-    return HostList(host_list) if host_list else hosts
+    return HostList(host_list) if host_list else hosts or None
 
 
 def can_ask() -> bool:

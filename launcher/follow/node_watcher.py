@@ -128,13 +128,12 @@ class NodeWatcher:
         while not self.closed.is_set():
             try:
                 status = self.member.engine.wait(self.member.place)
-                size = b""
+                size = 0
                 if not self.read_whole:
-                    size = self.member.node.script(
-                        'wc -c < "$1"', self.member.place.journal
-                    ).stdout.strip()
-                number = int(size[:18]) if size.isdigit() else 0
-                self.put(Exited(self.rank, status, number))
+                    done = self.member.node.script('wc -c < "$1"', self.member.place.journal)
+                    text = done.stdout.strip()
+                    size = int(text[:18]) if text.isdigit() else 0
+                self.put(Exited(self.rank, status, size))
                 return
             except DdpctlError as error:
                 self._retry(tries, str(error))

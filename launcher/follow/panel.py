@@ -27,7 +27,7 @@ from .progress import Progress, read_progress
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # maximum characters of a log line; the terminal may cut it further
 RECENT_LINES = 50  # lines of each node that are searched for progress
-LONGEST = 2000  # bytes of a line that are searched
+LONGEST = 2000  # bytes of a line that are searched or cleaned
 SILENT = 10.0  # seconds without a line after which the panel reports silence
 INTERVAL = 3.0  # seconds between two polls of the trainer's progress
 TIMEOUT = 10.0  # seconds for a host to answer
@@ -173,7 +173,7 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     if not words:
         who = host if line.rank is None else f"{host}:{line.rank}"
         text = line.text.rpartition(b"\r")[2] or line.text  # the newest state of a progress bar
-        words = f"[{who}] {plain(text.decode(errors='replace'))[:LAST_LINE].strip()}"
+        words = f"[{who}] {plain(text[:LONGEST].decode(errors='replace'))[:LAST_LINE].strip()}"
     silent = now - line.time
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 

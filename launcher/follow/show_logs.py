@@ -54,10 +54,9 @@ def chosen(
         if strangers := set(wanted.hosts or ()) - known_hosts:
             listed = ", ".join(sorted(known_hosts))
             raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
-        if wanted.attempt is not None and not 1 <= wanted.attempt <= len(attempts):
-            raise UsageError(
-                f"--attempt {wanted.attempt}: the run has attempts 1 to {len(attempts)}"
-            )
+        numbers = [attempt.attempt for attempt in attempts]
+        if wanted.attempt is not None and wanted.attempt not in numbers:
+            raise UsageError(f"--attempt {wanted.attempt}: the run has attempts 1 to {numbers[-1]}")
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     return dataclasses.replace(

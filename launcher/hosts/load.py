@@ -174,7 +174,7 @@ class _Reading:
         tree = sections[name]
         with self._at(name):
             is_empty = tree.kind in (LIST, NOTHING) and not tree.items
-            if name == "hosts" if is_empty else tree.kind != LIST:
+            if (is_empty and name == "hosts") or not (is_empty or tree.kind == LIST):
                 found = "no hosts" if is_empty else ""
                 raise wrong(tree, "write one `- NAME` or `- host: NAME` per line", found)
         made = [self._entry(f"{name}[{i}]", item, defaults) for i, item in enumerate(tree.items)]

@@ -171,7 +171,8 @@ def host(tree: Tree) -> str:
     if is_address(word):  # IPv6: colons, and a zone after `%`
         return _one_word(tree, _NOT_IN_HOST)
     parts = split_login(word)
-    if len(parts) > 1 and not word.startswith("-"):
+    is_login = len(parts) > 1 and all(parts.values()) and parts.get("port", "0").isdecimal()
+    if is_login and not word.startswith("-"):
         written = " and ".join(f"{key}: {shown(part)}" for key, part in parts.items())
         raise wrong(tree, f"write {written}")
     return _one_word(tree, _NOT_IN_HOST | {":", "%"})

@@ -35,12 +35,10 @@ def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
 
 def check_image(machine: Machine, seen: Inventory) -> Iterator[Problem]:
     """Check that the image is available (here, as `push` sends it), the same and for the CPU."""
-    if machine.engine is None:
-        return
-    name, image = seen.cluster.job.image, machine.engine.image
+    name, image = seen.cluster.job.image, machine.engine.image if machine.engine else None
     engines = [m.engine for m in seen.machines if m.engine]
     there = [engine.image for engine in engines if engine.image]
-    if not there and seen.here is None and machine.engine is engines[0]:
+    if not there and seen.here is None and engines and machine.engine is engines[0]:
         what = f"image {name} is neither on any host nor on this machine"
         yield failure(what, f"run docker build or docker pull {name} on this machine")
     cpu = machine.facts.kernel.rpartition(" ")[2]

@@ -8,6 +8,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..engines.choose import container_engine
@@ -15,7 +16,7 @@ from ..errors import DdpctlError
 from ..hosts import Job
 from ..plan.build import container_of
 from ..plan.plan import LABEL, Container, Mount
-from ..ssh.many import try_each
+from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node
 from .findings import Finding, failure, split, warning
 from .inventory import Inventory, Machine, odd_one_out
@@ -68,10 +69,10 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
     token, job = secrets.token_hex(4), seen.cluster.job
     machines = [m for m in seen.machines if m.rank in nodes and m.engine and m.engine.image]
     with_torch = needing_torch(machines)
-    by_node = {nodes[machine.rank]: machine for machine in machines}
 
-    def run(node: Node) -> ContainerReport:
-        machine, engine = by_node[node], container_engine(node, job.engine)
+    def run(machine: Machine) -> ContainerReport:
+        node = nodes[machine.rank]
+        engine = container_engine(node, job.engine)
         folder = f"{machine.facts.folder}/check-{token}"
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
@@ -79,13 +80,15 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
             # writable for other users than the SSH user, as a run's folders are
             node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
             return parse_report(engine.run_to_end(container, TIMEOUT) if engine else "")
+        except DdpctlError as error:
+            return ContainerReport(error=str(error))
         finally:
             with contextlib.suppress(DdpctlError):
                 node.run(["rm", "-rf", folder])
 
-    found, failures = try_each(list(by_node), run)
-    found |= {node: ContainerReport(error=str(error)) for node, error in failures.items()}
-    return {by_node[node].rank: report for node, report in found.items()}
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for them on Ctrl-C
+        reports = pool.map(run, machines)
+        return {machine.rank: report for machine, report in zip(machines, reports, strict=True)}
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:

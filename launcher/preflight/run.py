@@ -147,6 +147,8 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
         try:
             if found := container_engine(node, job.engine):
                 engine = found.engine_info(job.image)
+        except HostUnreachable:
+            raise
         except DdpctlError as error:
             engine_error = str(error)
         facts = asked.result()

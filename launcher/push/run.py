@@ -11,7 +11,7 @@ from typing import Literal
 from ..engines import images
 from ..engines.choose import engine_traits
 from ..engines.engine_info import ImageInfo
-from ..errors import DdpctlError, PushFailed
+from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
@@ -115,7 +115,8 @@ class _Push:
         with closing(Fanout(relays, self.progress)) as fanout:
             if self.image:
                 if there is None:
-                    with contextlib.suppress(DdpctlError):  # no engine; the hosts may have it
+                    # without an engine here, the hosts may have it
+                    with contextlib.suppress(DockerUnavailable, CommandFailed):
                         here = images.inspect(self.local, self.image)
                     there, failed = try_each(list(states), lambda n: images.inspect(n, self.image))
                     failures |= failed

@@ -78,8 +78,8 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
 
     def ranks_of(node: Node) -> range:
         control_dir = attempt.by_node[node].place.control_dir
-        done = node.script(RANKS, control_dir)
-        found = dict(re.findall(r'"(\w+)": (\d+)', done.stdout.decode(errors="replace")))
+        text = node.script(RANKS, control_dir).stdout.decode(errors="replace")
+        found = dict(re.findall(r'"(first_rank|nproc_per_node)": (\d{1,7})', text))
         if len(found) < 2:
             raise CommandFailed(
                 f"{node.name}: {control_dir}/spec.json does not list the node's ranks; use --node instead"

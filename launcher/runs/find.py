@@ -12,7 +12,10 @@ from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .record import RunFolder, run_folder, run_folders
-from .reported import adopt, reported_nodes
+from .reported import adopt
+
+# Prints the runs that have folders on this host, without reading any file there.
+KEPT = 'for run in "$HOME"/.ddpctl/runs/*/nodes; do run=${run%/nodes}; echo "${run##*/}"; done'
 
 
 def names_hosts(text: str | None) -> bool:
@@ -81,9 +84,9 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
-    kept, _ = reported_nodes(nodes)
-    statuses += [status for reports in kept.values() for status, _ in reports]
-    known = {status.run_id for status in statuses}
+    listed, _ = ask_each(one_per_account(nodes), lambda node: node.script(KEPT).stdout)
+    kept = {word.decode(errors="replace") for text in listed.values() for word in text.split()}
+    known = {status.run_id for status in statuses} | set(filter(is_run_id, kept))
     if prefix:
         found = unique_match(prefix, sorted(known))
     else:

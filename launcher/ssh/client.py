@@ -25,10 +25,10 @@ class SshMachine:
         self.host = host
         self._timeout = connect_timeout
         self._connections: list[Connection] = []
-        self._opening = threading.Lock()
+        self._connecting = threading.Lock()
 
     def connect(self) -> None:
-        with self._opening:
+        with self._connecting:
             if not self._live():
                 self._connections.append(connect(self.host, timeout=self._timeout))
 
@@ -61,9 +61,13 @@ class SshMachine:
 
     def _session(self) -> tuple[Connection, paramiko.Channel]:
         """Open a session on the first connection that has room, or on a new connection."""
-        with self._opening:
-            for connection in self._live():
-                if channel := self._session_on(connection):
+        tried = self._live()
+        for connection in tried:
+            if channel := self._session_on(connection):
+                return connection, channel
+        with self._connecting:
+            for connection in self._live():  # another thread may have just connected
+                if connection not in tried and (channel := self._session_on(connection)):
                     return connection, channel
             connection = connect(self.host, timeout=self._timeout)
             if channel := self._session_on(connection):

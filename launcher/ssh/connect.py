@@ -79,11 +79,13 @@ class Connection:
 
 # One thread watches all connections. A connection cannot watch itself: a write may block its thread.
 _watched: list[Connection] = []
+_starting = threading.Lock()
 
 
-@functools.cache
 def _start_to_watch() -> None:
-    threading.Thread(target=_watch, daemon=True, name="ssh-alive").start()
+    with _starting:
+        if not _watcher.is_alive():
+            _watcher.start()
 
 
 def _watch() -> None:
@@ -94,6 +96,9 @@ def _watch() -> None:
                 connection.close_if_silent()
             else:
                 _watched.remove(connection)
+
+
+_watcher = threading.Thread(target=_watch, daemon=True, name="ssh-alive")
 
 
 _early: dict[Host, Future[Connection]] = {}

@@ -40,11 +40,12 @@ class Line:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
+        self._killed = False
         self.unseen: dict[Node, DdpctlError] = {}
 
     def join(self) -> None:
         """Take a place, and keep it until `close`. Does nothing if it has one already."""
-        if self._keeper and self._keeper.is_alive():
+        if self._keeper:
             return
         put, failures = ask_each([*self._members], self._put)
         if not put:
@@ -123,7 +124,8 @@ class Line:
             listed, self.unseen = try_each([*self._members], self._list)
             own = {node: self._own(node, listed[node]) for node in listed}
             recent = {n for n in listed if now() - self._seen.get(n, -LEASE) < LEASE}
-            if recent and not any(own.values()):
+            self._killed |= bool(recent) and not any(own.values())
+            if self._killed:
                 raise RunKilled(f"run {self.plan.run_id} was killed while it waited in line")
             if self._keeper and not self._closed.is_set():
                 self._seen |= {node: now() for node in listed if own[node]}

@@ -24,6 +24,7 @@ from .attempt import NextAttempt, detach, remember, start_and_follow
 from .detach import start_recorder
 from .hooks import EventHook
 from .line import POLL, Line
+from .run_folders import claim
 
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
@@ -137,6 +138,8 @@ def choose_hosts(
     ahead = line.ahead()
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
     if len(free) < count:
+        if wanted.options.wait is not None and wanted.since is None:
+            claim(able[0], plan.nodes[0].place)  # start_and_follow does not, after a wait
         raise GpusTaken(line.describe(ahead), attempt, plan)
     subnets = [facts[able[r]].network_of(plan.nodes[r].internal_ip) for r in free]
     picked = [able[free[index]] for index in same_subnet_first(subnets, count)]

@@ -97,7 +97,7 @@ class Killed:
                 {
                     "host": host,
                     "stopped": len(result.found),
-                    "left": result.left,
+                    "left": [each.removeprefix("pid ") for each in result.left],
                     "clean": result.clean,
                 }
                 for host, result in self.stopped.items()
@@ -207,7 +207,8 @@ def kill_run(
     for host, result in killed.stopped.items():
         if result.found or not result.clean:
             console.detail(f"{host}: {result.describe()}")
-    report_unconfirmed(killed.failures, console)
+    if everywhere:  # otherwise the command itself reports silent hosts
+        report_unconfirmed(killed.failures, console)
     if killed.stopped:
         console.say(killed.summary())
     if record:

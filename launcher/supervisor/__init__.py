@@ -1,6 +1,6 @@
 """The supervisor of torchrun on each node. Runs inside the container, without the launcher.
 
-`launcher.start.supervisor_bundle` packs this folder into one zip. The code uses only Python's
+`launcher.start.run_folders` packs this folder into one zip. The code uses only Python's
 standard library (Python 3.8 or newer, Linux) and imports nothing of the launcher.
 
 On a shared home, another host may write the cancel file, requests for stacks and the trainer's

@@ -28,7 +28,7 @@ from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
 from .usage import Sampler, environment, oom_kills, resource_usage
 
-# Seconds between polls, which take half a millisecond each. Exits, signals and peers end the wait.
+# Seconds between polls, which take half a millisecond each. Exits and peers end the wait.
 LOGS_GROW = 0.02
 RANKS_START = 0.05
 POLL = 0.1
@@ -192,9 +192,8 @@ class Supervisor:
             reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
             lines = tuple(self.torchrun.last_lines()[-60:])
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
-        usage = resource_usage(self.spec, self.kills_before)
-        if self.reason and usage.oom_kills:
-            self.journal.event(usage)
+        if self.reason and oom_kills() > self.kills_before:
+            self.journal.event(resource_usage(self.spec, self.kills_before))
         self.phase = "stopped" if self.reason else "done"
         self.ended_at = time.monotonic()
 

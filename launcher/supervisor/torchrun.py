@@ -14,7 +14,7 @@ from .journal import Journal, Lines
 from .proc import PR_SET_PDEATHSIG, prctl
 from .spec import Spec
 
-READ_SIZE = 1 << 20  # bytes
+READ_SIZE = 1 << 20  # bytes, as much as a pipe holds
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 
 
@@ -59,9 +59,9 @@ class Torchrun:
     def read(self) -> bool:
         """Copy the output that is available. Return False at its end."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._pipe, READ_SIZE):
-                self._lines.feed(data)
-            return False
+            data = os.read(self._pipe, READ_SIZE)
+            self._lines.feed(data)
+            return bool(data)
         return True
 
     def finish(self) -> None:

@@ -15,7 +15,6 @@ from .proc import descendants, read_text, usage
 from .spec import Spec
 
 INTERVAL = 10.0  # seconds; without persistence mode, nvidia-smi uses up to a second of a core
-ANSWER_TIMEOUT = 2.0  # seconds for nvidia-smi before each sample
 PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
 # The folder or file that pip leaves. importlib.metadata would read it too, but is slow to import.
@@ -58,21 +57,24 @@ class Sampler:
     def turn(self) -> Usage | None:
         """Return a sample if one is due, else None."""
         now = time.monotonic()
-        if self._command and self._asked is None and now >= self._next - ANSWER_TIMEOUT:
-            pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        if now < self._next and (self._asked is None or self._asked.poll() is None):
+            return None
+        asked, self._asked = self._asked, None
+        if asked is None:
+            self._next, pipe, null = now + INTERVAL, subprocess.PIPE, subprocess.DEVNULL
             try:
-                self._asked = subprocess.Popen(self._command, stdin=null, stdout=pipe, stderr=null)
+                if self._command:
+                    self._asked = subprocess.Popen(
+                        self._command, stdin=null, stdout=pipe, stderr=null
+                    )
+                    return None
             except OSError:
                 self._command = []
-        if now < self._next:
-            return None
-        self._next = now + INTERVAL
-        asked, self._asked = self._asked, None
-        if asked is None or asked.stdout is None:
             return Usage(self._cores(now))
         if asked.poll() is None:  # the driver hangs
             asked.kill()
             return Usage(self._cores(now))
+        assert asked.stdout
         with asked.stdout as answer:
             return Usage(self._cores(now), parse_gpus(answer.read()))
 

@@ -257,6 +257,10 @@ class FakeDocker(Api):
         self.host.ask("wait", name)
         self._node(name).ended.wait(timeout)
 
+    def logs(self, name: str, **_: Any) -> bytes:
+        self.host.ask("logs", name)
+        return b""
+
     def containers(self, *, filters: Mapping[str, Any], all: bool = False) -> list[dict[str, Any]]:
         self.host.ask("containers")
         if "containers" in self.host.lies:

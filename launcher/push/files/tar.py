@@ -71,20 +71,20 @@ def _info(tree: Tree, entry: Entry) -> TarInfo:
 
 def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     """Yield the file's bytes. Verifies the hash on the way, so the manifest stays true."""
-    path = shown(tree.path(entry))
-    changed = PushFailed(f"{path}: changed during the push; push again when it is complete")
+    path = tree.path(entry)
     try:
-        file = open_file(tree.path(entry))
+        file = open_file(path)
     except OSError as error:
-        raise PushFailed(f"{path}: {error.strerror} during the push; push again") from None
+        raise PushFailed(f"{shown(path)}: {error.strerror} during the push; push again") from None
     with file:
         left, digest = entry.size, hashlib.sha256()
         while left:
             block = file.read(min(left, CHUNK) + 1)  # one more byte: has it grown?
             if not 0 < len(block) <= left:
-                raise changed
+                break
             digest.update(block)
             left -= len(block)
             yield block
-        if digest.hexdigest().encode() != entry.content:
-            raise changed
+        if left or digest.hexdigest().encode() != entry.content:
+            changed = "changed during the push; push again when it is complete"
+            raise PushFailed(f"{shown(path)}: {changed}")

@@ -127,7 +127,7 @@ class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout) -> None:
         self.tree, self.part, self.fanout = tree, part, fanout
         self.tokens: dict[Node, str] = {}  # one token per host, because homes may be shared
-        self.deltas: dict[str, Delta | None] = {"none": Delta((), tree.manifest.entries)}
+        self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
@@ -195,12 +195,14 @@ class TreePush:
         return Start(base, deltas[base].write)
 
     def _delta(self, node: Node, earlier: str) -> Delta | None:
-        """Return the changes from an earlier tree, computed once for all hosts; None if it is unknown."""
-        with self.lock:
-            if earlier not in self.deltas:
-                old = earlier_manifest(node, earlier)
-                self.deltas[earlier] = self.tree.manifest.after(old) if old else None
-            return self.deltas[earlier]
+        """Return the changes from an earlier tree; None if it is unknown."""
+        with self.lock:  # computed once for all hosts
+            if earlier not in self.deltas and (old := cached_manifest(earlier)):
+                self.deltas[earlier] = self.tree.manifest.after(old)
+            if earlier in self.deltas:
+                return self.deltas[earlier]
+        there = fetched_manifest(node, earlier)  # no host waits for the answer of another
+        return self.tree.manifest.after(there) if there else None
 
     def _send(self, start: Start, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         size = sum(entry.size for entry in start.write)
@@ -245,16 +247,18 @@ def parse_trees(text: str) -> HostTrees:
     )
 
 
-def earlier_manifest(node: Node, digest: str) -> Manifest | None:
-    """Return the manifest of a host's tree, from the cache or the host; None if it is unknown."""
-    cached = _cache_file(digest)
+def cached_manifest(digest: str) -> Manifest | None:
     with contextlib.suppress(OSError):
-        if found := manifest.parse(cached.read_bytes(), digest):
-            return found
+        return manifest.parse(_cache_file(digest).read_bytes(), digest)
+    return None
+
+
+def fetched_manifest(node: Node, digest: str) -> Manifest | None:
+    """Return the manifest of a host's tree, and cache it; None if the host has none that is valid."""
     done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     with contextlib.suppress(zlib.error):
         if found := manifest.parse(zlib.decompress(done.stdout), digest):
-            write_cache(cached, found.text)
+            write_cache(_cache_file(digest), found.text)
             return found
     return None
 

@@ -37,6 +37,11 @@ def test_a_wrong_flag_before_the_script_is_named(fake_cluster: Make) -> None:
     assert (code, "No such option: --steps" in err) == (2, True), err
 
 
+def test_an_empty_hosts_argument_is_the_hosts_file_here(fake_cluster: Make) -> None:
+    code, _, err = fake_cluster().ddpctl("launch", "", "--dry-run")
+    assert code == 0, err
+
+
 def test_our_flags_after_a_script_stay_ours(fake_cluster: Make) -> None:
     flags = ["hosts.yaml", "train", "-qv", "--env=A=1", "--dry-run", "--master_port", "5000"]
     code, out, err = fake_cluster().ddpctl("launch", *flags)

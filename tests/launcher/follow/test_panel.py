@@ -86,6 +86,9 @@ def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cur
     assert "r  up 1:00:00" in panel.lines(80, 9)[1]
     assert panel.below(3.0) == "[h1:3] 20% done"
     assert [state for _, state, _ in panel.rows()] == ["contact lost", "running"]
+    # starts of escape sequences; to search them all for an end would take an hour
+    outcomes[1].tail.append(Line(3.0, 3, "\x90".encode() * 1_000_000))
+    assert panel.below(3.0) == "[h1:3] "
 
 
 def test_a_panel_is_never_larger_than_its_room() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
 from collections.abc import Callable
@@ -142,6 +143,18 @@ def test_logs_takes_lists_and_ranges_and_refuses_what_does_not_exist(
     code, out, err = cluster.ddpctl("logs", *flags)
     assert (code, len(out.splitlines())) == (2 if error else 0, lines), err
     assert error in err
+
+
+def test_logs_looks_up_the_number_of_an_attempt(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    [path] = cluster.state.rglob("run.json")
+    record = cluster.record
+    record["attempts"].append({**record["attempts"][0], "attempt": 3})  # 2 is missing
+    path.write_text(json.dumps(record))
+    codes = [cluster.ddpctl("logs", "--attempt", number)[0] for number in "1234"]
+    assert codes == [0, 2, 0, 2]
 
 
 @pytest.mark.parametrize("command", ["logs", "attach"])

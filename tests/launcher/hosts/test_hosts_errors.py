@@ -90,6 +90,7 @@ HOST_PROBLEMS = [
     ("{host: bob@gpu}", "write host: gpu and user: bob"),
     ("{host: 'gpu:2222'}", "write host: gpu and port: 2222"),
     ("{host: 'a:b:c'}", "remove :"),
+    ("{host: 'ssh://a'}", "remove / :"),
     ("{host: }", "found nothing"),
     ("{host: ''}", "found an empty text"),
     ("''", "found an empty text"),

@@ -389,6 +389,15 @@ def test_an_image_that_is_nowhere() -> None:
     assert "neither on any host nor on this machine" in finding.what
 
 
+def test_an_image_for_another_processor_is_found_without_an_engine_there() -> None:
+    odd = replace(with_facts(machine(1), kernel="Linux 6.8.0 aarch64"), engine=None)
+    odd = replace(odd, engine_error="gpu2: the Docker daemon is not running; start it")
+    assert [(f.host, f.check) for f in judge(machine(0), odd)] == [
+        ("gpu2", "docker"),
+        ("gpu2", "image"),
+    ]
+
+
 def test_hosts_that_differ_in_the_image_with_none_here_to_settle_it() -> None:
     odd = with_engine(machine(1), image=replace(IMAGE, layers=("sha256:x",)))
     finding = one(judge(machine(0), odd, machine(2), here=None))

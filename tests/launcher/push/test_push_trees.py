@@ -6,18 +6,26 @@ import os
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from push_machines import Machines
 
 from launcher import push
 from launcher.errors import DdpctlError, PushFailed
-from launcher.push.files import tar
+from launcher.push.files import manifest, tar
 from launcher.push.files.scan import scan
 from launcher.push.files.tree import BEGIN, RECEIVE, TreePush
+from launcher.push.progress import Progress
+from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.node import Node
+from launcher.ssh.stream import Completed
+from launcher.terminal.console import Console
 
 Pushes = Callable[..., push.PushResult]
 
@@ -93,6 +101,29 @@ def test_another_machine_learns_from_the_host_what_it_has(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     (data / "one more").write_text("x")
     assert pushes([machine], dataset=str(data)).report.hosts[0].files_sent == 1
+
+
+def test_no_host_waits_for_another_to_say_what_it_has(data: Path) -> None:
+    tree = scan(str(data), ignore=False)
+    earlier = manifest.make(tree.manifest.entries[1:])
+    answered = threading.Event()
+
+    def silent(*_: object, **__: object) -> Completed:
+        assert answered.wait(10)
+        return Completed(1, b"", b"")
+
+    def answers(*_: object, **__: object) -> Completed:
+        answered.set()
+        return Completed(0, zlib.compress(earlier.text), b"")
+
+    def ask(script: Callable[..., Completed]) -> manifest.Delta | None:
+        node: Any = SimpleNamespace(script=script)
+        return push_._delta(node, earlier.digest)
+
+    push_ = TreePush(tree, "dataset", Fanout({}, Progress([], Console(quiet=True))))
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.submit(ask, silent), pool.submit(ask, answers)
+        assert (first.result(), second.result()) == (None, tree.manifest.after(earlier))
 
 
 def test_a_workdir_is_pushed_beside_the_dataset_without_ignored_files(

@@ -80,6 +80,14 @@ def test_a_node_or_rank_that_the_run_does_not_have(
     assert ran_on(running) == []
 
 
+def test_ranks_that_a_host_does_not_list_are_one_line(running: FakeCluster) -> None:
+    grep = running.hosts["gpu1"].tools / "grep"
+    grep.write_text("""#!/bin/sh\necho '"first": 1'; echo '"second": 2'\n""")
+    grep.chmod(0o755)
+    code, _, err = running.ddpctl("exec", "--rank", "2", "--", "ls")
+    assert code == 1 and "gpu1: " in err and "use --node instead" in err
+
+
 def test_a_node_that_has_ended(running: FakeCluster) -> None:
     running.nodes[1].end(1)
     code, _, err = running.ddpctl("exec", "--node", "1", "--", "ls")

@@ -8,9 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -353,6 +355,37 @@ def test_a_server_that_stops_replying_is_noticed(
         with pytest.raises(HostUnreachable, match=r"no reply for 0\.9 s"):
             stream.read(timeout=20)
         assert time.monotonic() - start < 5
+
+
+def test_one_thread_watches_all_connections_although_they_begin_at_once() -> None:
+    begin = """
+import sys, threading
+from launcher.ssh.connect import _start_to_watch
+sys.setswitchinterval(1e-6)
+at_once = threading.Barrier(32)
+threads = [threading.Thread(target=lambda: (at_once.wait(), _start_to_watch())) for _ in range(32)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sum(thread.name == "ssh-alive" for thread in threading.enumerate()))
+"""
+    watching = subprocess.check_output([sys.executable, "-c", begin], text=True)
+    assert watching.strip() == "1"
+
+
+def test_commands_on_a_server_that_stops_replying_time_out_together(
+    sshd: Server, node: NodeMaker
+) -> None:
+    server = sshd()
+    machine = node(server.host(), connect_timeout=2)
+    machine.connect()
+    for pid in server.descendants():
+        os.kill(pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        commands = [pool.submit(machine.run, ["true"]) for _ in range(4)]
+        for command in commands:
+            assert "did not start a session within 2 s" in str(command.exception())
+    assert time.monotonic() - start < 5
 
 
 def test_an_idle_connection_stays_open(

@@ -14,15 +14,19 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.engines.attempt import RunningAttempt
+from launcher.errors import RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.plan.build import Found
 from launcher.plan.plan import LaunchOptions, Plan
+from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
 from launcher.start import line, recorder
 from launcher.start.all_or_none import GpusTaken, attempt_of, start
 from launcher.start.attempt import NextAttempt
+from launcher.start.wait import run_attempt
+from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
 
@@ -200,6 +204,28 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert cluster.tickets == [] and record(cluster, third)["state"] == "CANCELLED"
 
 
+def test_a_kill_during_a_long_push_is_not_forgotten(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    given = load(cluster.hosts_file)
+    with connected(given.hosts) as nodes:
+        plan = NextAttempt(given, LaunchOptions(), "later").plan(
+            Found(gather(nodes), ("i",), since=9e9)
+        )
+        place = line.Line(attempt_of(plan, nodes), plan, ignored_port=True)
+        place.join()
+        cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
+        with pytest.raises(RunKilled):
+            place.ahead()
+        monkeypatch.setattr(line, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
+        with pytest.raises(RunKilled):
+            place.join()
+            place.ahead()
+        place.close()
+    assert cluster.tickets == []
+
+
 def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> None:
     cluster = make()
     cluster.launch("--detach")
@@ -269,6 +295,16 @@ def test_a_run_waits_for_any_host_that_becomes_free(make: Make) -> None:
     code, _, err = cluster.launch("--wait", "--nodes", "1")
     assert code == 0, err
     assert "runs on gpu1" in err and cluster.tickets == []
+
+
+def test_of_two_commands_that_wait_for_any_hosts_only_one_gets_the_attempt(make: Make) -> None:
+    cluster = make("gpu0", "gpu1")
+    cluster.launch("--detach")
+    options = LaunchOptions(nodes=1, wait=0, detach=True)
+    attempt = NextAttempt(load(cluster.hosts_file), options, new_run_id("job"))
+    assert run_attempt(attempt, Console()) == 0
+    with pytest.raises(UsageError, match="attempt 1 was already started"):
+        run_attempt(attempt, Console())
 
 
 def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 from fakes import FakeCluster, FakeNode
+
+from launcher.stop.kill import Killed, Stopped
 
 Make = Callable[..., FakeCluster]
 
@@ -36,6 +39,8 @@ def test_a_stop_that_was_not_seen_is_remembered_and_finished_at_the_next_contact
     assert "gpu1" in err
     assert [node.host for node in cluster.nodes] == ["gpu1"]  # the others were stopped all the same
     assert cluster.record["pending_stop"] == ["gpu1"]
+    code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert (code, err.count("gpu1")) == (4, 1), err  # as without a pending stop
 
     cluster.hosts["gpu1"].reachable = True
     code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
@@ -70,6 +75,13 @@ def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make
     assert cluster.record["pending_stop"] == ["gpu1"]
 
 
+def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
+    stopped = Stopped([], ["ddpctl-r-0", "pid 41"])
+    assert stopped.describe() == "was not running, STILL THERE: ddpctl-r-0, pid 41"
+    [host] = Killed("r", {"gpu0": stopped}, {}).document()["hosts"]
+    assert host["left"] == ["ddpctl-r-0", "41"]
+
+
 def test_killing_a_run_that_is_followed_ends_the_launch_with_7(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     for host in cluster:
@@ -86,6 +98,16 @@ def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
     assert code == 0, err
     assert cluster.nodes == []
+
+
+def test_no_file_of_a_run_on_a_host_can_hold_up_its_kill(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    attempt = cluster.hosts["gpu0"].home / ".ddpctl/runs/hostile/nodes/0/attempt-1"
+    attempt.mkdir(parents=True)
+    (attempt / "host").write_text("gpu0")
+    os.mkfifo(attempt / "run.json")  # a reader waits until its time is up
+    code, _, err = cluster.ddpctl("kill", "host", "--hosts", cluster.hosts_file)
+    assert code == 0 and "run hostile: nothing to stop" in err
 
 
 def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_cluster: Make) -> None:

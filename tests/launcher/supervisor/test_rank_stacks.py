@@ -15,7 +15,7 @@ from supervisors import Attempt, Node, attempt, spec, until
 
 from launcher.supervisor.events import Frame, RankExit, RankStacks, Stopping, Thread
 from launcher.supervisor.proc import proc_stat
-from launcher.supervisor.stacks import StackTaker, parse
+from launcher.supervisor.stacks import StackTaker, has_open, parse
 
 WAIT = """
 import os, sys, time
@@ -241,6 +241,17 @@ def test_a_bug_of_ours_does_not_end_the_run(tmp_path: Path) -> None:
     until(lambda: stacks.turn(broken, "running", True) is None and stacks.written, 10)
     assert not asked.exists()  # nothing waits for them
     assert stacks.turn([], "running", False) is None
+
+
+def test_the_paths_of_open_files_are_not_followed(tmp_path: Path) -> None:
+    """They may be on a disk that hangs. A deleted file is at `PATH (deleted)`."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    (tmp_path / "theirs (deleted)").symlink_to(ours)
+    with theirs.open("w"):
+        theirs.unlink()
+        assert not has_open(os.getpid(), str(ours))
+        with ours.open("w"):
+            assert has_open(os.getpid(), str(ours))
 
 
 def test_a_folder_that_no_search_path_can_hold_is_not_put_on_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from subprocess import Popen
 
@@ -107,6 +108,16 @@ def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journa
     torchrun._lines.feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
     [[rank, local_rank, exit_code, _], *_] = torchrun.failures()
     assert (rank, local_rank, exit_code) == (3, 1, -9)
+
+
+def test_output_without_end_does_not_keep_the_supervisor(tmp_path: Path, journal: Journal) -> None:
+    torchrun = Torchrun(spec(argv=["yes"], cwd=None, stop_timeout=10), journal)
+    torchrun.start(str(tmp_path), dict(os.environ))
+    reading = threading.Thread(target=torchrun.read, daemon=True)
+    reading.start()
+    reading.join(2)
+    os.kill(torchrun.pid, signal.SIGKILL)
+    assert not reading.is_alive()
 
 
 def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:

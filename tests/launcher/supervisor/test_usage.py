@@ -29,13 +29,15 @@ def test_the_environment_has_versions_and_the_names_of_variables(
     assert "MY_TOKEN" in found.variables and "s3cret" not in repr(found)
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, path: Path, script: str) -> Usage:
+def sampled(
+    monkeypatch: pytest.MonkeyPatch, path: Path, script: str, interval: float = 2.0
+) -> Usage:
     program = path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(usage, "INTERVAL", 2.0)
+    monkeypatch.setattr(usage, "INTERVAL", interval)
     sampler = Sampler()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -49,6 +51,13 @@ def test_a_sample_has_the_busy_cores_and_gpus(
 ) -> None:
     sample = sampled(monkeypatch, tmp_path, "echo 97, 40960, 81920")
     assert sample.gpus == GPUS and 0 <= sample.cores < 1000
+
+
+def test_a_slow_driver_has_the_whole_interval_to_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sample = sampled(monkeypatch, tmp_path, "sleep 2.2; echo 97, 40960, 81920", interval=3.0)
+    assert sample.gpus == GPUS
 
 
 def test_a_driver_that_hangs_costs_a_sample_its_gpus_and_nothing_else(

@@ -10,6 +10,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +157,7 @@ class Server(Peers):
         super().__init__(spec, journal, selector)
         self.coordinator = Coordinator(spec, self.began)
         self.contacts = self.coordinator.contacts
-        self._strangers: list[Channel] = []  # not authenticated yet
+        self._strangers: dict[Channel, str] = {}  # not authenticated yet, with their addresses
         self._channels: dict[int, Channel] = {}
         self._socket: socket.socket | None = None
         self._bind_at = 0.0
@@ -209,14 +210,16 @@ class Server(Peers):
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
-        """Accept a connection. If too many are unauthenticated, the oldest one is closed."""
+        """Accept a connection. If too many are unauthenticated, close one of the busiest address."""
         try:
-            channel = Channel(server.accept()[0], self.spec.token, listening=True)
+            sock, (address, *_) = server.accept()
+            channel = Channel(sock, self.spec.token, listening=True)
         except OSError:
             return
         if len(self._strangers) >= MAX_STRANGERS + self.spec.nnodes - len(self._channels):
-            self._disconnect(self._strangers[0])
-        self._strangers.append(channel)
+            counts = Counter(self._strangers.values())
+            self._disconnect(max(self._strangers, key=lambda each: counts[self._strangers[each]]))
+        self._strangers[channel] = address
         self.listen_to(channel)
 
     def _take(self, channel: Channel, status: Status) -> None:
@@ -225,7 +228,7 @@ class Server(Peers):
             raise ValueError("it says that it is node %r" % rank)
         if channel.node_rank is None:
             channel.node_rank = rank
-            self._strangers.remove(channel)
+            del self._strangers[channel]
             if rank in self._channels:
                 self.drop(self._channels[rank].sock)
             self._channels[rank] = channel
@@ -241,7 +244,7 @@ class Server(Peers):
     def _disconnect(self, channel: Channel) -> None:
         self.drop(channel.sock)
         if channel in self._strangers:
-            self._strangers.remove(channel)
+            del self._strangers[channel]
         elif channel.node_rank is not None and self._channels.get(channel.node_rank) is channel:
             del self._channels[channel.node_rank]
             self.contacts[channel.node_rank].closed = time.monotonic()

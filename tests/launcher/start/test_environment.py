@@ -16,6 +16,14 @@ print("got", os.environ["TOKEN"] == "hunter2" + "-in-env",
 raise SystemExit(0 if os.environ["DDPCTL_ATTEMPT"] == "2" else 3)
 """
 
+LISTS = """
+import contextlib, glob, os
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        assert os.environ["TOKEN"].encode() not in file.read(), path
+print("hidden")
+"""
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -65,6 +73,14 @@ def test_another_machine_resumes_with_the_values_of_its_own_hosts_file(machine: 
     resumed = machine.ddpctl("resume", "hosts.yaml")
     assert resumed.stdout.count("got True True env") == 4
     assert files_with(machine.folder / "other", SECRET) == {"env.json"}
+
+
+def test_values_of_the_hosts_file_are_in_no_process_list(machine: Machine) -> None:
+    (machine.folder / "code" / "train.py").write_text(LISTS)
+    document = json.loads((machine.folder / "hosts.yaml").read_text())
+    document["job"]["env"] = {"TOKEN": SECRET}
+    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    assert machine.ddpctl("launch", "hosts.yaml").stdout.count("hidden") == 4
 
 
 def test_without_the_values_a_resume_is_refused(machine: Machine) -> None:

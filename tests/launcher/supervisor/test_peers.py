@@ -278,6 +278,19 @@ def test_idle_connections_cannot_use_up_the_descriptors(
     assert peer.channel is not None and not any(node.decision.verdict for node in network.nodes)
 
 
+def test_connections_from_one_address_push_out_no_other_node(
+    network: Network, strangers: list[socket.socket]
+) -> None:
+    [first] = network.nodes
+    network.turn()
+    node = connect(network, 3)
+    strangers.append(node)
+    for _ in range(100):
+        strangers.append(connect(network, 2))
+        network.turn(first)
+    assert not sock_closed(node)
+
+
 def test_all_nodes_may_connect_at_once(
     tmp_path: Path, clock: Time, strangers: list[socket.socket]
 ) -> None:

@@ -232,9 +232,11 @@ def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: s
         except BrokenPipeError:  # the target's tar ended early
             ends = ends[1:]
         for folder, stream in ends:
-            if stream.wait(TAR_TIMEOUT) != 0:
-                printed = stream.stderr_tail().splitlines() or ["tar failed"]
-                raise CommandFailed(
-                    f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}; "
-                    "look at `df -h` there"
-                )
+            with contextlib.suppress(TimeoutError):
+                if stream.wait(TAR_TIMEOUT) == 0:
+                    continue
+            printed = stream.stderr_tail().splitlines() or ["tar failed or does not end"]
+            raise CommandFailed(
+                f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}; "
+                "look at `df -h` there"
+            )

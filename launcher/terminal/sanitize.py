@@ -10,15 +10,14 @@ import re
 LONGEST = 4096  # maximum characters of an unfinished escape sequence
 
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colours
-_STRING = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # titles
+# Titles and the like. A string cannot contain a start, so that many starts do not cost quadratic time.
+_BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
+_STRING = _BODY + r"(?:\x07|\x1b\\|\x9c)"
 _OTHER = r"\x1b[ -/]*[0-~]"
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _ACTIVE = re.compile("|".join([_CSI, _STRING, _OTHER, _CONTROL]))
-_UNFINISHED = re.compile(
-    r"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*\x1b?"
-    r"|\x1b[ -/]*|\r)\Z"
-)
+_UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
 # Text that a carriage return would overwrite, as in progress bars; the prefix [host:rank] stays.
 _OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 _REORDERING = dict.fromkeys([0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])

@@ -13,6 +13,7 @@ from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
+from launcher.start import checkpoints
 from launcher.start.checkpoints import Checkpoints, Choice, File, choose, send, with_content
 
 
@@ -135,6 +136,20 @@ def test_one_that_cannot_be_taken_whole_changes_nothing_there(tmp_path: Path) ->
     with pytest.raises(CommandFailed, match=r"^local: "):
         send(choice.source, target, paths, ".before")
     assert (tmp_path / "b").read_text() == "a file where the folder should be"
+
+
+def test_a_tar_that_does_not_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
+    write_step(tmp_path / "a", 5, b"content")
+    choice = choose([with_content(b), with_content(a)])
+    assert isinstance(choice, Choice)
+    [(target, paths)] = choice.missing
+    monkeypatch.setattr(checkpoints, "RECEIVE", "cat >/dev/null; exec sleep 1000")
+    monkeypatch.setattr(checkpoints, "TAR_TIMEOUT", 0.5)
+    with pytest.raises(CommandFailed, match=r"^local: .*does not end"):
+        send(choice.source, target, paths, ".before")
 
 
 class Reporting(Node):

@@ -76,3 +76,11 @@ def test_what_follows_an_endless_sequence_is_not_held_back_for_ever() -> None:
     shown = sanitizer.feed(b"\x1b]0;") + "".join(sanitizer.feed(b"x" * 100) for _ in range(100))
     assert len(shown) > 5000 and "\x1b" not in shown
     assert sanitizer.feed(b"\nnext\n").endswith("\nnext\n")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("start", ["\x90", "\x9d", "\x1b]", "\x9b", "\x1b"])
+def test_many_starts_of_sequences_do_not_hold_up_a_message(start: str) -> None:
+    many = start * 500_000
+    assert plain(many).strip("]") == ""
+    assert Sanitizer().feed(many.encode()).strip("]") == ""

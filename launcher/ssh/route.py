@@ -26,8 +26,13 @@ TIMEOUT = 20.0  # seconds; `Match exec` may run any command
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
-_POLICIES: Mapping[str, HostKeys] = {  # by what `ssh -G` prints; `ask` leaves it to the hosts file
-    **{"true": "yes", "yes": "yes", "false": "no", "no": "no", "off": "no"},
+# What `ssh -G` prints; `ask` leaves it to the hosts file.
+_POLICIES: Mapping[str, HostKeys] = {
+    "true": "yes",
+    "yes": "yes",
+    "false": "no",
+    "no": "no",
+    "off": "no",
     "accept-new": "accept-new",
 }
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}

@@ -210,7 +210,10 @@ def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
 def test_a_gpu_in_use_is_told_with_its_process_user_and_run(cluster: Cluster, check: Check) -> None:
     for node in ("node0", "node1"):
         cluster.give_gpus(node, 2)
-    flags = ["-d", "--network", "host", "--label", "io.ddpctl.run-id=night", "--user", "1000"]
+    run = "20261122-010203-night"
+    labels = {"run-id": run, "attempt": "1", "nnodes": "1", "node-rank": "0"}
+    flags = [f"--label=io.ddpctl.{key}={value}" for key, value in labels.items()]
+    flags += ["-d", "--network=host", "--user=1000"]
     sleeping = ["--entrypoint", "sleep", TRAINER_IMAGE, "300"]
     name = cluster.exec("node1", "docker", "run", *flags, *sleeping)
     [container] = cluster.containers("node1")
@@ -228,9 +231,9 @@ def test_a_gpu_in_use_is_told_with_its_process_user_and_run(cluster: Cluster, ch
     cluster.exec("node1", "docker", "rm", "-f", name)
     severity, host, name, what = only(document)
     assert (severity, host, name) == ("failure", "node1", "gpus")
-    assert what == f"GPU 1 is in use: sleep (pid {pid}, user ddp, run night) holds 30000 MiB"
+    assert what == f"GPU 1 is in use: sleep (pid {pid}, user ddp, run {run}) holds 30000 MiB"
     [finding] = document["findings"]
-    assert finding["remedy"] == "run `ddpctl kill night`, wait for it to end, or choose other GPUs"
+    assert finding["remedy"] == f"run `ddpctl kill {run}`, wait for it to end, or choose other GPUs"
 
 
 def test_a_clock_that_is_off(cluster: Cluster, check: Check) -> None:

@@ -23,7 +23,7 @@ def fetch(
     """
     from ..runs import fetch as fetching
     from ..runs.find import find
-    from ..runs.unseen import report_unseen
+    from ..runs.report_errors import report_unseen
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)

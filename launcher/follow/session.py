@@ -18,7 +18,7 @@ from ..hosts import fold
 from ..logs.store import Mark
 from ..runs.attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..runs.unseen import report_unconfirmed
+from ..runs.report_errors import report_unconfirmed
 from ..stop.kill import stop_run
 from ..terminal.console import Console
 from ..terminal.live import Live, wanted

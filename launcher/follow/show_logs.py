@@ -10,7 +10,7 @@ from ..logs.store import Mark, known_marks
 from ..logs.torchrun_traceback import TorchrunTracebacks
 from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
-from ..runs.unseen import report_unseen
+from ..runs.report_errors import report_unseen
 from ..terminal.console import Console
 from .monitor import Lines, Monitor
 from .signals import Interrupts

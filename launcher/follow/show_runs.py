@@ -17,8 +17,8 @@ from ..hosts.fold import names
 from ..runs.find import list_nodes
 from ..runs.gpus import GPU_HEAD, GpuRow, document, folded, joined, summary
 from ..runs.record import FINAL, run_folders, timestamp
+from ..runs.report_errors import report_unseen, unseen
 from ..runs.reported import ended_nodes
-from ..runs.unseen import report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..stop.kill import finish_pending

@@ -18,7 +18,7 @@ from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 from .attempt import newest_attempt
 from .record import RunFolder
-from .unseen import report_errors
+from .report_errors import report_errors
 
 # Prints the two numbers in spec.json that define the ranks of the node in $1.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """

@@ -17,7 +17,7 @@ from ..ssh.node import Node
 from ..terminal.console import Console
 from .attempt import log_store, newest_attempt, sync_logs
 from .record import RunFolder
-from .unseen import unseen
+from .report_errors import unseen
 
 # Prints, separated by NUL: sha256, two spaces, path in the run's folder, for each complete file.
 LIST = r"""

@@ -28,7 +28,7 @@ from ..supervisor.events import StackAnswer
 from ..terminal.console import Console
 from .attempt import newest_attempt
 from .record import RunFolder
-from .unseen import report_unseen, unseen
+from .report_errors import report_unseen, unseen
 
 TIMEOUT = 10  # seconds for a supervisor to answer
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK

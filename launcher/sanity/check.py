@@ -17,7 +17,7 @@ from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
 from ..ssh.node import connected
 from ..start.attempt import NextAttempt
-from ..start.wait import run_attempt
+from ..start.run_attempt import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
 from .report import Report, document, problems, text

@@ -9,12 +9,12 @@ from ..follow.signals import Interrupts
 from ..logs.query import Wanted
 from ..runs.attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import FINAL, RunFolder, RunRecord
-from ..runs.unseen import report_unseen
+from ..runs.report_errors import report_unseen
 from ..state import is_locked
 from ..terminal.console import Console
 from .detach import start_recorder
 from .hooks import EventHook
-from .wait import WAITING
+from .run_attempt import WAITING
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 

@@ -32,8 +32,8 @@ from .all_or_none import attempt_of, start
 from .checkpoints import distribute_checkpoint
 from .detach import start_recorder
 from .hooks import EventHook
-from .line import Line
 from .run_folders import claim
+from .waiting_line import Line
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 

@@ -13,7 +13,7 @@ from ..terminal.console import Console
 from . import hooks
 from .attempt import NextAttempt
 from .restart import restart_until_done
-from .wait import run_attempt
+from .run_attempt import run_attempt
 
 
 def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:

@@ -18,7 +18,7 @@ from .attach import attach
 from .attempt import NextAttempt
 from .detach import READY, recording
 from .restart import restart_until_done
-from .wait import run_attempt
+from .run_attempt import run_attempt
 
 
 def main() -> int:

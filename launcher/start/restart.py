@@ -17,7 +17,7 @@ from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .attempt import NextAttempt
-from .wait import run_attempt
+from .run_attempt import run_attempt
 
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # consecutive attempts without a new checkpoint

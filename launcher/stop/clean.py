@@ -18,7 +18,7 @@ from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
 from ..hosts import Cluster
 from ..run_id import is_run_id
-from ..runs.unseen import report_errors, report_unseen, unseen
+from ..runs.report_errors import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console

@@ -17,7 +17,7 @@ from ..hosts.fold import names
 from ..run_id import is_run_id
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
 from ..runs.record import FINAL, UnreadableRecord, run_folder, run_folders, timestamp
-from ..runs.unseen import report_errors, report_unconfirmed, unseen
+from ..runs.report_errors import report_errors, report_unconfirmed, unseen
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected

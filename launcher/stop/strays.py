@@ -13,7 +13,7 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster, load
-from ..runs.unseen import report_unseen, unseen
+from ..runs.report_errors import report_unseen, unseen
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected

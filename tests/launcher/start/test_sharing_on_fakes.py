@@ -25,7 +25,7 @@ from launcher.ssh.node import connected
 from launcher.start import line, recorder
 from launcher.start.all_or_none import GpusTaken, attempt_of, start
 from launcher.start.attempt import NextAttempt
-from launcher.start.wait import run_attempt
+from launcher.start.run_attempt import run_attempt
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]

@@ -23,8 +23,8 @@ from .all_or_none import GpusTaken, attempt_of
 from .attempt import NextAttempt, detach, remember, start_and_follow
 from .detach import start_recorder
 from .hooks import EventHook
-from .line import POLL, Line
 from .run_folders import claim
+from .waiting_line import POLL, Line
 
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 

@@ -8,7 +8,7 @@ import yaml
 from ..errors import DdpctlError, StateError, UsageError
 from ..runs.attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
-from ..runs.unseen import report_unseen
+from ..runs.report_errors import report_unseen
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..state import write_atomically

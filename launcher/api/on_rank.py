@@ -69,7 +69,7 @@ def returned(call: Call) -> str:
             text = json.dumps({"result": result})
         except (TypeError, ValueError) as error:
             raise TypeError(
-                "ddpctl.run: the result is not JSON (%s); return numbers, strings, lists and "
+                "ddpctl.run: the result cannot be sent as JSON (%s); return numbers, strings, lists and "
                 "dicts, or call run(..., trust=True)" % error
             ) from None
     limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

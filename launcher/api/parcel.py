@@ -52,7 +52,7 @@ def pack(
         text = json.dumps(call)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"run(): an argument is not JSON ({error}); pass numbers, strings, lists and "
+            f"run(): an argument cannot be sent as JSON ({error}); pass numbers, strings, lists and "
             "dicts, or call run(..., trust=True)"
         ) from None
     (to / "ddpctl_call.json").write_text(text)
@@ -68,7 +68,7 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
     if found is not function:
         raise UsageError(
             f"run(): {name or function!r} cannot be imported by its name; define it with def at the "
-            "top of its module"
+            "top level of its module"
         )
 
 

@@ -26,7 +26,7 @@ class Source:
         self._lines: dict[str, str] = {}
         if function.__code__.co_freevars:
             listed = ", ".join(function.__code__.co_freevars)
-            raise self._refusal(f"{listed} of the function around it")
+            raise self._refusal(f"{listed} of the enclosing function")
         self._define(function.__name__, function)
 
     @property

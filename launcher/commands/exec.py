@@ -22,8 +22,8 @@ def exec(
 ) -> int:
     """Run a command in the container of a node of a live run.
 
-    The command has the environment of the node's container, or of its process with engine:
-    process. The exit code is the command's; with --all, the first that is not 0, by node.
+    The command has the environment of the node's container or, with `engine: process`, of its
+    process. The exit code is the command's; with --all, the first non-zero one in node order.
     With -t, Ctrl-C goes to the command; without it, Ctrl-C ends ddpctl only.
 
     \b

@@ -134,7 +134,9 @@ def wait_seconds(text: str | None) -> int | None:
 
     seconds = seconds_in(text) if text else None
     if text and not seconds:
-        raise UsageError(f"--wait {text}: write 2h30m, for example, or only --wait to wait forever")
+        raise UsageError(
+            f"--wait {text}: write 2h30m, for example, or --wait alone to wait forever"
+        )
     return None if text is None else seconds or 0
 
 

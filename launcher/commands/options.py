@@ -129,7 +129,7 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 def hosts_of(hosts: str | None, host_list: str | None) -> str | None:
     """Return HOSTS or -H; None if neither is given. Raises UsageError if both are."""
     if hosts and host_list:
-        raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
+        raise UsageError(f"hosts given twice, as {hosts!r} and with -H; use only one")
     from ..hosts import HostList
 
     return HostList(host_list) if host_list else hosts or None

@@ -21,8 +21,8 @@ def ps(
     """List runs, and who uses which GPU, as the hosts see it.
 
     Without HOSTS: ./hosts.yaml if it exists, and the hosts of the live runs of this machine.
-    GPUs that are used alike share a line. The first lines are the ones to look at: processes of no
-    run, and idle GPUs of a busy run. Processes and utilization are those of NVIDIA GPUs.
+    GPUs in the same state share a line. The first lines are the ones to look at: processes that
+    belong to no run, and idle GPUs of a busy run. Only NVIDIA GPUs show processes and utilization.
 
     \b
     ddpctl ps hosts.yaml
@@ -37,6 +37,6 @@ def ps(
     if not watch:
         return show_runs(selection, console, as_json=as_json)
     if as_json:
-        raise UsageError("--watch cannot print JSON; run `ddpctl ps --json` again and again")
+        raise UsageError("--watch cannot print JSON; run `ddpctl ps --json` repeatedly")
     watch_runs(selection, console, interval)
     return INTERRUPTED

@@ -42,7 +42,7 @@ def push(
     def confirm(listed: str) -> bool:
         if not as_json:
             console.print(listed)
-        return yes or typer.confirm("delete these?", err=True)
+        return yes or typer.confirm("Delete these?", err=True)
 
     folders = {"dataset": dataset or None, "workdir": workdir or None}
     cluster = cluster_of(options.hosts_of(hosts, host_list), folders, include, exclude)

@@ -96,7 +96,7 @@ def start_and_follow(
         attempt = attempt_of(plan, nodes)
         if line:
             line.ahead()  # raises if the run was killed meanwhile
-        with console.step(f"starting {plan.nnodes} nodes"):
+        with console.step(f"starting {counted(plan.nnodes, 'node')}"):
             start(attempt, plan, uids, environment, for_hosts(record))
         record.attempt.state, record.attempt.started = "RUNNING", timestamp()
         folder.try_save(record, console)
@@ -104,7 +104,8 @@ def start_and_follow(
             (line or Line(attempt, plan, ignored_port=True)).close()
         number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
         console.say(
-            f"run {plan.run_id}{number} started: {plan.nnodes} nodes, {plan.world_size} ranks, "
+            f"run {plan.run_id}{number} started: {counted(plan.nnodes, 'node')}, "
+            f"{counted(record.attempt.world_size, 'rank')}, "
             f"master {plan.master_addr}:{plan.master_port}"
         )
         hook("attempt-started", record, message=record.attempt.by)
@@ -139,7 +140,7 @@ def prepare_plan(
                 for rank in machine.ranks
             }
     else:
-        with console.step(f"asking {len(nodes)} hosts"):
+        with console.step(f"asking {counted(len(nodes), 'host')}"):
             facts = gather(nodes)
     parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
     step = "pushing what is missing" if parts else "checking what the hosts already have"
@@ -165,7 +166,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
 
     Raises PreflightError, or HostUnreachable if a host did not answer, with a line per failure.
     """
-    with console.step(f"checking {len(nodes)} hosts"):
+    with console.step(f"checking {counted(len(nodes), 'host')}"):
         survey = survey_hosts(nodes, cluster, waits=waits)
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for line in lines(warnings):
@@ -198,7 +199,7 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
     ):
         if before != now:
             last = earlier.attempt.attempt
-            console.say(f"attempt {plan.attempt}: the {what} differs from attempt {last}")
+            console.say(f"attempt {plan.attempt}: the {what} differs from that of attempt {last}")
 
 
 def where_time_went(steps: Sequence[tuple[str, float]]) -> str:

@@ -235,7 +235,7 @@ def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: s
             with contextlib.suppress(TimeoutError):
                 if stream.wait(TAR_TIMEOUT) == 0:
                     continue
-            printed = stream.stderr_tail().splitlines() or ["tar failed or does not end"]
+            printed = stream.stderr_tail().splitlines() or ["tar failed or did not finish"]
             raise CommandFailed(
                 f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}; "
                 "look at `df -h` there"

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
 from ..hosts import Cluster, Job
+from ..hosts.fold import counted
 from ..plan.plan import LaunchOptions, Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
@@ -20,7 +21,8 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
     """Return the first attempt of a new run. Raises UsageError for a bad name or too many nodes."""
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
-            f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
+            f"--nodes {options.nodes}: {cluster.source} has {counted(cluster.nnodes, 'host')}; "
+            "ask for fewer"
         )
     if options.name and not NAME.fullmatch(options.name):
         raise UsageError(
@@ -68,7 +70,7 @@ def check_command(job: Job) -> str | None:
     if script.is_absolute() or job.command[0].startswith("-"):
         return None
     if job.workdir is None:
-        hint = f"job.workdir is not set, so {script} here is not sent; set `workdir: .` to send it"
+        hint = f"job.workdir is not set, so the local {script} is not sent; set `workdir: .` to send it"
         return hint if Path(script).is_file() else None
     workdir = Path(job.workdir)
     path = workdir / script

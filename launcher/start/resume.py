@@ -6,6 +6,7 @@ import shlex
 
 from ..errors import UsageError
 from ..hosts import Cluster, Job, load, user_environment
+from ..hosts.fold import counted
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder
@@ -54,10 +55,13 @@ def resume(
     if unknown := set(record.env_names) - set(user_environment(cluster.job)):
         raise UsageError(
             f"{run_id}: this machine does not know the values of {', '.join(sorted(unknown))}; "
-            "set them as job.env in a file for --hosts"
+            "set them under job.env in a hosts file, and pass it with --hosts"
         )
     asked = (*cluster.hosts, *former)
-    with connected(asked) as nodes, console.step(f"asking {len(asked)} hosts for the run"):
+    with (
+        connected(asked) as nodes,
+        console.step(f"asking {counted(len(asked), 'host')} for the run"),
+    ):
         statuses, _ = list_nodes(nodes, cluster, run_id)
     if alive := sorted({status.host for status in statuses if status.alive or status.waits}):
         raise UsageError(

@@ -11,7 +11,7 @@ from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..follow.session import EXIT_INTERRUPTED
 from ..follow.signals import Interrupts
-from ..hosts.fold import names
+from ..hosts.fold import counted, names
 from ..plan.build import Found
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..runs.record import RunFolder, timestamp
@@ -118,7 +118,7 @@ def choose_hosts(
     count = wanted.options.nodes or len(nodes)
     if count >= len(nodes):
         return wanted, nodes
-    with console.step(f"asking {len(nodes)} hosts which GPUs are free"):
+    with console.step(f"asking {counted(len(nodes), 'host')} which GPUs are free"):
         facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
     for error in failures.values():
         console.say(f"left out: {error}")
@@ -127,8 +127,8 @@ def choose_hosts(
         if failures:
             raise nodes_failed(by_name(nodes, failures))
         raise PreflightError(
-            f"--nodes {count}: only {len(able)} hosts have the GPUs that the hosts file names; "
-            "`ddpctl check` shows what is wrong"
+            f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file "
+            "names; `ddpctl check` shows what is wrong"
         )
     usable = with_hosts(wanted, able)
     since = wanted.since or time.time() + facts[able[0]].clock_skew

@@ -103,7 +103,7 @@ def test_a_result_that_is_too_large_is_an_error_of_the_rank(
     ("function", "args", "message"),
     [
         (lambda: 1, (), "cannot be imported by its name"),
-        (operator.add, (1, object()), "an argument is not JSON"),
+        (operator.add, (1, object()), "an argument cannot be sent as JSON"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_here(

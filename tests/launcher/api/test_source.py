@@ -63,7 +63,7 @@ def test_a_function_takes_along_what_it_uses(cell: Cell) -> None:
     ("text", "message"),
     [
         ("model = object()\ndef f():\n    return model", "f uses the global model, a object"),
-        ("x = 1 < 2\nf = (lambda g: lambda: g)(open('/dev/null'))", "g of the function around it"),
+        ("x = 1 < 2\nf = (lambda g: lambda: g)(open('/dev/null'))", "g of the enclosing function"),
         ("exec('def f(): pass')", "source of f cannot be found; define it in a file or a notebook"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_tar_that_does_not_end_is_one_line(
     [(target, paths)] = choice.missing
     monkeypatch.setattr(checkpoints, "RECEIVE", "cat >/dev/null; exec sleep 1000")
     monkeypatch.setattr(checkpoints, "TAR_TIMEOUT", 0.5)
-    with pytest.raises(CommandFailed, match=r"^local: .*does not end"):
+    with pytest.raises(CommandFailed, match=r"^local: .*did not finish"):
         send(choice.source, target, paths, ".before")
 
 

@@ -35,7 +35,7 @@ def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) 
         code.write("# changed\n")
     resumed = machine.ddpctl("resume", "--force")
     assert "attempt 2, started" in resumed.stderr
-    assert "attempt 2: the code in workdir differs from attempt 1" in resumed.stderr
+    assert "attempt 2: the code in workdir differs from that of attempt 1" in resumed.stderr
     logs = machine.ddpctl("logs", "--rank", "3").stdout.splitlines()
     assert [line.rsplit(" ", 1)[1] for line in logs] == ["1", "2"]
     assert machine.record()["attempts"][1]["state"] == "SUCCEEDED"

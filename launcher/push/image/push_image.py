@@ -40,7 +40,7 @@ def push_image(
     local: Node,
     fanout: Fanout,
 ) -> Outcome:
-    """Push the image, or let hosts pull it if here=None. here, there: this machine's and the hosts' images."""
+    """Push the image; here=None: let hosts pull it. here, there: the image here and on each host."""
     progress = fanout.progress
     found: Found = {}
     for node, image in there.items():

@@ -29,7 +29,7 @@ class HostsFileError(UsageError):
 
 
 class PreflightError(DdpctlError):
-    exit_code = 3  # `check` found a failure, or other runs have the GPUs
+    exit_code = 3  # `check` found a failure, or other runs are using the GPUs
 
 
 class HostUnreachable(DdpctlError):
@@ -37,11 +37,11 @@ class HostUnreachable(DdpctlError):
 
 
 class DockerUnavailable(DdpctlError):
-    exit_code = 3  # SSH works, the host's engine does not answer
+    exit_code = 3  # SSH works, but the host's engine does not answer
 
 
 class CommandTimeout(DdpctlError):
-    exit_code = 4  # SSH works, the host does not answer in time
+    exit_code = 4  # SSH works, but the host does not answer in time
 
 
 class CommandFailed(DdpctlError):
@@ -84,11 +84,11 @@ class RunKilled(DdpctlError):
 
 
 class NodesFailed(DdpctlError):
-    """Errors of several hosts. failures: by host name. lines: how to print them."""
+    """Errors of several hosts. failures: by host name. lines: of the message."""
 
     def __init__(self, failures: Mapping[str, DdpctlError], lines: Iterable[str]) -> None:
         super().__init__("\n".join(lines))
         self.failures = dict(failures)
-        # Unreachable hosts come first: the state of all others is known.
+        # 4 (unreachable) wins, because the state of that host is unknown.
         codes = [error.exit_code for error in failures.values()]
         self.exit_code = 4 if 4 in codes else max(codes, default=1)

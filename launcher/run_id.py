@@ -22,6 +22,6 @@ def is_sanity_run(run_id: str) -> bool:
 
 
 def new_run_id(name: str) -> str:
-    """Return a unique run id. Ids of one name sort by time."""
+    """Return a unique run id. Ids with the same name sort by time."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return "-".join(part for part in (name, now, secrets.token_hex(2)) if part)

@@ -50,7 +50,7 @@ def cache_home() -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and return it. The state folder is accessible only to this user."""
+    """Create a folder and return it. Only this user gets access to the state folder."""
     home = state_home()
     try:
         if path.is_relative_to(home):
@@ -87,7 +87,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold a lock between processes of this machine. Blocks while another holds it exclusively."""
+    """Hold the lock at `path`. Waits while another process holds it, unless both share it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield

@@ -12,13 +12,19 @@ from .script import Facts
 
 
 def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
-    """Return the facts of every host. Raises NodesFailed for the hosts that do not answer."""
+    """Return the facts of every host, with listening ports only for the first.
+
+    Raises NodesFailed for the hosts that do not answer.
+    """
     found = each_node(nodes, lambda node: gather_one(node, ports=node is nodes[0]))
     return tuple(found[node] for node in nodes)
 
 
 def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -> Facts:
-    """Return one host's facts, with listening ports, and with Details if `check` has its arguments."""
+    """Return one host's facts.
+
+    ports: include listening ports. check: the script's arguments for `check`; None: no Details.
+    """
     asked_for = ["ports"] if ports else []
     if node.host.gpus != 0:
         asked_for.append("gpus")

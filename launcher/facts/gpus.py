@@ -42,7 +42,7 @@ class Gpu:
 
 
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    """Parse rows of index, uuid, name and MiB. Without GPUs, return nvidia-smi's output as the error."""
+    """Parse rows of index, uuid, name and MiB. Any other row is an error: return () and that row."""
     gpus = []
     for line in lines:
         parts = [part.strip() for part in line.split(",")]

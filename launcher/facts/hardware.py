@@ -13,7 +13,7 @@ from .nvidia import Nvidia, parse_nvidia
 
 @dataclass(frozen=True)
 class Disk:
-    """kib: 1024 bytes. inodes_free: None if the file system has no inode limit."""
+    """kib: size in units of 1024 bytes. inodes_free: None if the file system has no inode limit."""
 
     path: str
     mount: str
@@ -24,7 +24,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that listens on the master port. pid 0: hidden from the SSH user."""
+    """The process that listens on the master port. pid: 0 if hidden from the SSH user."""
 
     user: str
     pid: int
@@ -38,9 +38,9 @@ class Details:
     disks: tuple[Disk, ...] = ()
     memory_kib: int = 0
     memory_available_kib: int = 0
-    memlock: str = "unlimited"
+    memlock: str = "unlimited"  # or a number of KiB
     interfaces: tuple[Interface, ...] = ()
-    network: str = ""  # boot id and namespace: equal for two names of one network stack
+    network: str = ""  # boot id and namespace: equal if two hosts are one network stack
     routes: tuple[Route, ...] = ()
     resolved: str | None = None  # the IP address that the host's own name resolves to
     missing: tuple[str, ...] = ()  # requested folders that do not exist

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of a host's GPUs: their state for `check`, their use for `ps`."""
+"""What nvidia-smi says about a host's GPUs: their state for `check`, their use for `ps`."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..run_id import is_run_id
 
-# The second name of each is that of older drivers.
+# Paths in nvidia-smi's XML: which of them exists depends on the driver and the GPU.
 _REPAIR_PENDING = (
     "remapped_rows/remapped_row_pending",
     "retired_pages/pending_retirement",
@@ -27,7 +27,7 @@ _SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # [N/A] on a GPU that shares the CPU's m
 _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")
 _APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
 
-# Prints user, container id, run id, start (unix seconds) and name of processes by pid, where known.
+# Prints a row per pid: pid, user, container id, run id, start (unix seconds), name; empty if unknown.
 OWNERS = r"""
 owners() {
 boot=$(sed -n 's/^btime //p' /proc/stat)
@@ -43,7 +43,7 @@ for pid; do
 done 2>/dev/null
 }
 """
-# Prints a row per GPU, a row per program on one, and the owners of these programs.
+# Prints a row per GPU, a row per process on a GPU, and the rows of `owners` for these processes.
 USE = (
     OWNERS
     + r"""
@@ -59,7 +59,7 @@ owners $(printf '%s\n' "$apps" | cut -d , -f 2)
 
 @dataclass(frozen=True)
 class Process:
-    """mib: of GPU memory. container: its id, "" outside of containers. started: unix seconds.
+    """mib: GPU memory in use. container: its id, "" if none. started: unix seconds.
 
     run_id: from the process's environment, if that is readable.
     """
@@ -92,7 +92,7 @@ class Nvidia:
     driver: str | None = None
     cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     gpus: tuple[GpuState, ...] = ()
-    xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each error since boot
+    xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each logged error
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class GpuUse:
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
-    """Parse nvidia-smi's XML; without GPUs if `text` is not XML. owners: output of OWNERS.
+    """Parse nvidia-smi's XML. If `text` is not XML, return only `xids`. owners: output of OWNERS.
 
     kernel: lines of the kernel log with the driver's errors.
     """
@@ -209,7 +209,7 @@ def _number(text: str) -> int:
 
 
 def printable(line: str) -> str:
-    """Replace the control characters in a line from a host."""
+    """Replace control characters, except tabs, in a line from a host."""
     if line.replace("\t", "").isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)

@@ -59,7 +59,7 @@ class RdmaPort:
         return self.state == "ACTIVE"
 
     def gid_of(self, ip: str) -> Gid | None:
-        """Return the GID of an address; of two versions, that of RoCE v2."""
+        """Return the GID of an address, preferably for RoCE v2; None if it has none."""
         found = [gid for gid in self.gids if gid.ip == ip]
         return max(found, key=lambda gid: gid.is_roce_v2, default=None)
 
@@ -82,7 +82,7 @@ def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
 def nccl_settings(ports: Sequence[RdmaPort], ip: str) -> Mapping[str, str]:
     """Return NCCL's variables for RoCE (the ports and the GID) if `ip` is the address in use.
 
-    Empty if the address is on no RoCE port. Empty also if a setting for all ports would exclude a
+    Empty if the address has no RoCE v2 GID. Empty also if a setting for all ports would exclude a
     port that may be better: InfiniBand, a faster one, or one with its RoCE v2 address at another
     index.
     """

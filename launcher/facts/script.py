@@ -1,7 +1,7 @@
 """Facts about a host: one POSIX `sh` script, one parser, one frozen value.
 
 The script needs only a shell and coreutils. Values that a host cannot report stay empty. The shell
-does as much as possible itself, because processes are what costs a small host most.
+does as much as possible itself, because starting processes is slow on a small host.
 """
 
 import re
@@ -147,12 +147,12 @@ class Facts:
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
     rdma_ports: tuple[RdmaPort, ...] = ()
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
-    boot_id: str = ""  # equal for two names of one machine; "" if unknown
+    boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
     seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # maximum error of clock_skew: half the network time
     details: Details | None = None  # if requested
-    resolved: str = ""  # ~/.ddpctl without symlinks, which an engine's root may not follow on NFS
+    resolved: str = ""  # ~/.ddpctl without symlinks: on NFS, root may be unable to follow them
 
     @property
     def folder(self) -> str:
@@ -164,7 +164,7 @@ class Facts:
         return any(gpu.vendor == "amd" for gpu in self.gpus)
 
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
-        """Return NCCL's RoCE variables if `ip` is in use; empty if the user sets one of them."""
+        """Return `rdma.nccl_settings` for `ip`; empty without RDMA or if the user sets one of them."""
         if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets):
             return {}
         return rdma.nccl_settings(self.rdma_ports, ip)

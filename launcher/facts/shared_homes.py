@@ -1,7 +1,7 @@
-"""Find hosts that share one ~/.ddpctl, such as home folders on NFS.
+"""Find hosts that share one ~/.ddpctl, for example on NFS.
 
-Mount types do not reveal sharing. So each host writes a file named after itself and lists the files
-that it sees. In a shared ~/.ddpctl, each attempt's folder has a file `host` that names its node's
+Mount types do not reveal sharing. So each host writes a file of its own and lists the files that it
+sees. In a shared ~/.ddpctl, each attempt's folder has a file `host` that names its node's
 host.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from ..ssh.many import try_each
 from ..ssh.node import Node
 
-# Defines `own FOLDER`, whether an attempt's folder belongs to a node of this host, and
-# `open_attempts`, the attempt folders in the current folder (~/.ddpctl) whose journal was written
-# to within a week and has no end. Their hosts may be in another hosts file.
+# `own FOLDER` succeeds if an attempt's folder belongs to a node of this host. `open_attempts` runs
+# in ~/.ddpctl and prints the folders of unfinished attempts, which still have a ballast, if their
+# journal was written to within a week. Their hosts may be in another hosts file.
 OWN = """
 own() { [ "$(cat "$1/host" 2>/dev/null)" = "$(uname -n)" ]; }
 open_attempts() {
@@ -31,10 +31,10 @@ REMOVE = 'rm -rf "$HOME/.ddpctl/$1"; rmdir "$HOME/.ddpctl" 2>/dev/null; true'
 
 
 def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Group the nodes that see each other's file, in the order given; most groups have one node.
+    """Group the nodes that share one ~/.ddpctl, in the order given; most groups have one node.
 
-    The first node of each group suffices to read or write every ~/.ddpctl once. Best effort: a host
-    that does not answer counts as alone.
+    To read or write every ~/.ddpctl once, use the first node of each group. Best effort: a host
+    that does not answer is a group of its own.
     """
     if len(nodes) < 2:
         return [[node] for node in nodes]

@@ -36,7 +36,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
 
 
 def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
-    """Return the GPU ids by lower-case host name; no ids mean the whole host."""
+    """Return the GPU ids by lower-case host name; an empty set means the whole host."""
     by_name: dict[str, list[Host]] = {}
     for host in (*cluster.hosts, *cluster.spares):
         by_name.setdefault(host.name.lower(), []).append(host)
@@ -67,9 +67,9 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
 
 
 def _gpus_left(host: Host, chosen: dict[str, set[int]], include: bool) -> Gpus | None:
-    """Return the value of `gpus` for the host, or None if it is not selected."""
+    """Return the new value of `gpus` for the host, or None if the host is not selected."""
     ids = chosen.get(host.name.lower())
-    if not ids:  # all of the host or nothing
+    if not ids:  # not named, or named as a whole
         return host.gpus if include is (ids is not None) else None
     among = sorted(ids) if host.gpus == "all" else host.gpu_ids
     left = tuple(gpu for gpu in among if (gpu in ids) is include)

@@ -1,6 +1,6 @@
-"""YAML as a tree with line numbers. Scalars stay as written, and tags construct nothing.
+"""YAML as a tree with line numbers. Scalars stay as written, and tags create no objects.
 
-Documents designed to exhaust a reader (deep nesting, aliases of aliases) are refused.
+Documents designed to exhaust the parser (deep nesting, aliases of aliases) are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Tree:
-    """A value. line: that of its key in a mapping. kind: the type that YAML assigns, in words."""
+    """A value. line: where it starts, or where its key does. kind: its YAML type, in words."""
 
     line: int
     kind: str = TEXT
@@ -81,7 +81,7 @@ def read_yaml(text: str, problems: list[Problem]) -> Tree:
 
 
 class _Composer:
-    """Builds the tree from PyYAML's events. Like PyYAML's own composer, with limits."""
+    """Builds the tree from PyYAML's events. Like PyYAML's own composer, but with limits."""
 
     def __init__(self, text: str, problems: list[Problem]) -> None:
         self.events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)

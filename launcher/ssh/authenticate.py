@@ -20,7 +20,7 @@ AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
 
 
 def authenticate(transport: paramiko.Transport, route: Route) -> None:
-    """Log in as `ssh` would without a terminal. Raises HostUnreachable with the refused keys."""
+    """Log in as `ssh` would without a terminal. Raises HostUnreachable with the reason."""
     try:
         _log_in(transport, route)
     except paramiko.AuthenticationException as error:
@@ -93,17 +93,17 @@ def _accepts(
 
 @dataclass
 class Keyring:
-    """The keys to offer in one login. unusable: existing keys that cannot be offered, and why."""
+    """The keys to offer in one login. unusable: keys and agents that cannot be used, and why."""
 
     route: Route
     unusable: list[str] = field(default_factory=list)
     _agent: socket.socket | None = None
 
     def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Yield (name, key): the agent's keys that the config names, its other keys, then files.
+        """Yield (name, key): the agent's keys that the config names, its other keys, key files.
 
-        The hosts file's own key comes before all of them, because an agent with many keys would
-        exhaust MaxAuthTries.
+        The hosts file's key comes first, because an agent with many keys would exhaust
+        MaxAuthTries.
         """
         own, files = self.route.own_identity, self.route.identity_files
         named = {public: path for path in files if (public := _public_key(path))}
@@ -126,7 +126,7 @@ class Keyring:
             self._agent.close()
 
     def _agent_keys(self) -> dict[bytes, paramiko.AgentKey]:
-        """Return the ssh-agent's keys. paramiko itself supports only the one at SSH_AUTH_SOCK."""
+        """Return the agent's keys by public key. paramiko itself supports only $SSH_AUTH_SOCK."""
         if not self.route.identity_agent:
             return {}
         agent = paramiko.agent.AgentSSH()
@@ -143,7 +143,10 @@ class Keyring:
         return {key.blob: key for key in agent.get_keys()}
 
     def _load(self, path: str) -> paramiko.PKey | None:
-        """Load a private key; None if that fails, with the reason in `unusable`."""
+        """Return a private key, or None if it cannot be loaded.
+
+        The reason is added to `unusable`, unless the file is one of `ssh`'s and does not exist.
+        """
         reason = "not a private key"
         try:
             status = Path(path).stat()
@@ -174,7 +177,7 @@ class Keyring:
         self, name: str, path: str, key: paramiko.PKey
     ) -> Iterator[tuple[str, paramiko.PKey]]:
         """Yield the key with each of its certificates, then the key alone."""
-        fields = key.asbytes()[4 + len(key.get_name()) :]  # of the public key, as in a certificate
+        fields = key.asbytes()[4 + len(key.get_name()) :]  # a certificate repeats these
         for file in (f"{path}-cert.pub", *self.route.certificate_files):
             with contextlib.suppress(OSError, ValueError, IndexError, paramiko.SSHException):
                 if fields in base64.b64decode(Path(file).read_text().split()[1]):
@@ -192,7 +195,10 @@ def _is_public(path: str) -> bool:
 
 
 def _public_key(path: str) -> bytes | None:
-    """Return an identity file's public key without the passphrase: from PATH.pub or the header."""
+    """Return an identity file's public key; None if it is unknown.
+
+    Needs no passphrase: the key is in PATH.pub or in the unencrypted header of the file.
+    """
     for file in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(file).read_text()

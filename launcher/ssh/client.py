@@ -81,7 +81,7 @@ class SshMachine:
 
     def _live(self) -> list[Connection]:
         for dead in [each for each in self._connections if not each.is_active]:
-            with contextlib.suppress(ValueError):  # `close` has closed it
+            with contextlib.suppress(ValueError):  # another thread has already removed it
                 self._connections.remove(dead)
                 dead.close()
         return list(self._connections)
@@ -165,7 +165,7 @@ class SshStream(Stream):
             self._channel.close()
 
     def _retry(self, act: Callable[[Any], Any], what: Any, timeout: float | None) -> Any:
-        """Retry a timed-out call: another thread may have set the channel's shared timeout lower."""
+        """Return `act(what)`. Retry if it timed out early: all threads share the channel's timeout."""
         deadline = Deadline(timeout)
         while True:
             self._channel.settimeout(deadline.left())

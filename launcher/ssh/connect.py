@@ -25,7 +25,7 @@ from .transport import Transport
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks
 
 TIMEOUT = 10.0  # seconds per step of a login, unless the SSH config has another value
-AT_ONCE = 32  # number of hosts
+AT_ONCE = 32  # hosts
 LOGINS = 8  # concurrent logins through one server; sshd's default MaxStartups may drop the tenth
 TRIES = 6
 PAUSE = 0.25  # seconds before the second try; doubles with each further try
@@ -33,7 +33,7 @@ MAX_JUMPS = 8
 ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
 CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels before it marks the transport inactive
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # paramiko's last choice, but fast
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # fast, but last in paramiko's list
 
 
 class Connection:
@@ -53,12 +53,12 @@ class Connection:
         return self.transport.is_active()
 
     def is_ending(self) -> bool:
-        """Return whether the connection has ended or is about to."""
+        """Return whether the connection has ended. If it is active, wait a moment first."""
         self.transport.join(CLOSING_TIMEOUT)
         return not self.is_active
 
     def lost(self) -> HostUnreachable:
-        """Return the reason why the connection ended."""
+        """Return an error that says why the connection ended."""
         why = str(self.transport.saved_exception or "") or "closed by the other side"
         if self._silent:
             why = f"no reply for {self._silence_limit:g} s"
@@ -111,10 +111,10 @@ def connect(host: Host, *, timeout: float) -> Connection:
 
 
 def connect_early(hosts: Sequence[Host]) -> None:
-    """Log in in the background. A later `connect` returns or raises the result.
+    """Start to log in to hosts, in threads. A later `connect` returns or raises the result.
 
-    The launch benchmark's bar requires this: Python loads the Docker SDK and other modules
-    meanwhile.
+    Meanwhile, Python loads the Docker SDK and other modules. Without this, a launch takes longer
+    than the launch benchmark allows.
     """
     for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
         _early[host] = Future()
@@ -239,7 +239,7 @@ _jumps_lock = threading.Lock()
 
 
 def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) -> Connection | None:
-    """Return the connection to the last jump host, shared until `on_exit` closes; None if none."""
+    """Return the connection to the last jump host; None without one. `on_exit` gives it back."""
     jump = jump_route(route)
     if jump is None:
         return None

@@ -39,7 +39,7 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """Format as `SHA256:...`, like `ssh-keygen -l`."""
+        """Return `SHA256:...`, as `ssh-keygen -l` prints it."""
         digest = base64.b64encode(hashlib.sha256(self.blob).digest()).decode()
         return f"SHA256:{digest.rstrip('=')}"
 
@@ -96,8 +96,8 @@ def parse(text: str, file: str) -> list[Line]:
 def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> tuple[Verdict, list[Line]]:
     """Judge whether `key` belongs to the host with these names. PURE.
 
-    Also return the lines that the verdict is based on. As in `ssh`, a key of a type that no line
-    has is unknown, not changed.
+    Also return the lines that the verdict is based on. As in `ssh`, the key is unknown, not
+    changed, if all known keys are of other types.
     """
     about = [line for line in lines if line.matches(names[0])]
     plain = [line for line in about if not line.marker]
@@ -115,9 +115,10 @@ def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> tuple[Verdic
 
 
 def preferred_algorithms(route: Route, possible: Sequence[str]) -> tuple[str, ...]:
-    """Sort the types of known keys first in `possible`.
+    """Return `possible` with the types of the host's known keys first.
 
-    A server has several keys but shows only one. One of another type would be unknown.
+    A server with several keys presents the one whose type comes first. So that should be a key
+    that we know.
     """
     lines = [line for line in _lines(route) if not line.marker]
     kinds = [line.key.kind for name in route.known_names for line in lines if line.matches(name)]
@@ -162,7 +163,7 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
 
 
 def accept(route: Route, key: Key) -> None:
-    """Add a new key to known_hosts, once for all connections that see it at the same time."""
+    """Add a new key to known_hosts. Concurrent connections to the host add it only once."""
     if not route.known_hosts:
         log.warning("%s: accepted host key %s; no known_hosts to write", route.name, key)
         return

@@ -49,7 +49,7 @@ class LocalMachine:
 
 
 class LocalStream(Stream):
-    """A local command. Output pipes close with their last reader, which may be in another thread."""
+    """A local command. `close` leaves its output pipes open: another thread may be reading them."""
 
     def __init__(self, argv: Sequence[str], stdin: bool) -> None:
         home = expanded("~")

@@ -21,7 +21,7 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
 
 
 def nodes_failed(failures: Mapping[str, DdpctlError]) -> NodesFailed:
-    """Combine errors by host name into one. Equal errors of many hosts become one line."""
+    """Combine errors, given by host name, into one. Hosts with the same error share a line."""
     return NodesFailed(failures, fold.errors(failures))
 
 
@@ -36,7 +36,7 @@ def ask_each(
 def try_each(
     nodes: Sequence[Node], do: Callable[[Node], T]
 ) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
-    """Run `do` on all nodes, AT_ONCE of them concurrently; return results and errors by node."""
+    """Run `do` on all nodes, at most AT_ONCE at a time; return results and errors by node."""
     results: dict[Node, T] = {}
     errors: dict[Node, BaseException] = {}
     todo = iter([*nodes])  # shared by the threads
@@ -64,7 +64,7 @@ def try_each(
 
 
 def one_per_account(nodes: Iterable[Node]) -> list[Node]:
-    """Return the first node per account. Two nodes may be one user on one machine."""
+    """Return the first node of each account: two nodes may be the same user on the same machine."""
     found: dict[tuple[str | None, str, int], Node] = {}
     for node in nodes:
         found.setdefault(node.host.account, node)
@@ -72,7 +72,7 @@ def one_per_account(nodes: Iterable[Node]) -> list[Node]:
 
 
 def by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:
-    """Convert keys from nodes to names. A second node of one name becomes `name (2)`."""
+    """Replace the nodes in `found` by their names. A second node of that name is `name (2)`."""
     seen: dict[str, int] = {}
     named = {}
     for node in nodes:

@@ -31,7 +31,7 @@ class Resource(Protocol):
 
     def close(self) -> None: ...
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """Translate an error of this resource's library to one line; None for other errors."""
+        """Convert an error of this resource's library to one for the user; None for other errors."""
 
 
 class Node:
@@ -54,14 +54,14 @@ class Node:
         self._machine.connect()
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> Completed:
-        """Run one command in the home folder and wait for its end.
+        """Run one command in the home folder and wait for it to end.
 
         Raises CommandTimeout after `timeout` seconds, HostUnreachable if the connection is lost,
         CommandFailed if the account cannot run commands.
         """
         deadline = Deadline(timeout)
 
-        def feed() -> None:  # a command need not read it, and its exit code reports failures
+        def feed() -> None:  # the command may not read it; its exit code reports failures
             with contextlib.suppress(OSError, DdpctlError):
                 stream.write(stdin)
                 stream.close_stdin()
@@ -106,13 +106,13 @@ class Node:
         return self.open(shell.script(text, args), stdin=stdin)
 
     def resource(self, make: Callable[[], R]) -> R:
-        """Return this node's resource. It is created on first use and closed with the node."""
+        """Return this node's resource. `make` creates it on first use; it is closed with the node."""
         with self._resource_lock:
             self._resource = self._resource or make()
             return cast(R, self._resource)
 
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """Translate an error of the node's resource to one line; None for other errors."""
+        """Convert an error of the node's resource to one for the user; None for other errors."""
         return self._resource.explain(error) if self._resource else None
 
     def home(self) -> str:
@@ -135,7 +135,7 @@ class Node:
 
 @contextlib.contextmanager
 def connected(hosts: Iterable[Host]) -> Iterator[list[Node]]:
-    """One Node per host, in order. Each connects on first use; all close at the end."""
+    """Yield one Node per host, in order. Each connects on first use; all close at the end."""
     nodes = [Node(host) for host in hosts]
     try:
         yield nodes

@@ -23,12 +23,12 @@ _DROPPED = re.compile(
 
 
 class Dropped(Exception):
-    """The server hung up before the login, like an overloaded sshd. A retry may succeed."""
+    """The server hung up before the login, as an overloaded sshd does. A retry may succeed."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A socket-like object, how to close it, and why it broke if the proxy itself failed."""
+    """sock: socket-like. failure: returns why the proxy itself failed; None if it did not."""
 
     sock: Any
     close: Callable[[], None]

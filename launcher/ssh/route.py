@@ -1,4 +1,4 @@
-"""The route to a host, equal to that of `ssh HOST` according to `ssh -G HOST`.
+"""The route to a host: the one that `ssh HOST` takes, according to `ssh -G HOST`.
 
 The hosts file's own values are passed to `ssh` as options, so they override ~/.ssh/config.
 """
@@ -22,11 +22,11 @@ from .local import account_name
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run any command
 
-# They affect host keys, so ddpctl must not ignore them silently.
+# These affect host keys, so ddpctl must not ignore them silently.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 HostKeys = Literal["yes", "ask", "accept-new", "no"]
-# What `ssh -G` prints; `ask` leaves it to the hosts file.
+# By what `ssh -G` prints. If that is `ask`, the hosts file decides.
 _POLICIES: Mapping[str, HostKeys] = {
     "true": "yes",
     "yes": "yes",
@@ -66,7 +66,7 @@ class Route:
     bind_address: str | None
     own_identity: str | None  # from the hosts file
     asked_host_keys: Literal["ask", "accept-new"]  # from the hosts file, for jump hosts
-    depth: int = 0  # number of jumps beyond this host
+    depth: int = 0  # 1 for the last jump host of a host, 2 for the one before it
 
     @property
     def where(self) -> str:
@@ -101,8 +101,7 @@ def _warn_once(text: str) -> None:
 def jump_route(route: Route) -> Route | None:
     """Return the route to the last jump host, which is reached through the earlier ones.
 
-    It has its own configuration, as with `ssh -J`. The hosts file's key is tried after its own
-    keys.
+    It has its own configuration, as with `ssh -J`. The hosts file's key is tried there too.
     """
     if route.proxy_jump is None:
         return None
@@ -196,7 +195,7 @@ def parse(output: str, host: Host) -> Route:
         named = (re.sub(r"\$\{(\w+)\}", lambda m: os.environ.get(m[1], ""), each) for each in given)
         return tuple(str(expanded(with_tokens(each))) for each in named)
 
-    def files(keyword: str) -> tuple[str, ...]:  # with spaces between and perhaps in them
+    def files(keyword: str) -> tuple[str, ...]:  # separated by spaces, and paths may contain spaces
         return paths(re.split(r" (?=[/~])", one(keyword)))
 
     hostname, alias, local = one("hostname", host.host), one("hostkeyalias"), socket.gethostname()

@@ -25,7 +25,7 @@ exit "$code"
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """Quote `argv` as one line for the login shell. Arguments may have any byte but NUL (ValueError)."""
+    """Quote `argv` as one line for the login shell. An argument with a NUL raises ValueError."""
     line = os.fsencode(shlex.join(argv))
     if b"\0" in line:
         raise ValueError("embedded null byte in an argument")
@@ -36,7 +36,7 @@ def command_line(argv: Sequence[str]) -> bytes:
 
 
 def script(text: str, args: Sequence[str]) -> list[str]:
-    """Return the command line of a POSIX `sh` script with `args` as $1, $2, and so on."""
+    """Return the arguments that run a POSIX `sh` script with `args` as $1, $2, and so on."""
     return ["sh", "-c", text, "sh", *args]
 
 
@@ -44,8 +44,8 @@ def framed(argv: Sequence[str], *, stdin: bool = True) -> tuple[list[str], bytes
     """Return a command that prints a random line before running `argv`, and that line.
 
     The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
-    that echoes its command does not print the token on a line of its own. The shell stays, because
-    paramiko drops the signal that ends a command; a shell reports signal N as exit code 128 + N.
+    that echoes its command does not print the token on a line of its own. The shell does not `exec`
+    the command, because paramiko drops the signal that ends one; a shell exits with 128 + N.
     Without `stdin`, it also stops the command when the stream to the reader closes.
     """
     token = secrets.token_hex(8)

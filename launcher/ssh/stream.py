@@ -41,7 +41,7 @@ class Stderr:
         self._ended.set()
 
     def read(self, timeout: float) -> bytes:
-        """Return everything up to the end, or what has arrived after `timeout` seconds."""
+        """Wait for stderr to end, at most `timeout` seconds. Return what was collected."""
         self._ended.wait(max(timeout, 0.0))
         return bytes(self._data)
 
@@ -90,7 +90,7 @@ class Stream(AbstractContextManager["Stream"]):
         self.close()
 
     def stderr_tail(self) -> str:
-        """Return the end of stderr so far; after the command's end, the final one."""
+        """Return the end of stderr so far. If the command has ended, wait a moment for the rest."""
         timeout = 0.0 if self.is_alive() else LAST_OUTPUT_TIMEOUT
         return self.stderr.read(timeout).decode(errors="replace").strip()
 

@@ -28,7 +28,7 @@ from ..terminal.console import LoggingConsole
 from .handle import JobOptions, launch
 from .parcel import CALLER, MAX_RESULTS, pack
 
-# Prints a line per rank of attempt $2 with a result in the run folder $1: the rank, the JSON text.
+# Prints a line `RANK JSON` for each result of attempt $2 in the run folder $1.
 READ = r"""
 cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
 for file in rank-*; do
@@ -49,7 +49,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one rank. result: a JSON value. pickle: base64, only for a user who trusts the hosts."""
+    """Outcome of one rank. result: a JSON value. pickle: in base64, loaded only with trust=True."""
 
     host: str
     result: Any = None
@@ -73,15 +73,15 @@ def run(
 ) -> list[Any]:
     """Call function(*args, **kwargs) on every rank; return the results, by rank.
 
-    ddpctl sends the function's module, and the workdir if the job has one. Of a function from a
-    notebook or script, it sends the source and the names that this uses. torchrun's variables are
-    set on the ranks. Arguments and results are JSON values (tuples become lists). With trust=True
-    they are anything that pickle can carry, and a host can then run code on this machine. Ctrl-C
-    stops the run.
+    ddpctl sends the function's module, and the workdir if the job has one. For a function from a
+    notebook or script, it sends the source and the names that the source uses. The ranks have
+    torchrun's environment variables. Arguments and results are JSON values (tuples become lists).
+    With trust=True they may be anything that pickle supports, but a host can then run code on this
+    machine. Ctrl-C stops the run.
 
     Raises the exception of the first rank that failed, from a RemoteError with its traceback. If
-    that type is not one of Python's own, raises the RemoteError itself. Raises RunFailed if a rank
-    ended without an exception.
+    its type is not built in, raises the RemoteError itself, unless trust=True. Raises RunFailed if a
+    rank ended without a result or an exception.
     """
     cluster = cluster_of(hosts, job, include, exclude, source="run()")
     with tempfile.TemporaryDirectory(prefix="ddpctl-run-") as folder:
@@ -106,7 +106,7 @@ def run(
 
 
 def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> list[Any]:
-    """Return the results by rank. Raises the exception of a rank, or RunFailed."""
+    """Return the results by rank. Raises the exception of the first rank that failed, or RunFailed."""
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
     first = failure.rank if failure else None
@@ -148,7 +148,7 @@ def unpickled(outcome: Outcome) -> Any:
 
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
-    """Return outcomes by rank, without ranks that wrote none. Raises CommandFailed or NodesFailed."""
+    """Return the outcomes of the ranks that wrote one, by rank. Raises CommandFailed or NodesFailed."""
     folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
     texts = each_node([*folders.values()], lambda node: _read(node, attempt.by_node[node].place))
     outcomes: dict[int, Outcome] = {}

@@ -32,7 +32,7 @@ POLL = 0.2  # seconds
 
 
 class Run:
-    """A run. It continues after this object, or this Python, has gone; see `find_run(id)`.
+    """A run. It goes on without this object or this process; `find_run(id)` finds it again.
 
     Methods that contact hosts raise HostUnreachable, or another DdpctlError with the remedy.
     """
@@ -52,7 +52,7 @@ class Run:
     def state(self) -> str:
         """State of the newest attempt, as recorded on this machine. Contacts no host.
 
-        PENDING WAITING RUNNING SUCCEEDED FAILED CANCELLED or UNKNOWN.
+        PENDING, WAITING, RUNNING, SUCCEEDED, FAILED, CANCELLED or UNKNOWN.
         """
         return self._folder.load().state
 
@@ -113,7 +113,7 @@ class Run:
         sanitizer = Sanitizer()
         shown: Mapping[int, Mark] = {}
         while True:
-            last = not (follow and has_recorder(self._folder))  # before reading the lines
+            last = not (follow and has_recorder(self._folder))  # asked before the lines are read
             known = known_marks(self._folder.logs)
             for _, text in merged(self._folder.logs, wanted, known, shown):
                 yield from sanitizer.feed(text).split("\n")[:-1]
@@ -149,7 +149,7 @@ class Run:
 
 
 class JobOptions(TypedDict, total=False):
-    """Keyword arguments that override keys of docs/hosts-file.md. Paths: from the current folder."""
+    """Overrides of the `job` keys in docs/hosts-file.md. Paths are relative to the current folder."""
 
     engine: Literal["docker", "process"]
     image: str
@@ -193,8 +193,8 @@ def launch(
 
     hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], the result of `ddpctl.hosts.load`,
     or None for ./hosts.yaml. command: arguments of torchrun, such as ["train.py", "--epochs", "3"].
-    wait: seconds in line for GPUs that other runs use; 0: no limit. nodes: use any N of the hosts.
-    hang_timeout: seconds. For all other arguments see `ddpctl launch`.
+    wait: seconds to wait in line for GPUs that other runs use; 0: no limit; None: do not wait.
+    nodes: use any N hosts with free GPUs. hang_timeout: seconds. For the rest see `ddpctl launch`.
 
     Raises DdpctlError if the run cannot start.
     """
@@ -218,6 +218,7 @@ def launch(
 def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:
     """Return the run with this id or unique prefix, by default this machine's newest run.
 
-    hosts: a hosts file, to find a run that was started on another machine. Raises UsageError.
+    hosts: a hosts file, to find a run that was started on another machine. Raises UsageError
+    if there is no such run.
     """
     return Run(find(run, None if hosts is None else str(hosts), LoggingConsole()))

@@ -50,7 +50,7 @@ def exit_without_finalization() -> None:
 
 
 def close_process_group() -> None:
-    """Wait for all ranks: one that exits early would break the process group of the others."""
+    """Close torch's process group after all ranks are done: one that left early would break it."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -58,7 +58,7 @@ def close_process_group() -> None:
 
 
 def returned(call: Call) -> str:
-    """Return the document of the function's result."""
+    """Call the function and return its result as a JSON document."""
     function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
         args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))

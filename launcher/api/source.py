@@ -17,7 +17,7 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """Definitions, each after those it depends on. modules: the modules they import."""
+    """What the function needs, each definition after its dependencies. modules: those to import."""
 
     def __init__(self, function: FunctionType) -> None:
         self.modules: set[str] = set()

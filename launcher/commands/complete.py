@@ -54,8 +54,7 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the hosts of the hosts file on the command line, or those of ~/.ssh/config without
-    one."""
+    """Return the hosts of the hosts file on the command line; without one, those of ~/.ssh/config."""
     from ..hosts import load
     from ..hosts.starter import ssh_aliases
 

@@ -129,7 +129,7 @@ def launch(
 
 
 def wait_seconds(text: str | None) -> int | None:
-    """Return `--wait` in seconds, as LaunchOptions.wait expects it. text: "" without a duration."""
+    """Return --wait in seconds; 0: no limit; None: no --wait. text: "" for --wait alone."""
     from ..hosts.values import seconds_in
 
     seconds = seconds_in(text) if text else None

@@ -17,7 +17,8 @@ from . import complete
 class OptionalValues(TyperCommand):
     """A command with options whose value may be missing, and is then empty.
 
-    optional: whether the word after such an option is its value. typer itself has no such options.
+    optional: by option, a function that tells whether the next word is its value. typer itself has
+    no such options.
     """
 
     optional: ClassVar[Mapping[str, Callable[[str], bool]]]
@@ -53,7 +54,8 @@ class WithCommandLine(OptionalValues):
     def _refuse_flags_of_the_script(self, ctx: Any, args: list[str]) -> None:
         """Exit with a hint if a flag after the script is not one of ours: the user forgot `--`.
 
-        The script is `-m`, a name with .py, or the second word that is neither a flag nor a value.
+        The script is `-m`, `--no-python`, a name in .py, or the second word that is neither a flag
+        nor the value of one.
         """
         takes_value: dict[str, bool] = {}
         for param in self.get_params(ctx):
@@ -125,7 +127,7 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 
 
 def hosts_of(hosts: str | None, host_list: str | None) -> str | None:
-    """Return HOSTS or -H. Raises UsageError if both are given."""
+    """Return HOSTS or -H; None if neither is given. Raises UsageError if both are."""
     if hosts and host_list:
         raise UsageError(f"both {hosts!r} and -H name hosts; use only one")
     from ..hosts import HostList

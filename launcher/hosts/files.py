@@ -1,4 +1,4 @@
-"""The local files that a hosts file needs: itself, and those that it names."""
+"""Read and check local files: the hosts file, and the files and folders that it names."""
 
 import stat
 from collections.abc import Iterable, Iterator
@@ -42,12 +42,12 @@ def text_of(path: Path) -> str:
 
 
 def missing(places: Iterable[Place]) -> Iterator[Problem]:
-    """Yield a problem for each file or folder that does not exist or cannot be used."""
+    """Yield a problem for each unusable file or folder, and for each wrong line of an env_file."""
     for place in places:
         if why := _why_unusable(place):
             what = f"found {shown(place.path, LONGEST_PATH)}, which {why}"
             kind = "a folder" if place.kind == "folder" else "a file"
-            # an empty key would be useless
+            # a "file" is a private key, which the user should not create here
             remedy = "correct the path" + (" or create it" if place.kind != "file" else "")
             yield Problem(place.line, place.key, what, remedy, f"{kind} on this machine")
         elif place.kind == "env file":
@@ -78,20 +78,20 @@ def _reason(error: OSError | ValueError) -> str:
 def user_environment(job: Job) -> dict[str, str]:
     """Return the variables of env_file and env. As in `docker run`, env overrides env_file.
 
-    Values may be secret. They go only to the engines; plans and records have only the names.
+    Values may be secret. They go only to the engines; plans and records contain only the names.
     """
     return {**(read_env_file(job.env_file) if job.env_file else {}), **job.env}
 
 
 def read_env_file(path: str) -> dict[str, str]:
-    """Parse NAME=value lines of a file. Raises HostsFileError, which never contains a value."""
+    """Parse the NAME=value lines of a file. Raises HostsFileError, which never contains a value."""
     place = Place(0, "", path, "env file")
     raise_any("job.env_file", list(missing([place])))
     return _env_lines(place)[0]
 
 
 def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
-    """Parse the file. Problems contain line numbers but no text, because that is secret."""
+    """Parse the file. Problems contain line numbers and names, but no values, which are secret."""
     values: dict[str, str] = {}
     problems: list[Problem] = []
     for number, raw in enumerate(Path(place.path).read_bytes().split(b"\n"), 1):

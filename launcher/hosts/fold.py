@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping
 
-FEW = 3  # up to this many hosts, equal errors stay separate lines
+FEW = 3  # equal errors of up to this many hosts stay separate lines
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
 
 def ranges(numbers: Iterable[int], width: int = 0) -> str:
-    """Format 0, 1, 2, 3 and 5 as `0-3,5`, in any order. Numbers are zero-padded to `width` digits."""
+    """Format 0, 1, 2, 3 and 5, in any order, as `0-3,5`. Zero-pad each to `width` digits."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -46,13 +46,16 @@ def counted(number: int, noun: str) -> str:
 
 
 def errors(by_host: Mapping[str, object]) -> list[str]:
-    """Format an error per host. Equal errors of more than FEW hosts become one line."""
+    """Return lines with the error of each host. More than FEW hosts with one error share a line.
+
+    Two errors are equal if they differ only in the host's own name.
+    """
     same: dict[str, list[str]] = {}
     for host, error in by_host.items():
         same.setdefault(str(error).replace(host, "\0"), []).append(host)
     lines: list[str] = []
     for text, hosts in same.items():
-        if len(hosts) > FEW:  # later names, as in a command to try: the first
+        if len(hosts) > FEW:  # list them once; later, as in a command to try, name one
             lines.append(text.replace("\0", names(hosts), 1).replace("\0", hosts[0]))
         else:
             lines += [text.replace("\0", host) for host in hosts]

@@ -11,14 +11,14 @@ from .problems import Problem, nearest, shown
 from .tree import Tree, tree_of
 from .values import split_login
 
-# max_slots is an Open MPI option. ddpctl never starts more processes than slots.
+# Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")
 _HOST = r"[^\s:,#=\[\]{}-][^\s:,#=]*"
 _FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 
 
 def is_hostfile(text: str) -> bool:
-    """Return whether the first non-empty line looks like a hostfile's."""
+    """Return whether the first line that is not empty or a comment looks like a hostfile's."""
     first = next((line for line in map(_significant, text.splitlines()) if line), "")
     return bool(_FIRST_LINE.fullmatch(first))
 
@@ -28,7 +28,7 @@ class HostList(str):
 
 
 def is_host_list(hosts: str) -> bool:
-    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8`, and not a file name."""
+    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8`, and not an existing file."""
     looks_like_one = re.fullmatch(r"[^\s,/]+:\d+(,[^\s,/]+)*", hosts)
     return isinstance(hosts, HostList) or bool(looks_like_one and not os.path.exists(hosts))  # noqa: PTH110
 
@@ -63,7 +63,7 @@ def _hosts(lines: Iterable[tuple[int, str]], problems: list[Problem]) -> Tree:
             what = f"found {shown(written)}"
             problem = Problem(line, f"hosts[{len(hosts)}]", what, "correct it", allowed, near)
             problems.append(problem)
-            given = {"slots": "0"}  # a line with a problem must not claim GPUs
+            given = {"slots": "0"}  # so that the line's GPUs cause no second problem
         if "slots" in given:
             host["gpus"] = given["slots"]
         hosts.append(tree_of(host, line))

@@ -1,6 +1,6 @@
 """Read a hosts file: text to tree, tree to values, values to a `Cluster`. Collects all problems.
 
-`load` accesses the disk, `parse` does not. `parse(dump(cluster), ...)` returns an equal cluster.
+`load` reads files, `parse` does not. `parse(dump(cluster), ...)` returns an equal cluster.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def cluster_of(
     *,
     source: str = COMMAND_LINE,
 ) -> Cluster:
-    """Return the selected hosts, with the file's job overridden by `job`; None keeps the file's value.
+    """Return the selected hosts. Values of `job` other than None override the file's.
 
     hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
     ./hosts.yaml. source: the origin of `job`, for messages. Raises UsageError.
@@ -53,10 +53,10 @@ def cluster_of(
 def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
     """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
-    None: ./hosts.yaml. Raises HostsFileError with a line per problem, including missing files.
-    job_files=False: for commands that do not need the job's own files (`ps`, `kill` from any
-    machine). overridden: keys of the job that the command line replaces, so that their files need
-    not exist.
+    hosts=None: load ./hosts.yaml. Raises HostsFileError with a line per problem, including missing
+    files. job_files=False: the job's own files may be missing, for commands that do not need them
+    (`ps`, `kill` from any machine). overridden: keys of the job that the command line replaces;
+    their files may be missing.
     """
     if hosts is None:
         if not Path(DEFAULT_HOSTS).is_file():
@@ -93,11 +93,11 @@ def parse(text: str, source: str) -> Cluster:
 def override_job(
     cluster: Cluster, given: Mapping[str, object], *, source: str = COMMAND_LINE
 ) -> Cluster:
-    """Return the cluster with job values from the command line; None keeps the file's value.
+    """Return the cluster with job values from the command line.
 
-    given: by key of the job. `env` is added to the file's; nproc_per_node overrides that of each
-    host. source: the origin of the values, if not the command line. Raises HostsFileError, which
-    names each wrong flag, including folders that do not exist.
+    given: values by key of the job; None keeps the file's value. `env` is added to the file's;
+    nproc_per_node overrides that of each host. source: the origin of the values, if not the command
+    line. Raises HostsFileError with a line per wrong value or missing file.
     """
     reading = _Reading(source, current_folder())
     read: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def override_job(
 
 
 class _Reading:
-    """One pass over a source: collects its problems and the paths that it names."""
+    """Reads one source. Collects its problems and the paths that it names."""
 
     def __init__(self, source: str, base: str | Path) -> None:
         self.source = source
@@ -136,7 +136,7 @@ class _Reading:
             self.problems += [problem.within(key, allowed) for problem in error.problems]
 
     def text(self, text: str, read: Parser | None = None) -> Cluster:
-        """Return what could be read; use it only if there are no problems."""
+        """Return the cluster. It is complete only if `problems` is empty."""
         read = read or (read_hostfile if is_hostfile(text) else read_yaml)
         try:
             return self.cluster(read(text, self.problems))
@@ -220,7 +220,7 @@ class _Reading:
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
         if absolute == "/":
-            raise wrong(tree, "name a folder below the root of the disk")
+            raise wrong(tree, "use a path below /")
         return absolute
 
 
@@ -233,5 +233,5 @@ def _long_form(item: Tree) -> Tree:
     if port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
         name = shown(parts["host"])
         remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
-        raise wrong(item, remedy, f"{item.shown}, a port or a number of GPUs")
+        raise wrong(item, remedy, f"{item.shown}, which may mean a port or a number of GPUs")
     return tree_of(parts, item.line)

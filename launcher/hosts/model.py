@@ -30,17 +30,17 @@ class Host:
 
     @property
     def machine(self) -> tuple[str, int]:
-        """Key of the machine, for any user. Ignores letter case; a missing port means 22."""
+        """Identifies the machine: its name in lower case, and its SSH port (22 if not given)."""
         return self.host.lower(), self.port or 22
 
     @property
     def account(self) -> tuple[str | None, str, int]:
-        """Key of the home folder: equal for the same user on the same machine."""
+        """Identifies the home folder: the user and the machine."""
         return self.user, *self.machine
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """The GPUs named by a count or by ids; () for `all`."""
+        """The ids of the GPUs; the first n for a count n; () for `all`."""
         if isinstance(self.gpus, tuple):
             return self.gpus
         return () if self.gpus == "all" else tuple(range(self.gpus))
@@ -58,7 +58,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """The work of every node. Paths are absolute, sizes in bytes, times in seconds."""
+    """What every node runs. Paths are absolute, sizes in bytes, times in seconds."""
 
     engine: Literal["docker", "process"] = "docker"
     image: str = "ddpctl-trainer:latest"
@@ -85,7 +85,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """hosts: by node rank. spares: replacements for lost hosts. source: the file."""
+    """A hosts file. hosts: by node rank. spares: replacements for lost hosts. source: its name."""
 
     hosts: tuple[Host, ...]
     job: Job = field(default_factory=Job)
@@ -98,9 +98,9 @@ class Cluster:
 
 
 def dump(cluster: Cluster) -> str:
-    """Return the hosts file as used: defaults merged, paths absolute, default values omitted.
+    """Return a hosts file for the cluster: defaults merged, paths absolute, default values omitted.
 
-    It reads back as an equal cluster.
+    `parse` turns it into an equal cluster.
     """
     document = {
         "hosts": [_changed(host, Host("")) for host in cluster.hosts],

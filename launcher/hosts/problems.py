@@ -1,4 +1,4 @@
-"""Problems of a hosts file, one line each. All their wording is here."""
+"""Problems of a hosts file, and how to show them: one line each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_PATH = 4096
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem. line: 0 if the source has no lines, such as a flag. near: the probable key or word."""
+    """A problem. line: 0 if there is none, as for a flag. near: what the user probably meant."""
 
     line: int
     key: str
@@ -24,7 +24,7 @@ class Problem:
     near: str | None = None
 
     def within(self, key: str, allowed: str = "") -> Problem:
-        """Return the same problem for a value inside `key`."""
+        """Return the problem with `key` in front of its key, and with `allowed` if it has none."""
         return replace(self, key=key + self.key, allowed=self.allowed or allowed)
 
     def text(self, source: str) -> str:
@@ -44,7 +44,7 @@ class Wrong(Exception):
 
 
 def raise_any(source: str, problems: Sequence[Problem]) -> None:
-    """Raise HostsFileError with each problem once, in the order of the file, if there are any."""
+    """Raise HostsFileError if there are problems. It has each once, in the order of the file."""
     if problems:
         lines = [problem.text(source) for problem in sorted(problems, key=lambda p: p.line)]
         raise HostsFileError(list(dict.fromkeys(lines)))
@@ -57,6 +57,6 @@ def shown(text: str, most: int = SHOWN) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` is probably a typo of."""
+    """Return the known word that `word` is probably a typo of, or None."""
     matches = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), 1, 0.6)
     return matches[0] if matches else None

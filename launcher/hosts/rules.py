@@ -1,4 +1,4 @@
-"""Rules between values of a hosts file that are each valid on their own."""
+"""Rules for values of a hosts file that are valid alone, but not together."""
 
 import ipaddress
 import os
@@ -68,7 +68,7 @@ def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
 
 
 def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
-    """Require entries on one machine to list GPU ids that do not overlap, or to use none."""
+    """Yield a problem if `entry` may use a GPU of an earlier entry on the same machine."""
     mine = entry.host
     for other in earlier if mine.gpus != 0 else ():
         theirs = other.host
@@ -88,7 +88,7 @@ def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
 
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
-    """Yield the key of the job, what was found there, and the remedy."""
+    """Yield for each broken rule: the key of the job, what was found there, and the remedy."""
     for key in _CONTAINER_KEYS if job.engine == "process" else ():
         if getattr(job, key):
             found = f"{key} with engine: process, which has no container"
@@ -103,7 +103,7 @@ def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
         for folder, what in own.items():
             if flat == folder or flat.startswith(f"{folder}/"):
                 found = f"a mount at {shown(target)}, where {what} mounted"
-                yield key, found, "choose another folder of the container"
+                yield key, found, "choose another folder in the container"
         if flat in taken:
             yield key, f"two mounts at {shown(flat)}", "keep one of them"
         taken.add(flat)

@@ -1,8 +1,8 @@
 """All keys of the hosts file: their meaning and their readers.
 
 hosts.schema.json is the table of keys. Editors use it for validation and completion, and
-docs/hosts-file.md shows it. The loader takes names, ranges, choices and the wording of messages
-from it. The readers below check what a schema cannot express, and have the last word.
+docs/hosts-file.md shows it. The loader takes names, ranges, choices and the `allowed: ...` of
+messages from it. The readers also check what a schema cannot express.
 """
 
 import json
@@ -21,7 +21,7 @@ PathKind: TypeAlias = Literal["file", "env file", "folder"]
 FILE = Path(__file__).with_name("hosts.schema.json")
 SCHEMA = json.loads(FILE.read_bytes())
 
-# Keys whose value is more than a number in a range, a choice of words or a local path.
+# The readers of all values but numbers in a range, choices of words, and local paths.
 _HOST_READERS: Mapping[str, Reader] = {
     "host": values.host,
     "user": values.user,
@@ -45,7 +45,7 @@ _JOB_READERS: Mapping[str, Reader] = {
     "time_limit": values.duration,
     "metrics_dir": values.folder_on_hosts,
 }
-# What a local path must lead to.
+# What must exist at the path in each of these keys.
 _PATHS: Mapping[str, PathKind] = {
     "identity_file": "file", "workdir": "folder", "dataset": "folder", "env_file": "env file"
 }  # fmt: skip
@@ -53,7 +53,7 @@ _PATHS: Mapping[str, PathKind] = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key. allowed, default: in words. path: what must exist at that local path."""
+    """A key. allowed, default: in words. path: what must exist there, if the value is a local path."""
 
     read: Reader
     meaning: str
@@ -83,11 +83,11 @@ def _keys(mapping: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str
 _SECTIONS = SCHEMA["properties"]
 SECTIONS: Collection[str] = _SECTIONS.keys()
 HOST = _keys(SCHEMA["definitions"]["host"]["anyOf"][1], _HOST_READERS)
-# Several machines cannot share a name or an address. nproc_per_node has a default in job.
+# Not host and internal_ip, which each machine has, nor nproc_per_node, whose default is in job.
 DEFAULTS = {name: HOST[name] for name in _SECTIONS["defaults"]["properties"]}
 JOB = _keys(_SECTIONS["job"], _JOB_READERS)
 
-# Keys that users of other tools try.
+# Keys that users of other tools might try.
 _SYNONYMS = {
     "hostname": "host", "address": "host", "ip": "host", "name": "host", "node": "host",
     "username": "user", "ssh_user": "user", "ssh_port": "port", "key": "identity_file",
@@ -102,7 +102,7 @@ _SYNONYMS = {
 
 
 def unknown(name: str, line: int, known: Collection[str]) -> Problem:
-    """Return the problem of an unknown key, with the most similar known key."""
+    """Return the problem of an unknown key. It names the section that has the key, or a similar key."""
     allowed = ", ".join(sorted(known))
     homes = [f"{home}:" for home, keys in (("hosts", HOST), ("job", JOB)) if name in {*keys, home}]
     if homes:

@@ -36,7 +36,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
 
 
 def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
-    """Return the GPU ids by lower-case host name; no ids mean the whole host."""
+    """Return the GPU ids by lower-case host name; an empty set means the whole host."""
     by_name: dict[str, list[Host]] = {}
     for host in (*cluster.hosts, *cluster.spares):
         by_name.setdefault(host.name.lower(), []).append(host)
@@ -44,7 +44,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
     for word in map(str.strip, text.lower().split("@")):
         match = re.fullmatch(r"(.+?)(?::(\d{1,4}(?:,\d{1,4})*))?", word, re.ASCII)
         if match is None:
-            raise UsageError(f"{flag} {text!r}: write host1@host2:0,2")
+            raise UsageError(f"{flag} {text!r}: write it as host1@host2:0,2")
         # the end of an IPv6 address may look like a list of GPUs
         name, listed = (word, None) if word in by_name else match.groups()
         if name in chosen:
@@ -56,8 +56,8 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
         has_all = any(host.gpus == "all" for host in by_name[name])
         if ids and has_all and flag == "--exclude":
             raise UsageError(
-                f"{flag}: {name} has gpus: all, so the GPUs that are left are unknown; "
-                "write their number in the hosts file, or use --include"
+                f"{flag}: {name} has gpus: all, so it is unknown which would be left; "
+                "give their number in the hosts file, or use --include"
             )
         missing = ids.difference(*(host.gpu_ids for host in by_name[name]))
         if missing and not has_all:
@@ -67,9 +67,9 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
 
 
 def _gpus_left(host: Host, chosen: dict[str, set[int]], include: bool) -> Gpus | None:
-    """Return the value of `gpus` for the host, or None if it is not selected."""
+    """Return the new value of `gpus` for the host, or None if the host is not selected."""
     ids = chosen.get(host.name.lower())
-    if not ids:  # all of the host or nothing
+    if not ids:  # not named, or named as a whole
         return host.gpus if include is (ids is not None) else None
     among = sorted(ids) if host.gpus == "all" else host.gpu_ids
     left = tuple(gpu for gpu in among if (gpu in ids) is include)

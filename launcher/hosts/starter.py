@@ -1,4 +1,4 @@
-"""Write a first hosts file for `ddpctl init`, and read the hosts of ~/.ssh/config."""
+"""Compose a first hosts file for `ddpctl init`, and read the hosts of ~/.ssh/config."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """The user's answers. None: leave the key out.
+    """The user's answers. None: show the key only as a commented-out example.
 
     gpus: all, a count or ids such as 0,1; for hosts without their own count.
     """
@@ -130,7 +130,7 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
             found += [word for word in words if not set(word) & set("*?!")]
         elif keyword.lower() == "include" and depth < INCLUDE_DEPTH:
             for word in words:
-                with contextlib.suppress(OSError, ValueError):  # no pattern: includes nothing
+                with contextlib.suppress(OSError, ValueError):  # an invalid pattern
                     for path in sorted(Path("/").glob(str(folder / expanded(word)).lstrip("/"))):
                         found += ssh_aliases(path, folder, depth + 1)
     return list(dict.fromkeys(found))

@@ -1,6 +1,6 @@
-"""YAML as a tree with line numbers. Scalars stay as written, and tags construct nothing.
+"""YAML as a tree with line numbers. Scalars stay as written, and tags create no objects.
 
-Documents designed to exhaust a reader (deep nesting, aliases of aliases) are refused.
+Documents designed to exhaust the parser (deep nesting, aliases of aliases) are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Tree:
-    """A value. line: that of its key in a mapping. kind: the type that YAML assigns, in words."""
+    """A value. line: where it starts, or where its key does. kind: its YAML type, in words."""
 
     line: int
     kind: str = TEXT
@@ -48,7 +48,7 @@ class Tree:
     def shown(self) -> str:
         if self.kind in (LIST, MAPPING, NOTHING):
             return self.kind
-        return shown(self.text) if self.text.strip() else "an empty text"
+        return shown(self.text) if self.text.strip() else "empty text"
 
 
 def tree_of(value: object, line: int = 0) -> Tree:
@@ -77,11 +77,11 @@ def read_yaml(text: str, problems: list[Problem]) -> Tree:
         what = f"not YAML: {shown(' '.join(str(error).split()))}"
         raise Wrong(Problem(0, "", what, "save the file as UTF-8 text")) from None
     except RecursionError:
-        raise Wrong(Problem(0, "", "found lists in lists without end", "write one list")) from None
+        raise Wrong(Problem(0, "", "found too many nested lists", "nest fewer")) from None
 
 
 class _Composer:
-    """Builds the tree from PyYAML's events. Like PyYAML's own composer, with limits."""
+    """Builds the tree from PyYAML's events. Like PyYAML's own composer, but with limits."""
 
     def __init__(self, text: str, problems: list[Problem]) -> None:
         self.events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
@@ -105,7 +105,7 @@ class _Composer:
             self.aliases += 1
             if event.anchor not in self.anchors or self.aliases > MAX_ALIASES:
                 many = f"found more than {MAX_ALIASES} aliases"
-                undefined = f"found the alias {event.anchor} of nothing above it"
+                undefined = f"found the alias *{event.anchor} without &{event.anchor} above it"
                 raise _not_yaml(many if self.aliases > MAX_ALIASES else undefined, event)
             return self.anchors[event.anchor]
         tag = None if event.tag == "!" else event.tag

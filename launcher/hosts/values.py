@@ -26,7 +26,7 @@ _UID_GID = re.compile(r"\d{1,10}:\d{1,10}", re.ASCII)
 _LIMITS = ("core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile") + (
     ("nproc", "rss", "rtprio", "rttime", "sigpending", "stack")
 )
-# The reference grammar of github.com/distribution/reference as one expression.
+# The grammar of github.com/distribution/reference as one regular expression.
 _IMAGE = (
     r"(?!.{401})(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::\d+)?/)?"
     r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*"
@@ -43,7 +43,7 @@ SET_BY_DDPCTL = frozenset(
 )
 MAX_GPUS = 256
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
-# Characters that ssh itself refuses in names, or that have a meaning in patterns and lists.
+# Characters that ssh itself refuses in names, or that have a special meaning in patterns and lists.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
 _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
 
@@ -53,7 +53,7 @@ Reader: TypeAlias = Callable[[Tree], object]
 
 
 def wrong(tree: Tree, remedy: str, found: str = "", near: str | None = None) -> Wrong:
-    """found: what is wrong in words, if not the value itself."""
+    """Return the error for a value. found: what is wrong, in words; default: the value itself."""
     return Wrong(Problem(tree.line, "", f"found {found or tree.shown}", remedy, near=near))
 
 
@@ -105,7 +105,7 @@ def as_written(tree: Tree) -> str:
     if tree.kind == NOTHING:
         raise wrong(tree, 'give a value ("" for an empty one) or remove the key')
     if _NOT_IN_ARGUMENTS.search(tree.text):
-        raise wrong(tree, "remove the character: no program can receive it")
+        raise wrong(tree, "remove the character: it cannot be passed to a program")
     return tree.text
 
 
@@ -168,7 +168,7 @@ def path(tree: Tree) -> str:
 
 def host(tree: Tree) -> str:
     word = text(tree)
-    if is_address(word):  # IPv6: colons, and a zone after `%`
+    if is_address(word):  # IPv6 has colons, and may have a zone after `%`
         return _one_word(tree, _NOT_IN_HOST)
     parts = split_login(word)
     is_login = len(parts) > 1 and all(parts.values()) and parts.get("port", "0").isdecimal()
@@ -207,7 +207,7 @@ def proxy_jump(tree: Tree) -> str:
 
 
 def split_login(word: str) -> dict[str, str]:
-    """Split `[user@]host[:port]` into the values of the keys that it has."""
+    """Split `[user@]host[:port]` into `host` and, if given, `user` and `port`."""
     user, at, rest = word.rpartition("@")
     name, port = split_port(rest)
     parts = {"host": name} | ({"user": user} if at else {})
@@ -215,7 +215,7 @@ def split_login(word: str) -> dict[str, str]:
 
 
 def split_port(word: str) -> tuple[str, str | None]:
-    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address."""
+    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address. The port may be None."""
     if bracketed := re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word):
         return bracketed[1], bracketed[2]
     name, colon, port = word.partition(":")
@@ -248,7 +248,9 @@ def internal_ip(tree: Tree) -> str:
     return word
 
 
-interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "use one name from `ip link`")
+interface = matching(
+    r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "use one of the names that `ip link` shows"
+)
 
 
 def is_address(word: str) -> bool:
@@ -268,7 +270,9 @@ def command(tree: Tree) -> tuple[str, ...]:
         raise wrong(tree, "write [train.py] or [-m, trainer], for example", "nothing to run")
     first = PurePosixPath(words[0]).name
     if _STARTS_PYTHON.fullmatch(first):
-        raise wrong(tree, f"remove {shown(first)}: torchrun starts Python", shown(words[0]))
+        raise wrong(
+            tree, f"remove {shown(first)}: ddpctl runs the script with torchrun", shown(words[0])
+        )
     return words
 
 
@@ -281,7 +285,7 @@ def arguments(tree: Tree) -> tuple[str, ...]:
 
 
 def wrong_env_name(name: str) -> str:
-    """Return the remedy if an environment may not set `name`, else ""."""
+    """Return the remedy if the job's environment may not set `name`, else ""."""
     if not _ENV_NAME.fullmatch(name):
         return "use letters, digits and _"
     return "remove it: ddpctl or torchrun sets it on each node" if name in SET_BY_DDPCTL else ""

@@ -38,7 +38,7 @@ IN_CONTAINER = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/
 
 @dataclass(frozen=True)
 class Found:
-    """Values known only after the push, from the hosts. Tuples: one entry per node, by rank."""
+    """Values known only once hosts were asked and files pushed. Tuples: one entry per node, by rank."""
 
     facts: tuple[Facts, ...] = ()
     images: tuple[str, ...] = ()  # digest or id, as known to the host's engine
@@ -136,7 +136,7 @@ class _NodeBuilder:
         )
         job, in_container = self.job, plan.engine.in_container
         own = IN_CONTAINER if in_container else self.folders
-        self.paths = dataclasses.replace(  # the user's own variables may redirect some
+        self.paths = dataclasses.replace(  # a Job made in Python may set these variables
             own,
             checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", own.checkpoints),
             output=job.env.get("DDPCTL_OUTPUT_DIR", own.output),
@@ -146,7 +146,7 @@ class _NodeBuilder:
         self.interface = self.host.interface or found_interface
         self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
         by_id = self.host.gpus != "all"
-        if self.facts and not by_id:  # ids exclude the GPU of a processor
+        if self.facts and not by_id:  # an engine's `all` is wrong for integrated or no GPUs
             by_id = not self.facts.gpus or any(gpu.integrated for gpu in self.facts.gpus)
         self.gpus = gpu_ids(self.host, self.facts) if by_id else "all"
 
@@ -166,7 +166,7 @@ class _NodeBuilder:
         )
 
     def _torchrun_command(self) -> tuple[str, ...]:
-        """Return the command. torchrun's own --no-python goes before the `--`."""
+        """Return torchrun's command line. A leading --no-python is torchrun's: it goes before `--`."""
         plan, command = self.plan, self.plan.command
         own_flags = int(command[:1] in (("--no-python",), ("--no_python",)))
         return (
@@ -216,7 +216,7 @@ class _NodeBuilder:
         here = self._processes_here()
         threads = str(max(1, self.facts.cores // sum(here))) if self.facts else ASKED
         env["OMP_NUM_THREADS"] = threads
-        if plan.options.network_only and len(here) > 1:  # make NCCL treat them as two machines
+        if plan.options.network_only and len(here) > 1:  # make NCCL treat each node as a machine
             env["NCCL_HOSTID"] = f"ddpctl-{self.rank}"
         if in_container and self.job.user == "host":
             env |= {"HOME": "/tmp", "USER": self.facts.user if self.facts else "host"}
@@ -229,7 +229,10 @@ class _NodeBuilder:
         return env
 
     def _processes_here(self) -> list[int]:
-        """Return those of each node on this node's machine, whatever each entry calls it."""
+        """Return the number of processes (1 if unknown) of each node on this node's machine.
+
+        Hosts with the same boot id are one machine, whatever their names.
+        """
         boot_ids = [facts.boot_id for facts in self.found.facts] or [""] * self.cluster.nnodes
         return [
             count or 1
@@ -271,10 +274,11 @@ class _NodeBuilder:
 def container_of(
     job: Job, gpus: str | tuple[int, ...], facts: Facts | None, **own: Any
 ) -> Container:
-    """Return a container with what the job may use of its host. own: the other fields.
+    """Return a container with access to what the job needs on its host.
 
-    These are GPUs, NCCL's needs (pinned memory, InfiniBand) and the job's additions. The job's
-    limits override ddpctl's. facts: None if the host was not asked.
+    That is: GPUs, what NCCL needs (pinned memory, InfiniBand), and what the job adds. The job's
+    limits override ddpctl's. facts: None if the host was not asked. own: the container's other
+    fields.
     """
     user = "0:0" if job.user == "root" else job.user
     if job.user == "host" and facts:
@@ -303,6 +307,6 @@ def container_of(
 
 
 def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
-    """Return whether the container's user is neither root nor `uid`, the SSH user."""
+    """Return whether there is a container whose user is neither root nor `uid`, the SSH user."""
     user = node.container.user.split(":")[0]
     return plan.engine.in_container and user not in (str(uid), "0")

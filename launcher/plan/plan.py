@@ -21,7 +21,7 @@ TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute except d
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a launch beyond the hosts file, for every attempt of a run: plain JSON values.
+    """Launch options that apply to every attempt of a run. Their values are plain JSON.
 
     To add a flag to `launch`, add a field here or in LaunchOptions, its option in
     launcher/commands/launch.py, and the code that acts on it. `--dry-run` prints all options.
@@ -38,7 +38,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         timeout = self.hang_timeout
         if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-            raise UsageError(f"--hang-timeout {timeout:g}: use seconds, or 0 for never")
+            raise UsageError(f"--hang-timeout {timeout:g}: use a number of seconds, or 0 for never")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LaunchOptions(RunOptions):
     by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
 
     def settled(self, command: Sequence[str]) -> LaunchOptions:
-        """Fill in the default hang timeout for `command`. Other scripts may be silent for long."""
+        """Return the options with the default hang timeout of `command`: only our trainer has one."""
         if self.hang_timeout is not None:
             return self
         is_ours = tuple(command[:2]) == OUR_TRAINER
@@ -76,7 +76,7 @@ class Mount:
     source: str
     target: str
     read_only: bool = False
-    from_job: bool = False  # from job.mounts; all others are ddpctl's own
+    from_job: bool = False  # from job.mounts or job.metrics_dir; all others are ddpctl's own
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Place:
 
 @dataclass(frozen=True)
 class JobPaths:
-    """A node's folders: on the host, in the container, or from the job's point of view."""
+    """A node's folders: on the host, in the container, or as the job sees them."""
 
     control: str
     checkpoints: str
@@ -195,7 +195,7 @@ class Plan:
 
 
 def total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None if one is unknown."""
+    """Return the sum, or None if a count is unknown."""
     return None if None in counts else sum(count or 0 for count in counts)
 
 

@@ -1,4 +1,4 @@
-"""Print a plan as text and as a JSON document."""
+"""Format a plan as text or as a JSON document."""
 
 import dataclasses
 import shlex
@@ -9,7 +9,7 @@ from .plan import ASKED, Container, NodePlan, Plan
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the whole plan, version 1. Values that only hosts know are null or `<asked at launch>`."""
+    """Return the whole plan. In a dry run, what only hosts know is null or `<asked at launch>`."""
     document = dataclasses.asdict(plan)
     document["engine"] = plan.engine.name
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):

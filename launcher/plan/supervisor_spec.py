@@ -1,6 +1,6 @@
 """spec.json: the launcher's instructions for the supervisor of one node. Pure.
 
-The file has mode 0600 on the host.
+The file has mode 0600 on the host, because it contains a secret.
 """
 
 from typing import Any

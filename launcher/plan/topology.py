@@ -15,8 +15,8 @@ AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which
 def nproc_per_node(cluster: Cluster, facts: Sequence[Facts]) -> tuple[int | None, ...]:
     """Return the number of processes of each node, by node rank; None if only the host knows.
 
-    The host's own number, else the job's, else one per GPU, else 1. facts: empty before the hosts
-    were asked.
+    It is the host's own number, else the job's, else one per GPU, else 1. facts: empty before the
+    hosts were asked.
     """
 
     def count(rank: int, host: Host) -> int | None:
@@ -31,14 +31,17 @@ def nproc_per_node(cluster: Cluster, facts: Sequence[Facts]) -> tuple[int | None
 
 
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
-    """Return the ids of the node's GPUs; empty for `all` on a host without GPUs."""
+    """Return the ids of the node's GPUs.
+
+    `all` means all but integrated ones; empty if the host has none or was not asked.
+    """
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()
     return host.gpu_ids
 
 
 def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
-    """Return the ids of the node's GPUs by UUID. The key of a GPU without a UUID is its id."""
+    """Return the ids of the node's GPUs by UUID, or by `gpu-ID` for a GPU without a UUID."""
     uuids = {gpu.index: gpu.uuid for gpu in facts.gpus}
     return {
         uuid if UUID.fullmatch(uuid := uuids.get(gpu, "")) else f"gpu-{gpu}": gpu
@@ -47,7 +50,7 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
 
 
 def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
-    """Choose `count` hosts, as indexes of `subnets`, from one subnet if possible, else from few."""
+    """Return the indexes of `count` hosts, from as few subnets as possible. subnets: one per host."""
     groups: dict[str, list[int]] = {}
     for place, subnet in enumerate(subnets):
         groups.setdefault(subnet, []).append(place)
@@ -60,9 +63,9 @@ def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
 def node_addresses(cluster: Cluster, facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return the address of each node for traffic between nodes.
 
-    internal_ip if given. Otherwise the address of the host's end of the SSH connection, which is
-    the host's own even behind a jump host or a forwarded port. If this machine is a node too, the
-    address from which it connects to the others.
+    It is internal_ip if given. Otherwise it is the address of the host's end of the SSH connection,
+    which is the host's own even behind a jump host or a forwarded port. For this machine, it is the
+    address from which it connects to the others. Raises UsageError if only some are loopback.
     """
     if all(host.is_local for host in cluster.hosts):
         return tuple(host.internal_ip or "127.0.0.1" for host in cluster.hosts)
@@ -77,7 +80,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts]) -> tuple[str, ...]:
     if any(loopback) and not all(loopback):
         rank = loopback.index(True)
         raise UsageError(
-            f"{cluster.hosts[rank].name} (node {rank}) is reached over {found[rank]}, which the "
+            f"{cluster.hosts[rank].name} (node {rank}) is reached at {found[rank]}, which the "
             "other nodes cannot use: set its internal_ip in the hosts file"
         )
     return tuple(found)

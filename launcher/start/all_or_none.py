@@ -19,11 +19,11 @@ from ..ssh.node import Node
 from .run_folders import prepare
 
 LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
-UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; no training is lost yet
+UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
 
 
 class GpusTaken(PreflightError):
-    """Other runs have, or asked earlier for, what the plan needs."""
+    """Other runs use what the plan needs, or asked for it earlier."""
 
     def __init__(self, lines: Sequence[str], attempt: RunningAttempt, plan: Plan) -> None:
         """lines: which resource is taken where, and by whom."""
@@ -49,7 +49,7 @@ def start(
     environment: Mapping[str, str],
     record: Mapping[str, Any],
 ) -> None:
-    """Create folders and nodes on all hosts, then start them. Any failure undoes everything.
+    """Create folders and nodes on all hosts, then start the nodes. A failure removes all nodes again.
 
     uids: of the SSH users, by node rank. environment: the user's variables. record: run.json and
     the hosts file, for the hosts to keep.
@@ -70,15 +70,15 @@ def start(
         check_claims(attempt, plan)
         each_node(attempt.nodes, lambda node: members[node].engine.start(plans[node]))
     except BaseException:
-        # Report the original failure. What cannot be undone now, `kill` finds by its labels.
+        # Raise the original failure. If a node cannot be removed now, `kill` finds it by its labels.
         try_each(attempt.nodes, lambda node: remove(members[node], plan, earlier=False))
         raise
 
 
 def remove(member: RunningNode, plan: Plan, *, earlier: bool) -> None:
-    """Stop and remove what this start created on its host. earlier: also earlier attempts.
+    """Stop and remove the node of this attempt on its host. earlier: also those of earlier attempts.
 
-    Tickets stay: the run may continue to wait.
+    Tickets stay, because the run may go on waiting.
     """
     for status in member.engine.list(plan.run_id):
         own = status.node_rank == member.place.node_rank and status.state != "waiting"
@@ -105,7 +105,7 @@ def check_claims(attempt: RunningAttempt, plan: Plan) -> None:
                 if not rival.expired:
                     found.append(rival)
                 elif not engine.withdraw(rival):
-                    # it has just started, or another launch removes it
+                    # it has just started, or another launch is removing it
                     found.append(dataclasses.replace(rival, state="removing"))
         return found
 
@@ -128,7 +128,7 @@ def rival_lines(
     wanted: Mapping[Node, Collection[str]],
     plans: Mapping[Node, NodePlan],
 ) -> list[str]:
-    """Return a line per rival with its part of `wanted`, and where."""
+    """Return a line per rival: the hosts, and which of `wanted` it has or waits for there."""
     hosts: dict[str, list[str]] = {}
     for node, listed in ahead.items():
         for rival in listed:

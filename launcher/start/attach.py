@@ -20,7 +20,7 @@ POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> int:
-    """Follow the newest attempt to its end. A signal stops the following, not the run."""
+    """Follow the newest attempt to its end; return its exit code. Signals do not stop the run."""
     record = folder.load()
     if record.state == "WAITING":
         record = wait_for_start(folder, record, console)

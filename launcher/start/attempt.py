@@ -47,7 +47,7 @@ class NextAttempt:
     run_id: str
     earlier: RunRecord | None = None
     former: tuple[Host, ...] = ()  # no longer used, but may have the run's checkpoints
-    since: float | None = None  # its place in line if it has waited, see Plan.since
+    since: float | None = None  # when it asked for its GPUs, if it has waited; see Plan.since
     until: float | None = None  # when it stops waiting, by this machine's clock
 
     @property
@@ -76,9 +76,9 @@ def start_and_follow(
     console: Console,
     line: Line | None,
 ) -> int:
-    """Start the attempt and follow it to its end; return the exit code.
+    """Start the attempt, then follow it to its end or detach. Return the exit code.
 
-    line: this run's place in line, if it has one. Raises GpusTaken while other runs come first.
+    line: this run's place in line, if it has one. Raises GpusTaken if other runs come first.
     """
     environment = user_environment(wanted.cluster.job)
     facts, plan = prepare_plan(wanted, nodes, console)
@@ -100,7 +100,7 @@ def start_and_follow(
             start(attempt, plan, uids, environment, for_hosts(record))
         record.attempt.state, record.attempt.started = "RUNNING", timestamp()
         folder.try_save(record, console)
-        if line or wanted.since is not None:  # another process may have waited for it before
+        if line or wanted.since is not None:  # its tickets may be those of an earlier process
             (line or Line(attempt, plan, ignored_port=True)).close()
         number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
         console.say(
@@ -123,7 +123,7 @@ def start_and_follow(
 def prepare_plan(
     wanted: NextAttempt, nodes: Sequence[Node], console: Console
 ) -> tuple[tuple[Facts, ...], Plan]:
-    """Gather facts, check and push. Nothing is started, so Ctrl-C is safe at any time."""
+    """Gather facts, check, push and make the plan. Starts nothing, so Ctrl-C is safe at any time."""
     cluster, options = wanted.cluster, wanted.options
     in_container = engine_traits(cluster.job.engine).in_container
     finish_pending(nodes, cluster, console)
@@ -161,9 +161,9 @@ def prepare_plan(
 
 
 def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, waits: bool) -> Survey:
-    """Check the hosts. The survey has the addresses at which they reach each other.
+    """Check the hosts. The survey's cluster has the addresses at which they reach each other.
 
-    Raises HostUnreachable if a host gave no answer, else PreflightError, with a line per failure.
+    Raises PreflightError, or HostUnreachable if a host did not answer, with a line per failure.
     """
     with console.step(f"checking {len(nodes)} hosts"):
         survey = survey_hosts(nodes, cluster, waits=waits)
@@ -181,7 +181,7 @@ def preflight(cluster: Cluster, nodes: Sequence[Node], console: Console, *, wait
 
 
 def remember(wanted: NextAttempt, plan: Plan) -> tuple[RunFolder, RunRecord]:
-    """Record a PENDING attempt in the run's folder on this machine."""
+    """Record a PENDING attempt on this machine, with its hosts file and its hooks."""
     folder, record = wanted.folder, new_record(plan, wanted.earlier)
     folder.keep_cluster(wanted.cluster)
     folder.save(record)
@@ -202,7 +202,7 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
 
 
 def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
-    """Summarise (name, seconds) of a start's steps; "" for a quick start."""
+    """Summarise the steps of a start, given as (name, seconds). Return "" for a quick start."""
     total = sum(seconds for _, seconds in steps)
     if total < QUIET_BEFORE:
         return ""
@@ -211,7 +211,7 @@ def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
 
 
 def detach(folder: RunFolder, console: Console) -> int:
-    """Leave the run running, with a recorder on this machine that keeps its logs."""
+    """Print the run id, and leave the run to a recorder on this machine. Return 0."""
     console.print(folder.run_id)
     start_recorder(folder)
     console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")

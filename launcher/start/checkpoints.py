@@ -1,11 +1,11 @@
 """Choose the checkpoint that an attempt resumes from, and send it to the hosts that lack it.
 
-There are two kinds. Folders `ckpt/step-N` with a MANIFEST, as our trainer writes them, are complete
-if the digests match; the newest complete one wins, on whichever host. For other scripts, ddpctl
-knows only files; those of the host that wrote last win.
+There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. They are complete if
+the digests match, and the newest complete one on any host wins. Of other scripts, ddpctl knows only
+the files, and the host that wrote last wins.
 
-The files go through this machine into a hidden folder of the target. They are compared with the
-source's digests and then renamed into place. Earlier files are kept in `.before-attempt-N`.
+The files go through this machine into a hidden folder on the target. They are compared with the
+source's digests and then renamed into place. Files that they replace go to `.before-attempt-N`.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from ..ssh.stream import Completed
 from ..terminal.console import Console
 
 TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
-TAR_TIMEOUT = 60.0  # seconds until tar must end after its last data
+TAR_TIMEOUT = 60.0  # seconds for tar to end after its last data
 
-# $1: run folder. Prints, separated by NUL: the newest complete step, damaged later ones, all files.
+# $1: run folder. Prints, separated by NUL: the newest complete step, later damaged ones, all files.
 LIST = r"""
 cd "$1/checkpoints" 2>/dev/null || exit 0
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
@@ -78,16 +78,16 @@ class Checkpoints:
     rank: int | None  # node rank in the next attempt; None: not part of it
     same_rank: bool  # it had the same rank in the last attempt, so its files are its own
     newest: str = ""  # the newest one that matches its MANIFEST, such as ckpt/step-00000012
-    damaged: tuple[str, ...] = ()  # incomplete steps after `newest`
+    damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
     files: Mapping[str, File] = field(default_factory=dict)  # by path, without hidden files
 
     @property
     def step(self) -> int:
-        """The step number of `newest`."""
+        """The step number of `newest`; -1 if there is none."""
         return int(self.newest.rpartition("-")[2] or -1)
 
     def lacks(self, path: str, file: File) -> bool:
-        """Return whether it needs the file. A node keeps its own files, such as its own shard."""
+        """Return whether the host needs `file`. If its rank is unchanged, it keeps its own version."""
         own = self.files.get(path)
         return own is None or not (self.same_rank or own == file)
 
@@ -104,7 +104,7 @@ class Choice:
     """The checkpoint to resume from, and the folders or files of it that each host lacks."""
 
     source: Checkpoints
-    what: str
+    what: str  # its name, for messages
     missing: Sequence[tuple[Checkpoints, Sequence[str]]]
 
 
@@ -119,8 +119,8 @@ def distribute_checkpoint(
     """Send the hosts of the next attempt the missing parts of its checkpoint.
 
     nodes: of the next attempt, in rank order. former: other hosts that may have checkpoints.
-    open_to_all: the container's user is not the SSH user. Raises DdpctlError if a host does not
-    receive a checkpoint that it needs.
+    open_to_all: the container's user is neither root nor the SSH user. Raises DdpctlError if a host
+    does not receive a checkpoint that it needs.
     """
     with console.step(f"looking for the newest checkpoint on {len(nodes) + len(former)} hosts"):
         folders = {each.node: each for each in checkpoint_folders(nodes, former, record)}
@@ -145,7 +145,7 @@ def distribute_checkpoint(
 def checkpoint_folders(
     nodes: Sequence[Node], former: Sequence[Node], record: RunRecord
 ) -> list[Checkpoints]:
-    """Return one folder per file system. Nodes of one machine and hosts with one home share it."""
+    """Return each folder once: nodes on one machine share it, and so do hosts with a shared home."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {node: rank for rank, node in enumerate(nodes)}
     found = []
@@ -159,7 +159,7 @@ def checkpoint_folders(
 
 
 def with_content(folder: Checkpoints) -> Checkpoints:
-    """Ask the host what the folder contains. Skips malformed rows and paths."""
+    """Return the folder with what the host says it contains, without malformed rows and paths."""
     newest, damaged, files = "", [], {}
     for row in folder.script(LIST).stdout.split(b"\0")[:-1]:
         if match := ROW.fullmatch(row.decode(errors="surrogateescape")):
@@ -176,7 +176,7 @@ def with_content(folder: Checkpoints) -> Checkpoints:
 def choose(hosts: Sequence[Checkpoints]) -> Choice | None:
     """Choose a checkpoint; None if there is none. Pure.
 
-    hosts: of the next attempt, then of the last one, in rank order.
+    hosts: those of the next attempt in rank order, then the former ones.
     """
     nodes = [host for host in hosts if host.rank is not None]
     if any(host.newest for host in hosts):
@@ -202,7 +202,7 @@ def send(
     *,
     open_to_all: bool = False,
 ) -> None:
-    """Send files, verify them and rename them into place. A failure leaves the target unchanged."""
+    """Send files, verify them and move them into place. Until then, no checkpoint there changes."""
     listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
     arriving = f".arriving-{source.node.name}"
     wanted = source.script(DIGESTS, "checkpoints", stdin=listed).stdout

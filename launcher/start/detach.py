@@ -18,7 +18,7 @@ LOCK = ".recorder.lock"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
 # -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
-# The path of the command that starts the recorder replaces it.
+# BOOT replaces it with that of the command that starts the recorder.
 BOOT = """
 import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
@@ -62,7 +62,7 @@ def recording(folder: RunFolder) -> AbstractContextManager[None]:
 
 
 def has_recorder(folder: RunFolder) -> bool:
-    """Return whether a local process takes care of the run, also between its attempts."""
+    """Return whether a recorder on this machine takes care of the run, even between attempts."""
     return is_locked(folder.path / LOCK)
 
 

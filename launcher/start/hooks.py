@@ -1,7 +1,7 @@
 """The user's hooks: --on-exit, once after the run has ended, and --on-event, for each event.
 
 Hooks get the outcome in their environment. The run's folder keeps them for the process that follows
-the run: the launching command or, after it has left, the recorder. They are not in run.json,
+the run: the launching command or, once that has ended, the recorder. They are not in run.json,
 because that is sent to the hosts and a command line may contain a token.
 """
 
@@ -55,7 +55,7 @@ def hand_over(folder: RunFolder) -> None:
 def with_on_exit(
     folder: RunFolder, console: Console, run: Callable[[], int], kept: str = ON_EXIT
 ) -> int:
-    """Return run()'s exit code. Runs the stored hook if the run has ended by then, in any way."""
+    """Return run()'s exit code. Then, even after an error, run the stored hook if the run has ended."""
     code = 1
     try:
         code = run()
@@ -90,9 +90,9 @@ def run_on_exit(
 
 
 class EventHook:
-    """Runs the hook for one event at a time, without delaying anything else. Does nothing without one.
+    """Runs `command` in the background, for one event at a time. None: does nothing.
 
-    close() waits until all events so far were handled.
+    close() waits until all queued events have been handled.
     """
 
     def __init__(self, folder: RunFolder, command: str | None, console: Console) -> None:

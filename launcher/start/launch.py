@@ -17,7 +17,7 @@ from .run_attempt import run_attempt
 
 
 def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
-    """Return the first attempt of a new run. Raises UsageError if the name cannot be in a run id."""
+    """Return the first attempt of a new run. Raises UsageError for a bad name or too many nodes."""
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
             f"--nodes {options.nodes}: {cluster.source} has {cluster.nnodes} hosts; give fewer"
@@ -38,7 +38,7 @@ def launch(first: NextAttempt, console: Console) -> int:
 
 
 def dry_run(first: NextAttempt) -> Plan:
-    """Return the plan that is known without contacting hosts. --nodes takes the first hosts."""
+    """Return the plan as far as it is known without contacting hosts. --nodes takes the first."""
     if first.options.check:
         check_command(first.cluster.job)
     hosts = first.cluster.hosts[: first.options.nodes]

@@ -91,7 +91,7 @@ def restart_until_done(
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Return whether any host that answers has data that the last attempt saved."""
+    """Return whether the last attempt saved a checkpoint on any host that answers."""
     with (
         newest_attempt(folder, console, record) as attempt,
         console.step("looking for new checkpoints"),
@@ -113,7 +113,7 @@ class Available:
 
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
-    """Choose the hosts. A host that was just switched on again gets some time to come back."""
+    """Choose the hosts. Wait a while for missing ones, which may be rebooting."""
     failure = record.attempt.first_failure
     cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
     for wait in BACKOFF[1:]:
@@ -126,10 +126,10 @@ def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Ava
 
 
 def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:
-    """Replace each host that is lost, or whose engine is, by a spare with the same rank.
+    """Replace each host that does not answer, or whose engine does not, by a spare with its rank.
 
-    cut_off: a host that the other hosts lost. It may still answer here, so it stays if no spare is
-    left.
+    cut_off: a host that the others lost contact with. It is replaced too, but stays if no spare is
+    left, since it may still answer.
     """
     answering: set[str] = set()
 

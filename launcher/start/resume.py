@@ -72,9 +72,10 @@ def resume(
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
-    """Return the hosts of `now` with the run's own job, overridden by the new file's settings.
+    """Return the hosts of `now` with the job of `before`, overridden by that of `now`.
 
-    The run keeps its command, because another command would be another run.
+    Only values other than the default override. The run keeps its command, because another command
+    would be another run.
     """
     given = {
         field.name: getattr(now.job, field.name)

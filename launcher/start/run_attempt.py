@@ -30,7 +30,7 @@ WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
 def run_attempt(wanted: NextAttempt, console: Console) -> int:
-    """Check, push, start on every node, then follow to the end or detach."""
+    """Check, push, start on every node, then follow to the end or detach. Return the exit code."""
     with (
         connected(wanted.cluster.hosts) as nodes,
         connected(wanted.former) as former,
@@ -69,7 +69,7 @@ def wait(
 ) -> int | None:
     """Record that the run waits, and wait in line.
 
-    Return None at this run's turn, or the exit code if another process took over.
+    Return None when it is this run's turn, or the exit code if another process took over.
     """
     folder, record = remember(wanted, taken.plan)
     record.attempt.state = "WAITING"
@@ -114,7 +114,7 @@ def record_failed_start(
 def choose_hosts(
     wanted: NextAttempt, nodes: Sequence[Node], console: Console
 ) -> tuple[NextAttempt, Sequence[Node]]:
-    """With --nodes N, choose N hosts whose GPUs are free. Raises GpusTaken."""
+    """Return `wanted` and its nodes; with --nodes N, N hosts with free GPUs. Raises GpusTaken."""
     count = wanted.options.nodes or len(nodes)
     if count >= len(nodes):
         return wanted, nodes
@@ -139,7 +139,7 @@ def choose_hosts(
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
     if len(free) < count:
         if wanted.options.wait is not None and wanted.since is None:
-            claim(able[0], plan.nodes[0].place)  # start_and_follow does not, after a wait
+            claim(able[0], plan.nodes[0].place)  # start_and_follow will not, after the wait
         raise GpusTaken(line.describe(ahead), attempt, plan)
     subnets = [facts[able[r]].network_of(plan.nodes[r].internal_ip) for r in free]
     picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
@@ -153,7 +153,7 @@ def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
 
 
 def with_requested_gpus(facts: dict[Node, Facts]) -> list[Node]:
-    """Return the nodes that have the GPUs in the hosts file, or CPU nodes if none has a GPU."""
+    """Return the nodes with the GPUs that the hosts file names; all nodes if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [

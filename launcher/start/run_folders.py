@@ -1,4 +1,4 @@
-"""Create and fill the folders of a node on its host, each with one `sh` script."""
+"""Claim an attempt, and fill the folders of a node on its host: one `sh` script each."""
 
 import functools
 import io
@@ -20,8 +20,8 @@ SUPERVISOR = Path(__file__).parents[1] / "supervisor"
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
 TAKEN = 17  # exit code of CLAIM if the attempt was claimed before
 
-# Creates the control folder $1, which only one command can do. `host` names its owner; see
-# facts.shared_homes.
+# Creates the control folder $1; only the first of several commands succeeds. The file `host` says
+# which host it belongs to; see facts.shared_homes.
 CLAIM = r"""
 umask 077
 mkdir -p "${1%/*}" || exit 1
@@ -73,8 +73,8 @@ def prepare(
 ) -> None:
     """Create and fill the folders that the container mounts. uid: the SSH user's on the host.
 
-    documents: by file name, JSON for the node's control folder. Raises CommandFailed: no space, no
-    permission, or the pushed code is gone.
+    documents: JSON for the node's control folder, by file name. Raises CommandFailed, for example if
+    there is no space or no permission, or the pushed code is gone.
     """
     place = node_plan.place
     code = ""
@@ -114,7 +114,7 @@ def _control_files(documents: Mapping[str, Any]) -> bytes:
 
 @functools.cache
 def supervisor_file() -> bytes:
-    """Pack the supervisor into one file; run it with `python3 -I -S supervisor.pyz spec.json`.
+    """Pack the supervisor into one file. Hosts run it with `python3 -I -S supervisor.pyz spec.json`.
 
     The same sources give the same bytes.
     """

@@ -1,6 +1,6 @@
 """Wait in line for GPUs: `launch --wait` leaves a ticket on each of its hosts.
 
-A ticket stops later launches, and `ps` shows it. It is renewed before it expires, so it does not
+A ticket stops later launches, and `ps` shows it. It expires unless it is renewed, so it does not
 outlive its launch for long. Removing the tickets, as `kill` does, ends the wait.
 """
 
@@ -31,7 +31,7 @@ class Line:
     """A launch's place in line on the hosts that it may use."""
 
     def __init__(self, attempt: RunningAttempt, plan: Plan, *, ignored_port: bool) -> None:
-        """plan: of a start on all these hosts. ignored_port: do not wait for the master port."""
+        """plan: for a start on all these hosts. ignored_port: do not wait for the master port."""
         self.plan, self._members = plan, attempt.by_node
         self._plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
         port = {f"port {plan.master_port}"} if ignored_port else set()
@@ -44,7 +44,7 @@ class Line:
         self.unseen: dict[Node, DdpctlError] = {}
 
     def join(self) -> None:
-        """Take a place, and keep it until `close`. Does nothing if it has one already."""
+        """Take a place in line, and keep it until `close`. Does nothing if it has one already."""
         if self._keeper:
             return
         put, failures = ask_each([*self._members], self._put)
@@ -65,7 +65,7 @@ class Line:
         self._closed.set()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """Return rivals ahead or undecided, by answering host. Raises RunKilled without a ticket."""
+        """Return the rivals ahead or undecided, by host that answered. Raises RunKilled after `kill`."""
         listed = self._look()
         return {
             node: [
@@ -119,7 +119,7 @@ class Line:
                 return
 
     def _look(self) -> dict[Node, list[NodeStatus]]:
-        """List the nodes on each host, and renew the tickets there."""
+        """List all nodes on each host, and renew this run's tickets there. Raises RunKilled."""
         with self._lock:
             listed, self.unseen = try_each([*self._members], self._list)
             own = {node: self._own(node, listed[node]) for node in listed}
@@ -129,7 +129,7 @@ class Line:
                 raise RunKilled(f"run {self.plan.run_id} was killed while it waited in line")
             if self._keeper and not self._closed.is_set():
                 self._seen |= {node: now() for node in listed if own[node]}
-                # `kill` may be removing the tickets and have started with this one
+                # a ticket that has just vanished is not renewed: `kill` may be removing them all
                 due = [n for n in listed if own[n] or n not in recent]
                 old = [n for n in due if all(ticket.age > RENEW for ticket in own[n])]
                 try_each(old, lambda node: self._replace(node, own[node]))
@@ -162,5 +162,5 @@ class Line:
 
 
 def now() -> float:
-    """Return seconds of a clock that also counts suspended time."""
+    """Return the seconds of a clock that keeps running while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -20,9 +20,9 @@ from ..transfer.payload import script_output
 from .scan import scan_job
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large tree is slow
-MIN_AGE = 5  # seconds; it takes a moment from a push until a container mounts the tree
+MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
 
-# Prints a line with the digest of each tree used by an attempt that may be running, on whichever host.
+# Prints the digest of each tree that an attempt uses which may be running, on any host of this home.
 USED = rf"""{OWN}
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 for attempt in $(open_attempts); do
@@ -31,7 +31,7 @@ done
 exit 0
 """
 
-# Prints "FOLDER KB" for each tree and draft except those to keep.
+# Prints "FOLDER KB" for each tree and draft, except those to keep, new ones and drafts in use.
 # $1: minimum age in seconds; further arguments: digests to keep
 FIND = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
@@ -75,7 +75,7 @@ class Unused(NamedTuple):
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The trees that no run uses, by host name. removed: whether they were removed."""
+    """The trees that no run uses, each with its host's name. removed: whether they were removed."""
 
     trees: list[tuple[str, Unused]]
     removed: bool
@@ -97,10 +97,10 @@ class PruneResult:
 def prune(
     nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool], console: Console
 ) -> PruneResult:
-    """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list.
+    """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts the list.
 
-    Raises HostsNotReady with each host where a tree is left or the use of trees is unknown. Nothing
-    is removed from such a host, or from a host that shares its ~/.ddpctl.
+    Raises HostsNotReady with each host that failed. If it is unknown which trees a host uses, nothing
+    is removed there, nor on hosts that share its ~/.ddpctl.
     """
     try:
         trees = scan_job(cluster.job, {"dataset", "workdir"})
@@ -145,5 +145,5 @@ def prune(
 
 
 def parse_unused(text: str) -> list[Unused]:
-    """Parse FIND's output. Ignores malformed lines."""
+    """Parse FIND's output. Ignore malformed lines."""
     return [Unused(folder, int(size) * 1024) for folder, size in FOUND.findall(text)]

@@ -25,7 +25,7 @@ class NodeEvidence:
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
     exit_code: int | None = None  # from the supervisor, else from the engine
     oom_killed: bool = False  # reported by the engine
-    unseen: str | None = None  # why the launching machine cannot reach the node
+    unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
@@ -39,7 +39,7 @@ class NodeEvidence:
 
     @property
     def reasons(self) -> list[Reason]:
-        """Return the reason why the supervisor stopped the node: at most one."""
+        """Why the supervisor stopped the node; [] if it did not, else one reason."""
         return [event.reason for _, event in self.of(Stopping)]
 
     @property
@@ -71,7 +71,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Convert times to node 0's clock, against which supervisors measure better than SSH can."""
+    """Return better clock skews: supervisors measure clocks against node 0 better than SSH can."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:
@@ -81,7 +81,7 @@ def on_one_clock(evidence: Evidence) -> Evidence:
 
 
 class Weight(enum.IntEnum):
-    """How strong an observation is as the first failure. Among equals, the earliest wins."""
+    """Rank of an observation as the first failure: the lowest wins, among equals the earliest."""
 
     CAUSE = 0
     WITNESS = 1  # reports another node's failure, or may be its effect

@@ -1,8 +1,8 @@
 """All kinds of first failure: meaning, remedy, whether a restart can help, log pattern.
 
 This is the only table of kinds. In run.json, `first_failure.kind` is the value of a member.
-Restarts read `restartable`. docs/troubleshooting.md shows the table; scripts/failure_kinds.py writes
-it there.
+Only a `restartable` failure leads to a restart. docs/troubleshooting.md shows the table;
+scripts/failure_kinds.py writes it there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-RESTARTABLE = True  # may not happen again; any other kind would fail in the same way
+RESTARTABLE = True  # the failure may not happen again; those of other kinds would
 
 
 class FailureKind(enum.StrEnum):

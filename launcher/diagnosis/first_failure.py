@@ -95,7 +95,7 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
-    """Detect a container that is gone although its supervisor reported no end."""
+    """Detect a node that ended or was lost before its supervisor could report an end."""
     if node.end is not None or node.reasons:
         return None
     others = [other for other in evidence.nodes if other is not node]

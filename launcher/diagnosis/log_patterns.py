@@ -14,7 +14,7 @@ NOISE = re.compile(
     r"|terminate called|Fatal Python error|$)"
 )
 FRAME = re.compile(r"^frame #\d+: ")  # of a C++ stack, too long to quote
-# Printed by a rank after another rank has gone: it was not the first to fail.
+# A rank that prints one of these lost its connection to another rank, which failed first.
 EFFECT = re.compile(
     r"connection closed by peer|connection reset by peer|broken ?pipe|connection refused"
     r"|remote process exited or there was a network error|ncclRemoteError"
@@ -28,7 +28,7 @@ EFFECT = re.compile(
 
 
 def is_effect(lines: Sequence[str]) -> bool:
-    """Return whether the process failed only because another one had ended before."""
+    """Return whether the process failed only because another one had already ended."""
     return bool(EFFECT.search("\n".join(exception_lines(lines) or _last_lines(lines))))
 
 
@@ -38,7 +38,7 @@ def known_kind(lines: Sequence[str]) -> FailureKind | None:
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """Return `ValueError: boom`, or "". A DataLoader worker's exception follows its traceback."""
+    """Return the exception, such as `ValueError: boom`, or "". Names the DataLoader worker, if any."""
     found = exception_lines(lines)
     if found and ": Caught " in found[0] and len(found) > 1:
         return f"{found[-1]} ({found[0].partition(' in ')[2].rstrip('.')})"
@@ -46,7 +46,7 @@ def exception_line(lines: Sequence[str]) -> str:
 
 
 def exception_lines(lines: Sequence[str]) -> list[str]:
-    """Return the exception's message, `ValueError: boom`, and its further lines; [] without one."""
+    """Return all lines of the exception's message, such as `ValueError: boom`; [] without one."""
     block = _last_traceback(lines)
     for index, line in enumerate(block):
         if index and line and not line.startswith((" ", "\t")):

@@ -28,7 +28,7 @@ PLACES = ("stopped", "traced", "silent")  # notes that describe a rank's positio
 
 
 def owner(frame: Frame) -> str | None:
-    """Return the frame's package: "" for the user's own code, None for Python's library."""
+    """Return the frame's package: "" for the user's own code, None for the standard library."""
     if match := PACKAGE.search(frame.file):
         return match[1].removesuffix(".py")
     return None if STDLIB.search(frame.file) else ""
@@ -147,7 +147,10 @@ def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 
 def verdict(groups: Sequence[StackGroup]) -> list[str]:
-    """Return one sentence per group of stragglers, or one for all ranks if there are none."""
+    """Return one sentence per group of stragglers, or one for all ranks if there are none.
+
+    A sentence follows for each group whose position is unknown.
+    """
     lines = []
     for group in stragglers(groups):
         verb = "are" if len(group.members) > 1 else "is"

@@ -1,4 +1,4 @@
-"""Explain why a supervisor stopped its node, because of itself or of another node. Pure."""
+"""Explain why a supervisor stopped its node: a failure there or on another node. Pure."""
 
 from dataclasses import replace
 
@@ -27,7 +27,10 @@ FRAMES = 8  # innermost frames of a stack to quote
 def stop_reason(
     reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence
 ) -> Candidate | None:
-    """Return the candidate for a reason. seen: when `node` recorded it, by the node's own clock."""
+    """Return the candidate for a reason, or None if the reason has its own event.
+
+    seen: when `node` recorded it, by the node's own clock.
+    """
     if reason.kind not in REASONS:
         return None
     kind, weight = REASONS[reason.kind]
@@ -55,7 +58,8 @@ def stop_reason(
 def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
     """Blame the network if the lost node was still running and had lost contact too.
 
-    Both sides then report the same. The node that most others lost was the one cut off.
+    Both sides then report that they lost the other. The one cut off is the node that most others
+    lost.
     """
     lost = [rank for node in evidence.nodes for rank in node.lost_peers]
     most = max(lost.count(node.node_rank) for node in evidence.nodes)

@@ -12,7 +12,10 @@ class Exec(Protocol):
     """A command that runs inside a node. One thread may read while another writes."""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """Yield output as it arrives: (1, stdout) and (2, stderr). With a terminal, all is stdout."""
+        """Yield output as it arrives: (1, stdout) and (2, stderr).
+
+        With a terminal, everything is stdout.
+        """
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to stdin. Raises OSError if the command no longer reads."""
@@ -33,27 +36,33 @@ class Engine(Protocol):
     def __init__(self, node: Node) -> None: ...
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        """Create the node without starting it. `secrets` are added to its environment, never stored."""
+        """Create the node without starting it. `secrets` go only into its environment."""
 
     def start(self, node: NodePlan) -> None: ...
 
     def wait(self, place: Place) -> NodeStatus:
-        """Block until the node's supervisor has ended; return a status without labels."""
+        """Wait until the node's supervisor has ended.
+
+        Return its status, without the fields that come from labels.
+        """
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        """Return the nodes of all runs on this host, or of `run_id`, in any state."""
+        """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
     def claims(self) -> Sequence[NodeStatus]:
-        """Return the nodes that use or want GPUs here. Faster than `list`, but with fewer fields."""
+        """Return the nodes and tickets that use or want GPUs or a port here, perhaps also others.
+
+        Faster than `list`, but with fewer fields.
+        """
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a ticket that `list` and `claims` report as a node in state `waiting`."""
 
     def withdraw(self, status: NodeStatus) -> bool:
-        """Remove a ticket or a node that has not started. Return False if it has started meanwhile."""
+        """Remove a ticket or a node that has not started. Return False if it has started by now."""
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        """Return all runs and checks of ddpctl on this host that use anything below `folder`.
+        """Return the nodes of runs and the checks on this host that use anything below `folder`.
 
         Includes the tickets of launches that have died.
         """
@@ -62,7 +71,7 @@ class Engine(Protocol):
         """Start a command with the node's environment. Without `stdin`, its input is empty."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        """Send SIGTERM, wait `timeout` seconds, send SIGKILL. Does nothing to a node that has ended."""
+        """Send SIGTERM, and SIGKILL after `timeout` seconds. Do nothing if the node has ended."""
 
     def remove(self, status: NodeStatus) -> None:
         """Delete a stopped node but keep its folders."""

@@ -29,18 +29,18 @@ def engine_of(node: Node, name: str) -> Engine:
 
 
 def container_engine(node: Node, name: str) -> Docker | None:
-    """Return the container engine with this name, or None if it uses no containers."""
+    """Return the engine with this name, or None if it uses no containers."""
     engine = engine_of(node, name)
     return engine if isinstance(engine, Docker) else None
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:
-    """Return the engines that may have nodes of runs on this host: the job's and local processes."""
+    """Return the engines that may have nodes of runs on this host: `name` and local processes."""
     return [e for e in every_engine(node) if e.traits.name == name or not e.traits.in_container]
 
 
 def every_engine(node: Node) -> list[Engine]:
-    """Return an instance of every engine; some may not be installed on this host."""
+    """Return an instance of every engine that can run on this host, installed or not."""
     return [
         engine(node)
         for engine in ENGINES.values()

@@ -1,8 +1,8 @@
 """Claims of processes on this machine, as files in a folder that all its users share.
 
 A claim is valid while a process holds a lock on its file: first the launch that made it, then the
-node's supervisor, which inherits the lock. The claim therefore ends with its process, however that
-dies, and needs no clock.
+node's supervisor, which inherits the lock. So a claim ends when its process ends, for whatever
+reason. No clock is needed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ held: dict[str, int] = {}  # file descriptors that keep this process's claims al
 
 
 def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> None:
-    """Create a claim and hold it until `started` or `remove`."""
+    """Create a claim and hold its lock until `started` or `remove` is called."""
     scratch = FOLDER / f".{name}.{os.getpid()}"
     try:
         if not FOLDER.exists():
@@ -74,7 +74,10 @@ def claims(host: str) -> Iterator[NodeStatus]:
 
 
 def _read(path: Path) -> tuple[object, float] | None:
-    """Return labels and unix seconds; None if no process holds the lock. Deletes such a file."""
+    """Return a claim's labels and its time in unix seconds.
+
+    If no process holds its lock, delete the file and return None.
+    """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(file)

@@ -7,7 +7,8 @@ other's node. It may go ahead only if it removes that node, and then the other c
 
 A launch that sees an earlier claim gives up and removes what it created. A launch that sees a later
 claim looks again until that launch has given up or started. So the earliest of several launches is
-never refused by one that does not run. Launches wait only for later ones, so they cannot deadlock.
+never refused because of one that gives up. Launches wait only for later ones, so they cannot
+deadlock.
 
 A launch that waits in line leaves a ticket on each host. A ticket stops later launches only.
 """
@@ -38,12 +39,12 @@ def goes_first(rival: NodeStatus, key: tuple[float, str]) -> bool:
 
 
 def undecided(rival: NodeStatus) -> bool:
-    """Return whether a rival that comes later is still about to start, give up or be removed."""
+    """Return whether a later rival may still start, give up or be removed."""
     return rival.state == "removing" or (rival.state == "created" and not rival.expired)
 
 
 def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus) -> str:
-    """Describe whose run has or waits for which of `wanted`, and since when."""
+    """Describe whose run the rival is, which of `wanted` it has or waits for, and since when."""
     shared = rival.resources & set(wanted)
     gpus = [gpu_ids[uuid] for uuid in shared if uuid in gpu_ids]
     what = [f"GPU {ranges(gpus)}"] if gpus else []

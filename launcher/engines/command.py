@@ -1,4 +1,4 @@
-"""Find a host's container engine, connect to its API, and explain why that failed.
+"""Find a host's container engine, connect to its API, and explain failures.
 
 Podman serves the Docker API too, but has no daemon, and its socket is often not enabled. So ddpctl
 starts Podman's API service itself, on its own socket, for as long as it is needed. `flock` ensures
@@ -61,7 +61,10 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
 
 
 def unavailable(name: str, printed: str) -> DockerUnavailable:
-    """Return an error with the engine's or its command's output in one line, and the remedy."""
+    """Return an error that names the problem and its remedy.
+
+    printed: output of the engine or its command. It is quoted if the problem is not in PROBLEMS.
+    """
     text = " ".join(printed.split())
     for pattern, problem in PROBLEMS.items():
         if re.search(pattern, text):

@@ -73,7 +73,7 @@ class Docker:
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
-        """Yield tickets: volumes, which need no image, with labels and a creation time."""
+        """Yield the tickets: volumes, which have labels and a time but need no image."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
             seen = NodeStatus(state="waiting", created=unix(row.get("CreatedAt")))
@@ -149,9 +149,9 @@ class Docker:
         return parse_engine(about, images.inspect(self.node, image), nodes)
 
     def python_in_image(self, image: str) -> Sequence[str]:
-        """Return the command that runs python3 on the host in the image, with the host's network.
+        """Return a command for the host that runs python3 in the image, with the host's network.
 
-        The command ends at once if the image is missing.
+        The command fails at once if the image is missing.
         """
         return ("sh", "-c", PYTHON_IN_IMAGE, image)
 
@@ -213,7 +213,7 @@ def create_arguments(
             "Mounts": [
                 Mount(m.target, m.source, type="bind", read_only=m.read_only)
                 for m in container.mounts
-                if m.from_job  # as a bind, Docker would create a missing folder, as root
+                if m.from_job  # for a bind, Docker would create a missing folder, owned by root
             ],
             "NetworkMode": container.network,
             "Init": container.init,

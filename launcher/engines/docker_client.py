@@ -69,7 +69,7 @@ def _connect(node: Node) -> Api:
 
 
 def local_endpoint() -> dict[str, Any]:
-    """Return this machine's engine: DOCKER_HOST, else the docker command's context, else its socket."""
+    """Return this machine's endpoint: DOCKER_HOST, else the docker command's context or socket."""
     if os.environ.get("DOCKER_HOST"):
         return dict(docker.utils.kwargs_from_env())
     name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
@@ -94,7 +94,7 @@ class Api(docker.APIClient):
     def about(self) -> dict[str, Any]:
         """The engine's /info, cached because it is slow: the engine runs programs to answer.
 
-        This is no cached_property, which before Python 3.12 locks all hosts while one answers.
+        Not a cached_property: before Python 3.12, that blocks all hosts while one answers.
         """
         if self._about is None:
             self._about = dict(self.info())
@@ -105,7 +105,7 @@ class Api(docker.APIClient):
         return parse_capabilities(self.about)
 
     def explain(self, error: BaseException, action: str = "") -> DdpctlError | None:
-        """Turn an SDK error into one line; None for other errors. action: the action that failed."""
+        """Return a one-line error for an SDK error; None for other errors. action: what failed."""
         if isinstance(error, docker.errors.APIError):
             text = " ".join(str(error.explanation or error).split())
             known = [r for pattern, r in REMEDIES.items() if pattern in text.lower()]
@@ -117,7 +117,7 @@ class Api(docker.APIClient):
 
     @contextlib.contextmanager
     def explained(self, action: str = "") -> Iterator[None]:
-        """Raise SDK errors as `explain` returns them."""
+        """Replace SDK errors by what `explain` returns for them."""
         try:
             yield
         except (docker.errors.DockerException, RequestException) as error:
@@ -127,7 +127,7 @@ class Api(docker.APIClient):
         return self._adapter or super().get_adapter(url)
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request. Turns connection errors into one line."""
+        """Send a request. Raises connection errors as one-line errors."""
         if self._adapter:
             kwargs["proxies"] = {}  # this machine's proxies do not apply to the host
         try:
@@ -193,7 +193,7 @@ class StreamSocket:
         return io.BufferedReader(socket.SocketIO(cast(Any, self), "rb"), CHUNK)
 
     def _decref_socketios(self) -> None:
-        """Keep the connection open for the next request although a response was closed."""
+        """Do nothing, so that closing a response keeps the connection for the next request."""
 
     def recv_into(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer), self._timeout)
@@ -219,7 +219,7 @@ class StreamSocket:
         self._stream.close_stdin()
 
     def _error_output(self) -> str:
-        """Return the error output of a command that has ended."""
+        """Return why the command ended: its error output, or a sentence if it printed none."""
         with contextlib.suppress(TimeoutError):
             code = self._stream.wait(END_TIMEOUT)
             text = self._stream.stderr.read(END_TIMEOUT).decode(errors="replace")

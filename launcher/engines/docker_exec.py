@@ -12,8 +12,8 @@ from .docker_client import Api
 
 HEADER_BYTES = 8  # of a frame: stream number, three zeros, size of the data
 POLL = 0.05  # seconds between polls for the start or the end of the command
-RESIZE_TIMEOUT = 2.0  # seconds until the command must have a terminal
-CONTAINER_GONE = 137  # as if the command had been killed
+RESIZE_TIMEOUT = 2.0  # seconds for the command to get its terminal
+CONTAINER_GONE = 137  # the exit code of a killed command
 
 
 class DockerExec:

@@ -50,13 +50,13 @@ class Capabilities:
     relabels: bool = False  # SELinux: containers may use only relabelled folders
     gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how to request NVIDIA GPUs
     keeps_groups: bool = False  # a container can have the SSH user's groups, but no others
-    creates_missing_sources: bool = False  # for every mount, where Docker refuses
-    knows_compressed_layers: bool = True  # else archives must name missing layers by diff id
+    creates_missing_sources: bool = False  # of every mount; Docker fails instead
+    knows_compressed_layers: bool = True  # else archives must name omitted layers by diff id
     pushes_without_tls: bool = True  # to a registry on loopback
     oldest: tuple[int, ...] = (19, 3)  # the oldest version whose API accepts GPU requests
     upgrade: str = "Docker Engine 20.10"  # what to install instead of an older version
     storage_file: str = "/etc/docker/daemon.json"  # the file that sets the storage driver
-    needs_linger: bool = False  # without it, containers end when the SSH user logs out
+    needs_linger: bool = False  # without lingering, containers end when the SSH user logs out
 
 
 @dataclass(frozen=True)

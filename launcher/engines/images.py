@@ -47,10 +47,10 @@ def layers_of_images(node: Node) -> list[list[str]]:
 
 
 def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
-    """Prove that an image is complete and return its facts; then delete the `scratch` images.
+    """Check that an image is complete, delete the `scratch` images, and return its facts.
 
     An engine may load an image that lacks layers and fail only when it creates a container. So this
-    creates and removes one. refs: names or ids of the image; the first that works counts.
+    creates and removes one. refs: names or ids of the image; the first that works is used.
     """
     api = docker_of(node)
     with api.explained():
@@ -93,7 +93,7 @@ def needs_diff_ids(node: Node) -> bool:
 
 
 def load_command(node: Node) -> tuple[str, ...]:
-    """Return the host's command that loads an image archive from stdin."""
+    """Return a command for the host that loads an image archive from stdin."""
     return ("sh", "-c", f"{SEARCH} exec $engine load -q")
 
 
@@ -118,7 +118,7 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
 
 
 def untag(node: Node, name: str) -> None:
-    """Remove one name of an image. The image remains if it has another name."""
+    """Remove one name of an image, which stays if it has another name. Ignores errors."""
     with contextlib.suppress(DdpctlError, RequestException):
         docker_of(node).remove_image(name, noprune=True)
 

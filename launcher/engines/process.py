@@ -131,7 +131,7 @@ class LocalProcesses:
         claim_files.remove(container_name(status.run_id, status.node_rank))
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
-        """Yield control folders of this host: hosts may share the home folder."""
+        """Yield the control folder of each node's newest attempt here. Hosts may share the home folder."""
         for node in sorted(self.runs.glob("*/nodes/*")):
             folder = node.parent.parent.name
             if not is_run_id(folder) or run_id not in (None, folder):
@@ -176,7 +176,7 @@ def _labels(control: Path) -> object:
 
 
 def _recorded(control: Path) -> tuple[int | None, str]:
-    """Return process id and start time from the `pid` file; None for a malformed file."""
+    """Return the process id and start time from `pid`; (None, "") if it is missing or malformed."""
     match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", _text(control / "pid"))
     return (int(match[1]), match[2]) if match else (None, "")
 
@@ -195,12 +195,12 @@ def _kill_orphans(run_id: str, node_rank: int) -> None:
     marks = {"DDPCTL_RUN_ID": run_id, "DDPCTL_NODE_RANK": str(node_rank)}
     for entry in Path("/proc").glob("[0-9]*"):
         if marks.items() <= proc_environ(int(entry.name)).items():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has just ended
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _exit_code(journal: Path) -> int | None:
-    """Return the exit code in the `end` event; None without one."""
+    """Return the exit code in the `end` event; None if there is no such event."""
     with contextlib.suppress(OSError), journal.open("rb") as file:
         file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
         last = file.read().splitlines(keepends=True)[-1:]

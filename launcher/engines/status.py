@@ -71,7 +71,7 @@ class NodeStatus:
 
     @property
     def waits(self) -> bool:
-        """Whether this is a run's place in line, and its launch is still waiting."""
+        """Whether this is a run's place in line whose launch is still waiting."""
         return self.state == "waiting" and not self.expired
 
     @property
@@ -82,14 +82,16 @@ class NodeStatus:
 
     @property
     def expired(self) -> bool:
-        """Whether the launch that was to start this node has died."""
+        """Whether this is so old that the launch that was to start it must have died."""
         return self.state in UNSTARTED and self.age > LEASE
 
 
 def read_status(
     host: str, handle: str, labels: object, seen: NodeStatus, clock: float | None = None
 ) -> NodeStatus | None:
-    """Return the node in `seen` with what its labels say, or None after one warning.
+    """Return `seen` with the fields from its labels filled in.
+
+    If a label is malformed, warn once and return None.
 
     labels: keys with or without LABEL's prefix. clock: the host's current time; None if unknown.
     """
@@ -150,12 +152,12 @@ def seen_in_list(row: Mapping[str, Any]) -> NodeStatus:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return a JSON object from a host; empty for any other value."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def array(value: object) -> list[Any]:
-    """Return a JSON array from a host; empty for any other value."""
+    """Return `value` if it is a JSON array, else an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -170,7 +172,7 @@ def _state(text: object) -> str:
 
 
 def unix(text: object) -> float | None:
-    """Convert Docker's RFC 3339 with nanoseconds to unix seconds; None for year 1, which means "never"."""
+    """Convert an RFC 3339 time to unix seconds; None if it is malformed or means "never" (year 1)."""
     if not isinstance(text, str) or text.startswith(NEVER):
         return None
     try:

@@ -12,12 +12,12 @@ from .findings import Problem, failure, warning
 from .inventory import Inventory, Machine, odd_one_out
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
-BUSY_MIB = 500  # a GPU with more memory in use counts as busy
+BUSY_MIB = 500  # a GPU is busy if a process holds at least this much memory
 
-RESET = "drain the host and run `nvidia-smi --gpu-reset`; if it returns, have the GPU replaced"
-# By field of GpuState.
+RESET = "drain the host and run `nvidia-smi --gpu-reset`; if the error returns, replace the GPU"
+# What is wrong, and the remedy, by field of GpuState.
 HEALTH = {
-    "uncorrectable": ("had uncorrectable ECC errors since the driver was loaded", RESET),
+    "uncorrectable": ("has had uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
         "must be reset before it replaces faulty memory",
         "run `nvidia-smi --gpu-reset` there, or reboot the host",
@@ -49,7 +49,7 @@ XIDS = {
 
 
 def check_driver(machine: Machine, _: Inventory) -> Iterator[Problem]:
-    """Check that the driver answers, matches its libraries and is new enough for the image."""
+    """Check the driver, its libraries and fabric manager, and that it supports the image's CUDA."""
     if not machine.wants_gpus:
         return
     details, nvidia = machine.details, machine.details.nvidia
@@ -61,14 +61,16 @@ def check_driver(machine: Machine, _: Inventory) -> Iterator[Problem]:
     elif error:
         yield failure(f"nvidia-smi fails: {error}", "fix the NVIDIA driver there, or set gpus: 0")
     if details.nvswitches and not details.fabric_manager:
-        what = f"{details.nvswitches} NVSwitches but no fabric manager runs: CUDA will not start"
-        remedy = "run `systemctl enable --now nvidia-fabricmanager` there, in the driver's version"
+        what = f"{details.nvswitches} NVSwitches, but no fabric manager is running: CUDA will not start"
+        remedy = (
+            "run `systemctl enable --now nvidia-fabricmanager` there (same version as the driver)"
+        )
         yield failure(what, remedy)
     image = machine.engine.image if machine.engine else None
     needed = re.match(r"(\d+)\.\d+", image.env.get("CUDA_VERSION", "")) if image else None
     if needed and nvidia.cuda and int(needed[1]) > nvidia.cuda[0]:
         newest = "{}.{}".format(*nvidia.cuda)
-        what = f"the image needs CUDA {needed[0]}, but the driver supports {newest}"
+        what = f"the image needs CUDA {needed[0]}, but the driver supports only {newest}"
         yield failure(what, "update the driver, or use an older image")
 
 
@@ -78,7 +80,7 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Problem]:
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
         return
     if engine.can.gpus == "none":
-        what = f"{engine.can.product} {engine.version} cannot pass GPUs through its API"
+        what = f"the API of {engine.can.product} {engine.version} cannot give GPUs to containers"
         yield failure(what, "install Podman 5.4 or newer there")
     elif engine.can.gpus == "cdi" and not details.cdi:
         what = "there is no CDI specification for its GPUs, so containers get none"
@@ -90,7 +92,7 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Problem]:
 
 
 def check_requested(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that the GPUs in the hosts file exist, and that `all` are as many as on other hosts."""
+    """Check that the requested GPUs exist and suffice, and that `all` finds as many as elsewhere."""
     if machine.facts.gpu_error:
         return
     there = {gpu.index for gpu in machine.facts.gpus}
@@ -126,15 +128,15 @@ def check_requested(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_shared(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that no two entries use one GPU. One machine may be listed under two names."""
+    """Check that no two entries share a GPU: one machine may be listed under two names."""
     mine = machine.gpus_by_uuid
     for other in (m for m in seen.machines if m.rank < machine.rank):
         theirs = other.gpus_by_uuid
         for uuid, gpu in mine.items():
-            if uuid in theirs and uuid.startswith("GPU-"):  # others have no UUID
+            if uuid in theirs and uuid.startswith("GPU-"):  # other keys are not UUIDs
                 what = f"GPU {gpu} is also GPU {theirs[uuid]} of {other.name} ({uuid})"
                 same = f"{other.name} is the same machine"
-                yield failure(what, f"{same}: remove one entry, or split the GPUs by id")
+                yield failure(what, f"{same}: remove one entry, or give each entry its own GPU ids")
 
 
 def check_free(machine: Machine, seen: Inventory) -> Iterator[Problem]:
@@ -164,9 +166,9 @@ def check_free(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_health(machine: Machine, _: Inventory) -> Iterator[Problem]:
-    """Check for MIG, hardware faults, and broken GPUs in the kernel log.
+    """Check for MIG, hardware faults, and errors of GPUs in the kernel log.
 
-    Ignores errors in the kernel log that a program causes.
+    Ignores logged errors that a program can cause.
     """
     if sliced := [gpu.index for gpu in machine.gpu_states if gpu.mig == "Enabled"]:
         what = f"MIG is enabled on GPU {ranges(sliced)}, and NCCL does not work across MIG slices"

@@ -37,7 +37,7 @@ def check_interfaces(machine: Machine, seen: Inventory) -> Iterator[Problem]:
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(seen.machines) > 1:
         what = f"its own name {machine.facts.hostname} resolves to {details.resolved} there"
-        remedy = "map it to the host's address in /etc/hosts (ddpctl itself passes addresses)"
+        remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
     def mtu(m: Machine) -> int | None:
@@ -52,7 +52,7 @@ def check_interfaces(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that InfiniBand and RoCE work, and match other hosts' in number, rate and GID type."""
+    """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
 
     def up(m: Machine) -> int:
         return sum(port.is_up for port in m.facts.rdma_ports)
@@ -82,7 +82,7 @@ def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Problem]:
         what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
         yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
     if types := odd_one_out(machine, seen.machines, gid_type):
-        what = f"the address in use has a GID of {types[0]}, while other hosts have {types[1]}"
+        what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
         yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
 
 
@@ -126,7 +126,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Problem]:
         return  # the probe did not run there
     what = f"a connection to {best} {_how(bad or failed)} {_sources(bad or failed, answers, seen)}"
     if not bad:
-        yield warning(what, "the hosts are very busy: run the check again")
+        yield warning(what, "run the check again when the hosts are less busy")
     elif owner := next((other for other in others if other.facts.interface_of(best)), None):
         what = f"internal_ip {best} is an address of {owner.name}"
         yield failure(what, "correct internal_ip in the hosts file")
@@ -145,10 +145,10 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 def _router(
     machine: Machine, ip: str, bad: Mapping[int, Answer], seen: Inventory
 ) -> Machine | None:
-    """Return the machine of the cluster that probably dropped the packets that it should forward.
+    """Return the machine that should forward the failed dials and probably drops them, if any.
 
-    Docker makes a host drop forwarded packets of others. Traffic to the host itself, such as all of
-    ddpctl's, is not affected.
+    Docker makes a host drop packets that it should forward. Packets to the host itself, such as all
+    of ddpctl's, still arrive.
     """
     for source in (m for m in seen.machines if m.rank in bad):
         hops = [source.details.gateway_to(ip)]
@@ -171,7 +171,7 @@ def _sources(some: Mapping[int, Answer], tried: Mapping[int, Answer], seen: Inve
 
 
 def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that the port is free on node 0, and open to its container's user and the other hosts."""
+    """Check that the master port is free on node 0, and open to the job's user and other hosts."""
     port, user = seen.cluster.job.master_port, seen.cluster.job.user
     if 0 not in machine.ranks or port == "auto":
         return

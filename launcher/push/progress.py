@@ -23,12 +23,12 @@ INTERVAL = 10.0  # seconds between plain lines about one host
 
 @dataclass
 class HostReport:
-    """One host. Layers and files that it already had count as skipped."""
+    """The push to one host. Layers and files that the host already had count as skipped."""
 
     host: str
     received_bytes: int = 0
-    image: str | None = None  # present, sent, updated or pulled; None if not requested
-    dataset: str | None = None  # present or sent
+    image: str | None = None  # present, sent, updated or pulled; None if not pushed
+    dataset: str | None = None  # present or sent; None if not needed or if the push failed
     workdir: str | None = None
     layers_sent: int = 0
     layers_skipped: int = 0
@@ -40,7 +40,7 @@ class HostReport:
 
 @dataclass
 class PushReport:
-    """A push. sent_bytes: bytes that left this machine; relaying hosts received more."""
+    """The whole push. sent_bytes: bytes that left this machine. Hosts also send to each other."""
 
     hosts: list[HostReport]
     image_digest: str | None = None
@@ -84,9 +84,10 @@ class HostsNotReady(PushFailed):
 
 
 class Progress:
-    """Keeps the report, and shows a bar per host, or lines: one every ten seconds and one at the end.
+    """Keeps the report, and shows the progress of each part on each host.
 
-    `part` is image, dataset or workdir. Thread-safe. `hosts` has each host's report.
+    It shows bars, or plain lines: one every ten seconds and one at the end. `part` is image, dataset
+    or workdir. `hosts` has each host's report. Thread-safe.
     """
 
     def __init__(self, nodes: Sequence[Node], console: Console) -> None:
@@ -121,7 +122,7 @@ class Progress:
         return self.report
 
     def say(self, text: str) -> None:
-        """Print a notice, which the report repeats."""
+        """Print a notice and add it to the report."""
         self.report.notices.append(text)
         if self._bars.disable:
             self._console.say(text)
@@ -129,7 +130,7 @@ class Progress:
             self._bars.console.print(f"ddpctl: {plain(text)}", markup=False, highlight=False)
 
     def begin(self, node: Node, part: str, total: int) -> None:
-        """Start a row. total: bytes; 0 if unknown."""
+        """Start the row of a part on a host. total: bytes; 0 if unknown."""
         with self._lock:
             self._bars.start()
             row = f"{node.name} {part}"
@@ -137,7 +138,7 @@ class Progress:
             self._tasks[node, part] = self._bars.tasks[number]
 
     def received(self, node: Node, part: str, count: int) -> None:
-        """Count bytes that arrived on a host from anywhere. Local hosts cause no traffic."""
+        """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
         with self._lock:
             task = self._tasks[node, part]
             self._bars.advance(task.id, count)
@@ -152,13 +153,13 @@ class Progress:
             self._console.say(f"{node.name}: {part}: {', '.join(filter(None, counts))}{left}")
 
     def sent(self, node: Node, count: int) -> None:
-        """Count bytes that left this machine."""
+        """Count bytes that this machine sent to a host. Those to local hosts do not count."""
         if not node.host.is_local:
             with self._lock:
                 self.report.sent_bytes += count
 
     def end(self, node: Node, part: str) -> None:
-        """End a row. The host's last row tells when the host was ready."""
+        """End a row. The host's time in the report is the end of its last row."""
         with self._lock:
             self.hosts[node].seconds = self._seconds()
             task = self._tasks[node, part]

@@ -1,4 +1,4 @@
-"""A push from start to end: scan this machine, query each host once, send, report."""
+"""A push from start to end: scan local folders, ask hosts what they have, send the rest, report."""
 
 import contextlib
 import ipaddress
@@ -26,7 +26,7 @@ from .transfer.payload import script_output
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
-# Needs a POSIX shell and coreutils. Hosts with python3 can also relay.
+# Prints what a host has. Needs a POSIX shell and coreutils. Only hosts with python3 can relay.
 # $1: dataset digest or "", $2: workdir digest or ""
 INSPECT = r"""
 cd "$HOME" || exit
@@ -42,7 +42,7 @@ exit 0
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result. images: the name or id of the image on each node's engine; "" without an image."""
+    """The result. images: the image's id on each node's engine; "" if no image is needed."""
 
     images: tuple[str, ...]
     report: PushReport
@@ -58,10 +58,10 @@ def push(
     here: ImageInfo | None = None,
     there: Mapping[Node, ImageInfo | None] | None = None,
 ) -> PushResult:
-    """Send `parts` of the job, and verify that hosts have the other parts, unless `only` is set.
+    """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
 
-    here, there: the image on this machine and on the nodes, if their engines have just reported it.
-    Raises HostsNotReady (a PushFailed) with each failed host; the others are ready and stay so.
+    here, there: the image on this machine and on each node; there=None: ask the engines for both.
+    Raises HostsNotReady (a PushFailed) with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
     machines = one_per_account(nodes)
@@ -70,7 +70,7 @@ def push(
         with connected([Host(host="local")]) as [local]:
             run = _Push(cluster.job, parts, parts if only else ALL, local, progress)
             found, failures = run.run(machines, here, there)
-    except OSError as error:  # not stdout: that must not end the command like a closed stdout
+    except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"this machine: the push failed: {error}; push again") from error
     finally:
         report = progress.close()
@@ -83,12 +83,12 @@ def push(
 
 
 class _Push:
-    """The parts on this machine that hosts should have; sends them one by one."""
+    """One push. Sends the job's parts from this machine one after the other."""
 
     def __init__(
         self, job: Job, parts: Set[Part], needed: Set[Part], local: Node, progress: Progress
     ) -> None:
-        """Scan the folders. needed: `parts` to send, and those that must exist on the hosts."""
+        """Scan the folders. needed: `parts`, and the parts that hosts must already have."""
         self.parts, self.local, self.progress = parts, local, progress
         needs_image = "image" in needed and engine_traits(job.engine).in_container
         self.image = job.image if needs_image else ""
@@ -115,7 +115,7 @@ class _Push:
         with closing(Fanout(relays, self.progress)) as fanout:
             if self.image:
                 if there is None:
-                    # without an engine here, the hosts may have it
+                    # if this machine has no engine, the hosts may still have the image
                     with contextlib.suppress(DockerUnavailable, CommandFailed):
                         here = images.inspect(self.local, self.image)
                     there, failed = try_each(list(states), lambda n: images.inspect(n, self.image))
@@ -129,19 +129,19 @@ class _Push:
             for part, tree in self.trees.items():
                 has = {node: has for node, (has, _) in states.items() if node not in failures}
                 failures |= self._push_tree(part, tree, has, fanout)
-        # The id on this machine, else on the first host; run.json records it.
+        # The id on this machine, or else on the first host. run.json records it.
         known = next((image.id for image in (here, *found.values()) if image), None)
         self.progress.report.image_digest = known
         return found, failures
 
     def _inspect(self, node: Node) -> tuple[Collection[str], str]:
-        """Return what the host has, and the address at which other hosts can fetch from it, if any.
+        """Return what the host has (of dataset, workdir, python3), and the address at which it relays.
 
-        Unless the hosts file has an address, it is where this machine or the last jump host reached
-        the host.
+        The address is the hosts file's internal_ip, or else the one at which this machine or the
+        last jump host reached the host. It is "" if the host cannot relay.
         """
         digests = self.digests.get("dataset", ""), self.digests.get("workdir", "")
-        what = "its shell did not run a plain script"
+        what = "a simple shell script failed"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
         has = re.findall(r"^have (\w+)$", text, re.MULTILINE)
         connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)

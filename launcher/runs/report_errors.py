@@ -1,4 +1,4 @@
-"""Show errors by host, such as hosts that gave no answer, to the user or in a JSON document."""
+"""Report the errors of hosts, such as those that did not answer, to the user or in JSON."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None
 
 
 def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    what = "stop not confirmed, the next contact finishes it"
+    what = "stop not confirmed; ddpctl will finish it when it next reaches the host"
     report_errors({host: f"{host}: {what}: {error}" for host, error in failures.items()}, console)
 
 

@@ -51,14 +51,14 @@ done
 PART = re.compile(r"(\d{1,15})\t(.+)")
 OPEN = re.compile(r"open (\S{1,64}) ([\w.-]{1,255})")
 
-# The folder may be a link to another disk, and hosts may share the link. So each host empties it
-# first.
+# The folder may be a link to another disk, and hosts may share the link but not the disk. So every
+# host empties its folder before any host removes the link.
 EMPTY = """
 cd "$HOME" || exit 1
 [ ! -e .ddpctl ] || find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} +
 """
 REMOVE = (
-    'cd "$HOME" && { rmdir .ddpctl || rm -f .ddpctl; } 2>/dev/null; true'  # unless it is a mount
+    'cd "$HOME" && { rmdir .ddpctl || rm -f .ddpctl; } 2>/dev/null; true'  # a mount point stays
 )
 
 
@@ -67,10 +67,10 @@ class Traces:
     host: str
     hostname: str  # the host's own name
     folder: str  # ~/.ddpctl as an absolute path
-    parts: dict[str, int] = field(default_factory=dict)  # bytes of everything in the folder
+    parts: dict[str, int] = field(default_factory=dict)  # size in bytes of each part of the folder
     nodes: list[NodeStatus] = field(default_factory=list)  # that use a part of the folder
     living: set[str] = field(default_factory=set)  # ids of live runs
-    open: list[tuple[str, str]] = field(default_factory=list)  # (run id, host name) that may live
+    open: list[tuple[str, str]] = field(default_factory=list)  # (run id, host name), may be running
 
     @property
     def none(self) -> bool:
@@ -96,9 +96,10 @@ class Traces:
 def clean(
     cluster: Cluster, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool]
 ) -> int:
-    """Remove all traces. Return 0 if every host is clean or nothing had to be done, else 6.
+    """Remove all traces. Return 6 if some may be left.
 
-    confirm: called after the listing; whether to remove what it shows.
+    If nothing was removed, return 4 if a host did not answer. Otherwise return 0.
+    confirm: called after the listing; returns whether to remove what it shows.
     """
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)

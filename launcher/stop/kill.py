@@ -137,9 +137,10 @@ def hosts_for(target: str | None, hosts: str | None) -> str:
 
 
 def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -> list[str]:
-    """Return this user's live runs on the hosts; of one wanted run, also a finished one.
+    """Return the ids of this user's live runs on the hosts.
 
-    Raises UsageError if one run is wanted but several are live.
+    If not `everything`, return at most one id, of a finished run if none is live.
+    Raises UsageError if there are several.
     """
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.user == account_name()]
@@ -154,7 +155,7 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
 
 
 def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Remove the containers of this user's finished runs, but not their folders. Prints the number."""
+    """Remove the containers of this user's finished runs, but not their folders. Prints how many."""
 
     def remove(node: Node) -> set[str]:
         removed = set()
@@ -259,7 +260,7 @@ def stop_run(
 
 
 def carriers(node: Node, run_id: str = "") -> list[tuple[int, str, str]]:
-    """Return pid, run id and name of each process that carries this run id, or any."""
+    """Return pid, run id and name of each process that carries this run id, or any if it is ""."""
     output = node.script(CARRIERS, run_id).stdout.decode(errors="replace")
     rows = [match for line in output.splitlines() if (match := CARRIER.fullmatch(line))]
     found = [(int(row[1]), row[2], row[3]) for row in rows if is_run_id(row[2])]

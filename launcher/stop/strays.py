@@ -1,4 +1,4 @@
-"""Find leftovers of dead runs ("strays") by label and run id, list them, end them with -y.
+"""Find leftovers of dead runs ("strays") by label and run id, and list them. With -y, end them.
 
 A run is dead if one of its nodes has ended, or is missing although every host answered. The strays
 are its live nodes and those that were created but never started. A process with a run id is a stray
@@ -49,11 +49,11 @@ class Seen:
 
     statuses: Sequence[NodeStatus]
     carriers: Sequence[tuple[int, str, str]]  # pid, run id, name
-    gpu_mib: Mapping[int, int]
+    gpu_mib: Mapping[int, int]  # GPU memory by pid
 
 
 def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> int:
-    """List the strays; end them if `yes`. Return 0, or 6 if some may be left."""
+    """List the strays; end them if `yes`. Return 6 if a host was silent or `yes` left some, else 0."""
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)

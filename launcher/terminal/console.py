@@ -1,4 +1,4 @@
-"""The only writer of stdout (results) and stderr (ddpctl's own messages)."""
+"""Write results to stdout and ddpctl's own messages to stderr."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ..logs.fold import Fold
     from .live import Live
 
-QUIET_BEFORE = 2.0  # seconds; longer steps are announced
+QUIET_BEFORE = 2.0  # seconds; steps that take longer are announced
 LOGGER = logging.getLogger("ddpctl")
-LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints errors without a handler
+LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints logged errors to stderr
 
 
 class Console:
     """quiet: errors only. verbose: also details of each step. plain: no live display.
 
     Files and pipes get log lines byte for byte. On a terminal, escape sequences other than colours
-    are removed. If stdout cannot be written, this is reported once; the command goes on and returns
+    are removed. If writing to stdout fails, this is reported once; the command goes on and returns
     its own exit code.
     """
 
@@ -53,7 +53,7 @@ class Console:
         self._write(text)
 
     def settle(self) -> None:
-        """Print all lines that wait to be folded."""
+        """Print the lines that are held back for folding."""
         if self.fold:
             self._write(b"".join(self.fold.take_all()))
         self.flush()
@@ -88,7 +88,7 @@ class Console:
         head: Sequence[str],
         colours: Mapping[str, str] | None = None,
     ) -> None:
-        """Print a table. colours: SGR colour by cell text, for a terminal."""
+        """Print a table. colours: SGR colour by cell text, used only on a terminal."""
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colours if shown else None))
 
@@ -149,7 +149,7 @@ class Console:
             self.stdout_closed = True
             _abandon(sys.stdout)
             reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
-            self.say(f"nothing more is printed on stdout: {reason}")
+            self.say(f"nothing more is printed to stdout: {reason}")
 
     def _stderr(self, text: str) -> None:
         with self._lock:
@@ -164,7 +164,7 @@ class Console:
 
 
 class LoggingConsole(Console):
-    """Prints nothing, for use from Python. Messages for stderr are logged as INFO or DEBUG."""
+    """Prints nothing, for use from Python. Messages for stderr are logged as ERROR, INFO or DEBUG."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True, plain=True)

@@ -23,17 +23,17 @@ EVERY = 0.5  # seconds between two drawings
 
 
 def wanted(*, plain: bool, quiet: bool) -> bool:
-    """Return whether to show a panel: it is allowed, and both streams are capable terminals."""
+    """Return whether to show a panel: if it is allowed, and stdout and stderr are capable terminals."""
     if plain or quiet or os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 class Live:
-    """Draws the lines that `render` returns on stderr. Thread-safe."""
+    """Draws on stderr the lines that `render` returns. Thread-safe."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: (columns, rows) -> lines without newlines. share: of the terminal's height."""
+        """render: (columns, rows) -> lines without newlines. share: fraction of the terminal's height."""
         self._share = share
         self._render = render
         self._lock = threading.RLock()
@@ -56,7 +56,7 @@ class Live:
         return not self._closed and time.monotonic() - self._drawn_at >= EVERY
 
     def draw(self) -> None:
-        """Draw the lines. Flush all other output first."""
+        """Draw the lines. The caller has flushed all other output."""
         with self._lock:
             if self._closed:
                 return
@@ -79,7 +79,7 @@ class Live:
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:
-    """Cut lines to the terminal's width, and their number to `rows`."""
+    """Cut lines to fit `columns`, and their number to `rows`; the last one says how many are missing."""
     lines = [line[: columns - 1] for line in text.splitlines()]
     if len(lines) <= rows:
         return lines

@@ -1,4 +1,4 @@
-"""Connect this terminal to a remote command: raw mode, and changes of its size."""
+"""Connect this terminal to a remote command: raw mode and size changes."""
 
 import contextlib
 import queue
@@ -14,10 +14,9 @@ from ..errors import DdpctlError
 
 @contextlib.contextmanager
 def raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Put the terminal into raw mode, in which Ctrl-C too goes to the reader of stdin.
+    """Put the terminal into raw mode, where Ctrl-C is ordinary input. stdin must be a terminal.
 
-    `resize` is called in a thread with rows and columns, now and after each change. stdin must be a
-    terminal.
+    A thread calls `resize(rows, columns)` at the start and after each change.
     """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)

@@ -1,4 +1,4 @@
-"""Make foreign text safe for a terminal: log lines keep only colours, messages keep nothing.
+"""Make untrusted text safe for a terminal: log lines keep only colours, messages no sequences at all.
 
 A terminal obeys escape sequences: they move its cursor, set its title and write to the clipboard.
 Hosts, images and scripts control the text of logs, labels and error messages.
@@ -10,7 +10,7 @@ import re
 LONGEST = 4096  # maximum characters of an unfinished escape sequence
 
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colours
-# Titles and the like. A string cannot contain a start, so that many starts do not cost quadratic time.
+# Titles and the like. They may not contain a start, because many starts would take quadratic time.
 _BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
 _STRING = _BODY + r"(?:\x07|\x1b\\|\x9c)"
 _OTHER = r"\x1b[ -/]*[0-~]"
@@ -37,7 +37,7 @@ def coloured(text: str) -> str:
 
 
 class Sanitizer:
-    """Sanitizes log output in pieces. An escape sequence may be split between pieces."""
+    """Sanitizes log output that arrives in pieces. These may split an escape sequence."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -1,4 +1,4 @@
-"""The contents of a tree as one value: paths, kinds, executable bits, sizes and hashes. Pure.
+"""A manifest lists the contents of a tree: paths, kinds, executable bits, sizes and hashes.
 
 The sha256 of the manifest's text is the tree's digest, which is its name on every host. Times,
 owners and all other mode bits do not count.
@@ -15,7 +15,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One path, relative to the tree. content: sha256 of a file, target of a symbolic link."""
+    """One path, relative to the tree. content: a file's sha256 in hex, or a symbolic link's target."""
 
     path: bytes
     kind: str  # d folder, l link, f file, x executable file
@@ -61,7 +61,7 @@ class Manifest:
         return sum(1 for entry in self.entries if entry.is_file)
 
     def after(self, earlier: Manifest) -> Delta:
-        """Return the changes from a copy of `earlier`. Entries that differ in anything are replaced."""
+        """Return the changes that turn a copy of `earlier` into this tree. Changed entries are replaced."""
         old = {entry.path: entry for entry in earlier.entries}
         new = {entry.path for entry in self.entries}
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
@@ -69,19 +69,19 @@ class Manifest:
         gone = {path for path in old if path not in new or path in replaced}
         remove: list[bytes] = []
         for path in sorted(gone, key=lambda path: path.split(b"/")):
-            if not remove or not path.startswith(remove[-1] + b"/"):  # its folder is not removed
+            if not remove or not path.startswith(remove[-1] + b"/"):  # else it goes with its folder
                 remove.append(path)
         return Delta(tuple(remove), write)
 
 
 def make(entries: Iterable[Entry]) -> Manifest:
-    """Sort entries so that a folder precedes its contents, and an interrupted transfer is a prefix."""
+    """Return the manifest of `entries`. It is sorted, so a folder precedes its contents."""
     order = {"d": 0, "l": 1, "f": 2, "x": 2}
     return Manifest(tuple(sorted(entries, key=lambda entry: (order[entry.kind], entry.path))))
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """Parse a manifest; None if its digest differs or a path leads out of the tree."""
+    """Parse a manifest. Return None if it is malformed, damaged or has a path out of the tree."""
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")

@@ -12,6 +12,7 @@ from ...engines.docker import mounted_by_runs
 from ...errors import PushFailed
 from ...facts.shared_homes import OWN, find_shared_homes
 from ...hosts import Cluster
+from ...hosts.fold import counted
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
 from ...terminal.console import Console
@@ -20,9 +21,9 @@ from ..transfer.payload import script_output
 from .scan import scan_job
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large tree is slow
-MIN_AGE = 5  # seconds; it takes a moment from a push until a container mounts the tree
+MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
 
-# Prints a line with the digest of each tree used by an attempt that may be running, on whichever host.
+# Prints the digest of each tree that an attempt uses which may be running, on any host of this home.
 USED = rf"""{OWN}
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 for attempt in $(open_attempts); do
@@ -31,7 +32,7 @@ done
 exit 0
 """
 
-# Prints "FOLDER KB" for each tree and draft except those to keep.
+# Prints "FOLDER KB" for each tree and draft, except those to keep, new ones and drafts in use.
 # $1: minimum age in seconds; further arguments: digests to keep
 FIND = r"""
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
@@ -46,7 +47,7 @@ for tree in datasets/* workdirs/* datasets/.[!.]* workdirs/.[!.]*; do
     read -r pid since rest < "$tree/holder"
     if [ "$since" = "$boot" ]; then
       kill -0 "$pid" 2>/dev/null && continue
-    else  # of another machine that shares this home, or from before a restart
+    else  # its process is on another host with this home, or this host has restarted
       [ "$age" -lt 86400 ] && continue
     fi
   fi
@@ -75,16 +76,18 @@ class Unused(NamedTuple):
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The trees that no run uses, by host name. removed: whether they were removed."""
+    """The trees that no run uses, each with its host's name. removed: whether they were removed."""
 
     trees: list[tuple[str, Unused]]
     removed: bool
 
     def summary(self) -> str:
         if not self.trees:
-            return "nothing to delete: runs or this hosts file use all data and code there"
+            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
         size = decimal(sum(tree.size for _, tree in self.trees))
-        return f"{'deleted' if self.removed else 'kept'} {len(self.trees)} folders, {size}"
+        return (
+            f"{'deleted' if self.removed else 'kept'} {counted(len(self.trees), 'folder')}, {size}"
+        )
 
     def document(self) -> dict[str, Any]:
         rows = [
@@ -97,10 +100,10 @@ class PruneResult:
 def prune(
     nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool], console: Console
 ) -> PruneResult:
-    """Remove the trees that neither a run nor this hosts file uses. `confirm` gets the list.
+    """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts the list.
 
-    Raises HostsNotReady with each host where a tree is left or the use of trees is unknown. Nothing
-    is removed from such a host, or from a host that shares its ~/.ddpctl.
+    Raises HostsNotReady with each host that failed. If it is unknown which trees a host uses, nothing
+    is removed there, nor on hosts that share its ~/.ddpctl.
     """
     try:
         trees = scan_job(cluster.job, {"dataset", "workdir"})
@@ -119,7 +122,7 @@ def prune(
         return set(re.findall(r"\b[0-9a-f]{64}\b", "\n".join([*mounts, run(node, USED)])))
 
     machines = one_per_account(nodes)
-    with console.step(f"looking for unused data on {len(machines)} hosts"):
+    with console.step(f"looking for unused data on {counted(len(machines), 'host')}"):
         homes = find_shared_homes(machines)
         used, failures = try_each(machines, in_use)
         keep = {tree.manifest.digest for tree in trees.values()}.union(*used.values())
@@ -133,7 +136,7 @@ def prune(
     )
     removed = bool(rows) and confirm(listed)
     if removed:
-        with console.step("removing it"):
+        with console.step("deleting unused data"):
             targets = [node for node, unused in found.items() if unused]
             _, left = try_each(
                 targets, lambda node: run(node, REMOVE, *(tree.folder for tree in found[node]))
@@ -145,5 +148,5 @@ def prune(
 
 
 def parse_unused(text: str) -> list[Unused]:
-    """Parse FIND's output. Ignores malformed lines."""
+    """Parse FIND's output. Ignore malformed lines."""
     return [Unused(folder, int(size) * 1024) for folder, size in FOUND.findall(text)]

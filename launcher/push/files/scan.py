@@ -1,11 +1,11 @@
 """Scan a local folder into a manifest. Unchanged files are not read again.
 
 In a workdir, .git is skipped, and so is everything that .gitignore and .ddpctlignore exclude. As in
-git, a file's patterns apply to its folder and below, a deeper file overrides, and a path below an
-ignored folder cannot be re-included. .ddpctlignore is read after .gitignore.
+git, patterns apply to the folder of their file and below, a deeper file overrides higher ones, and
+a path below an ignored folder cannot be re-included. .ddpctlignore overrides .gitignore.
 
 A file is unchanged if its size, inode, mtime and ctime (both in ns) match the last scan, and it was
-more than two seconds old then. A write within the same clock tick would not show.
+more than two seconds old then. Otherwise, a write in the clock tick of that scan could go unnoticed.
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
@@ -38,7 +38,7 @@ Rules = tuple[tuple[str, GitIgnoreSpec], ...]  # folder with trailing slash or "
 
 
 class Stamp(NamedTuple):
-    """What changes whenever a file does. A change of mode changes the ctime."""
+    """Tells whether a file has changed. A change of its mode changes the ctime."""
 
     size: int
     inode: int
@@ -61,9 +61,9 @@ class Tree:
 
 
 def scan(folder: str, *, ignore: bool) -> Tree:
-    """Scan a folder. ignore: skip .git and the paths in .gitignore and .ddpctlignore.
+    """Scan a folder. ignore: skip .git and what .gitignore and .ddpctlignore exclude.
 
-    Raises PushFailed with all unreadable paths and links that lead out of the tree.
+    Raises PushFailed, which lists unreadable paths and links that lead out of the tree.
     """
     walk = _Walk(os.fsencode(os.path.realpath(folder)))
     if not os.path.isdir(walk.root):
@@ -82,7 +82,7 @@ def scan(folder: str, *, ignore: bool) -> Tree:
 
 
 def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
-    """Scan the job's folders for these parts, dataset and workdir."""
+    """Scan the job's dataset and workdir, if it has them and `parts` names them."""
     folders = {"dataset": job.dataset, "workdir": job.workdir}
     return {
         part: scan(folder, ignore=part == "workdir")
@@ -98,7 +98,7 @@ def shown(path: bytes) -> str:
 
 
 def open_file(path: bytes) -> FileIO:
-    """Open a file for reading, unless it is a link by now."""
+    """Open a file for reading. Raises OSError if the path has become a link."""
     return FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW))
 
 
@@ -109,8 +109,8 @@ class _Walk:
         self.stamps: dict[bytes, Stamp] = {}  # files
         self.skipped: list[bytes] = []
         self.problems: list[str] = []
-        # A home folder may contain these. They change during a push and belong to this machine
-        # only.
+        # Never pushed, even as part of a home folder: they change during a push and belong to this
+        # machine only.
         own = (cache_home(), state_home(), home_folder() / ".ddpctl")
         self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
@@ -158,7 +158,7 @@ class _Walk:
                 if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
                     self.problems.append(
                         f"{shown(child.path)}: is a link out of the folder (to {shown(target)}), "
-                        "which the hosts do not have; put the file itself there"
+                        "which would be broken on the hosts; replace it with what it links to"
                     )
                 else:
                     self.entries.append(Entry(path, "l", 0, target))
@@ -170,7 +170,8 @@ class _Walk:
     def problem(self, path: bytes, error: OSError) -> None:
         where = shown(os.path.join(self.root, path))
         self.problems.append(
-            f"{where}: {error.strerror}; make it readable or leave it out (.ddpctlignore)"
+            f"{where}: {error.strerror}; make it readable or remove it; .ddpctlignore can exclude "
+            "it from a workdir"
         )
 
 
@@ -186,7 +187,7 @@ def _is_ignored(path: str, is_folder: bool, rules: Rules) -> bool:
 
 
 def _hash_files(walk: _Walk, began: int) -> Mapping[bytes, str]:
-    """Return the sha256 of every file, from the last scan's cache or by reading."""
+    """Return the sha256 of every readable file, from the last scan's cache or by reading the file."""
     cache = cache_home() / "trees" / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
     known = read_cache(cache)
     found: dict[bytes, str] = {}

@@ -54,7 +54,7 @@ def file_info(name: str, size: int) -> TarInfo:
 
 
 def size_of(sizes: Sequence[int]) -> int:
-    """Return the bytes of an archive of files with these sizes. Names over 100 bytes add a little."""
+    """Return the size of an archive of files of these sizes. Names over 100 bytes add a little."""
     blocks = sum(1 + -(-size // tarfile.BLOCKSIZE) for size in sizes)
     return blocks * tarfile.BLOCKSIZE + len(END)
 
@@ -70,7 +70,7 @@ def _info(tree: Tree, entry: Entry) -> TarInfo:
 
 
 def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
-    """Yield the file's bytes. Verifies the hash on the way, so the manifest stays true."""
+    """Yield the file's bytes. Raises PushFailed if they do not match the manifest."""
     path = tree.path(entry)
     try:
         file = open_file(path)
@@ -79,7 +79,7 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     with file:
         left, digest = entry.size, hashlib.sha256()
         while left:
-            block = file.read(min(left, CHUNK) + 1)  # one more byte: has it grown?
+            block = file.read(min(left, CHUNK) + 1)  # one more byte, to see whether it has grown
             if not 0 < len(block) <= left:
                 break
             digest.update(block)

@@ -1,10 +1,10 @@
 """Send a folder to `~/.ddpctl/{datasets,workdirs}/<digest>` on hosts; only missing files are sent.
 
-A host builds the new tree beside the old ones. Files that an earlier tree has become hard links,
-because pushed trees are never modified. All others arrive as one tar stream. A rename then
+A host builds the new tree beside the old ones. Files that an earlier tree already has are
+hard-linked, because pushed trees are never modified. All others arrive as one tar stream. A rename then
 publishes the tree. An interrupted push leaves a draft, `.<digest>.<token>`, and the next push
 continues it. A process that writes to a draft records its pid in the draft's file `holder`, so that
-two pushes stay apart.
+no other push uses the draft.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ for name in $(ls -t); do [ -d "$name" ] && echo "earlier $name"; done
 exit 0
 """
 
-# $1 to $3 as above, $4: digest of the earlier tree or none; stdin: paths to remove, each with \0
+# $1 to $3 as above, $4: digest of the earlier tree or none; stdin: paths to remove, each followed by \0
 PREPARE = r"""
 umask 022
 cd "$HOME/.ddpctl/$1" && mkdir ".$2.$3" || exit 1
@@ -66,7 +66,7 @@ else
 fi
 """
 
-# $1 to $3 as above; stdin: the tar stream
+# $1 to $4 as above; stdin: the tar stream
 RECEIVE = r"""
 umask 022
 cd "$HOME/.ddpctl/$1/.$2.$3" || exit 1
@@ -86,7 +86,7 @@ rm -rf ".$2.$3"
 exit 0
 """
 
-# Waits until this host, an NFS client, sees what another host has published. Its own change to the
+# Waits until this host, an NFS client, sees what another host has published. Changing the
 # folder makes the client refresh its cache.
 AWAIT = r"""
 cd "$HOME/.ddpctl/$1" || exit 1
@@ -98,7 +98,7 @@ done
 exit 1
 """
 
-# rm fails when tar, which has not noticed yet that the stream ended, adds a file meanwhile.
+# rm fails if tar adds a file meanwhile, because it has not noticed yet that the stream ended.
 ABANDON = 'for second in 1 2 3; do rm -rf "$HOME/.ddpctl/$1/.$2.$3" && break; sleep 1; done'
 
 
@@ -106,7 +106,8 @@ ABANDON = 'for second in 1 2 3; do rm -rf "$HOME/.ddpctl/$1/.$2.$3" && break; sl
 class HostTrees:
     """The trees on one host that matter for a push.
 
-    draft: what an interrupted push left: the digest of its base, or none, and the number of files.
+    draft: of an interrupted push; the digest of the tree that was copied (or none), and the number
+    of files.
     """
 
     present: bool  # the tree itself exists
@@ -131,9 +132,9 @@ class TreePush:
         self.lock = threading.Lock()
 
     def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
-        """Push to hosts that lack the tree. Return those that failed; they have no partial tree."""
+        """Push to hosts that lack the tree. Return the failed ones, which have no partial tree."""
         cached = _cache_file(self.tree.manifest.digest)
-        if not cached.exists():  # the next push knows the contents of the hosts' tree
+        if not cached.exists():  # tells the next push what the hosts' tree contains
             write_cache(cached, self.tree.manifest.text)
         self.tokens = {node: secrets.token_hex(6) for node in nodes}
         failures: dict[Node, DdpctlError] = {}
@@ -143,7 +144,7 @@ class TreePush:
             failures |= errors
             shared = [(group[0], node) for group in groups for node in group[1:]]
             ready, _ = try_each([n for leader, n in shared if leader not in errors], self._await)
-            # If the host for a shared home failed, each other host of that home tries for itself.
+            # If that failed, each other host of the shared home is pushed to by itself.
             groups = [[node] for _, node in shared if node not in ready]
         return failures
 
@@ -170,7 +171,7 @@ class TreePush:
         return script_output(node, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
 
     def _start(self, node: Node) -> Start | None:
-        """Prepare the draft; None if another push has published the tree meanwhile."""
+        """Prepare the draft. Return None if another push has published the tree meanwhile."""
         trees = parse_trees(self._script(node, BEGIN))
         if trees.present:
             return None
@@ -195,13 +196,13 @@ class TreePush:
         return Start(base, deltas[base].write)
 
     def _delta(self, node: Node, earlier: str) -> Delta | None:
-        """Return the changes from an earlier tree; None if it is unknown."""
+        """Return the changes from an earlier tree; None if its contents are unknown."""
         with self.lock:  # computed once for all hosts
             if earlier not in self.deltas and (old := cached_manifest(earlier)):
                 self.deltas[earlier] = self.tree.manifest.after(old)
             if earlier in self.deltas:
                 return self.deltas[earlier]
-        there = fetched_manifest(node, earlier)  # no host waits for the answer of another
+        there = fetched_manifest(node, earlier)  # without the lock: no host waits for another
         return self.tree.manifest.after(there) if there else None
 
     def _send(self, start: Start, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
@@ -232,7 +233,7 @@ class TreePush:
 
 
 def parse_trees(text: str) -> HostTrees:
-    """Parse BEGIN's output. Ignores malformed lines, because hosts are not trusted."""
+    """Parse BEGIN's output. Ignore malformed lines, because hosts are not trusted."""
 
     def lines(pattern: str) -> list[tuple[str, ...]]:
         return [match.groups() for match in re.finditer(f"^{pattern}$", text, re.MULTILINE)]
@@ -254,7 +255,7 @@ def cached_manifest(digest: str) -> Manifest | None:
 
 
 def fetched_manifest(node: Node, digest: str) -> Manifest | None:
-    """Return the manifest of a host's tree, and cache it; None if the host has none that is valid."""
+    """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one."""
     done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
     with contextlib.suppress(zlib.error):
         if found := manifest.parse(zlib.decompress(done.stdout), digest):

@@ -1,7 +1,7 @@
 """Image archives with a single layer, for an engine that has the layers below.
 
-Each is an OCI layout and a `docker save` archive at the same time. Engines from 20.10 on, with
-either image store, need one or the other.
+Each is both an OCI layout and a `docker save` archive. Engines need one or the other; which one
+depends on their version (from 20.10 on) and image store.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Archive:
-    """Small files, then at most one layer. image_ids: possible ids of the loaded image."""
+    """Small files, then at most one layer. image_ids: ids that an engine may give the loaded image."""
 
     files: dict[str, bytes]
     layer: Blob | None
@@ -55,7 +55,7 @@ class Archive:
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
-    """Return an unnamed image of the first `count` layers; the archive contains only the last one."""
+    """Return an unnamed image of the first `count` layers. The archive contains only the last one."""
     config = _partial_config(image, count)
     rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
     described = _descriptor(CONFIG, digest_of(config), len(config))
@@ -66,9 +66,9 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
 def whole_archive(
     name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
 ) -> Archive:
-    """Return the image itself; the archive contains only its last layer, if any.
+    """Return the image itself. The archive contains only `layer`, its last one, if given.
 
-    by_diff_id: refer to the other layers by diff id, for an engine that would look for their
+    by_diff_id: refer to the other layers by diff id, for an engine that does not know their
     compressed digests.
     """
     if by_diff_id:
@@ -85,14 +85,14 @@ def partial_ids(image: ImageInfo) -> set[str]:
 
 
 def with_tag(name: str) -> str | None:
-    """Return `name` with its tag; None for a digest or an id."""
+    """Return `name` with its tag (default: latest), or None if it is an id or has a digest."""
     if "@" in name or name.startswith("sha256:"):
         return None
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def qualified(name: str) -> str:
-    """Return the name as stored by containerd: with the registry, and `library/` for Docker Hub."""
+    """Return the name as containerd stores it: with the registry, and Docker Hub's `library/`."""
     first, slash, _ = name.partition("/")
     if slash and (first == "localhost" or re.search("[.:]", first)):
         return name
@@ -135,7 +135,7 @@ def _partial_config(image: ImageInfo, count: int) -> bytes:
 
 
 def _lower(diff_ids: Sequence[str]) -> list[dict[str, object]]:
-    """Describe layers that the engine has. It needs only their number, not their names."""
+    """Describe layers that the engine already has. It needs to know only how many there are."""
     return [_descriptor(LAYER, diff_id, 1) for diff_id in diff_ids]
 
 

@@ -1,6 +1,6 @@
 """The layers of a local image, one archive per layer.
 
-An interrupted push continues at the next layer.
+So the push after an interrupted one sends only the layers that are still missing.
 """
 
 import re
@@ -24,7 +24,7 @@ class NoLayers(PushFailed):
 
 
 class Layers:
-    """The layers from number `first` on, as pushed to our registry. by_diff_id: see `whole_archive`."""
+    """The layers from number `first` on, received by our registry. by_diff_id: see `whole_archive`."""
 
     def __init__(
         self, local: Node, name: str, image: ImageInfo, first: int, by_diff_id: bool = False
@@ -41,7 +41,7 @@ class Layers:
         self._registry.close()
 
     def size(self, timeout: float) -> int | None:
-        """Return the total bytes; None if the engine needs more than `timeout` seconds."""
+        """Return the total bytes; None if the engine needs more than `timeout` seconds to push them."""
         try:
             self._documents.exception(timeout)
         except TimeoutError:
@@ -49,7 +49,7 @@ class Layers:
         return sum(blob.size for blob in self._registry.blobs.values())
 
     def archives(self) -> Iterator[Archive]:
-        """Yield an archive per layer as the engine provides it; the last is the image. Raises NoLayers."""
+        """Yield an archive per layer, as it arrives. The last one is the named image. Raises NoLayers."""
         layers, arriving = self._image.layers, self._registry.layers
         for number in range(self._first, len(layers) - 1):
             layer = arriving[layers[number]].result()
@@ -82,7 +82,7 @@ class Layers:
 def remove_stale_tags(local: Node) -> None:
     """Remove names that killed pushes have left in the local engine.
 
-    While a push is running, its registry listens on the port in the name.
+    A name is in use while a push's registry listens on the port in it.
     """
     for name in images.tags(local, "localhost:*/ddpctl/*"):
         if port := re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name):

@@ -1,4 +1,4 @@
-"""Send the image to every host that lacks it or has another one of its name; verify each copy."""
+"""Send the image to every host that lacks it or has a different one; verify each copy."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ Outcome = tuple[Found, dict[Node, DdpctlError]]  # the image of each host; faile
 
 
 def check_image(name: str, there: Mapping[Node, ImageInfo | None]) -> Outcome:
-    """Require the image, and the same one, on all hosts. there: on each host, under that name."""
+    """Check that all hosts have the same image. there: each host's image of that name."""
     found = {node: image for node, image in there.items() if image is not None}
     missing = f"does not have {name}; run `ddpctl push HOSTS --image`"
     failures = {node: PushFailed(f"{node.name}: {missing}") for node in there if node not in found}
@@ -40,7 +40,7 @@ def push_image(
     local: Node,
     fanout: Fanout,
 ) -> Outcome:
-    """Push the image. here: on this machine, `local`. there: on each host, under the same name."""
+    """Push the image; here=None: let hosts pull it. here, there: the image here and on each host."""
     progress = fanout.progress
     found: Found = {}
     for node, image in there.items():
@@ -89,7 +89,7 @@ def _pull(node: Node, name: str) -> ImageInfo:
 
 
 class _Sending:
-    """Sends from this machine to the hosts that have another image or none."""
+    """Sends the image from this machine to hosts that have a different one or none."""
 
     def __init__(self, name: str, here: ImageInfo, local: Node, fanout: Fanout) -> None:
         self.name, self.here, self.local = name, here, local
@@ -105,13 +105,13 @@ class _Sending:
                 failures |= self._send_layers(list(alike), min(alike.values()), by_diff_id)
         verified, broken = try_each([node for node in there if node not in failures], self._verify)
         for error in broken.values():
-            self.progress.say(f"{error}; sending all of its layers there")
+            self.progress.say(f"{error}; sending the whole image again")
         failures |= self._send_whole(list(broken))
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
         return {**verified, **again}, {**failures, **still_broken}
 
     def _layers_there(self, node: Node) -> tuple[int, bool]:
-        """Return how many of the lowest layers a host has, and whether archives need diff ids.
+        """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
         Only the lowest layers can be left out of an archive.
         """
@@ -150,7 +150,7 @@ class _Sending:
     def _fan_out(
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None, first: int
     ) -> dict[Node, DdpctlError]:
-        """Send the payloads, which have the layers from number `first` on."""
+        """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
         failures = self.fanout.send(payloads, nodes, size)
         for node in nodes:
             if node not in failures:
@@ -164,8 +164,8 @@ class _Sending:
             remember(image, self.here)
         elif not same(image, self.here):
             raise PushFailed(
-                f"{node.name}: {self.name} there is not the image that was sent; another user may "
-                "have tagged another one in the meantime"
+                f"{node.name}: {self.name} is not the image that was sent; another user may have "
+                "moved the tag in the meantime"
             )
         return image
 
@@ -179,8 +179,8 @@ def same(one: ImageInfo, other: ImageInfo) -> bool:
 def remember(there: ImageInfo, here: ImageInfo) -> None:
     """Cache the host engine's id of an image that was pushed and verified there.
 
-    containerd's store may list an image without its layers if it had some with another compression.
-    Then only the id identifies the image. Losing this cache costs one more push.
+    containerd's store may list an image without its layers, if it already had some of them with
+    another compression. Then only the id identifies the image. Losing this cache costs one more push.
     """
     known = read_cache(cache_home() / ALIASES)
     if there.id != here.id and known.get(there.id) != here.id:

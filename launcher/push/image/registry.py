@@ -1,10 +1,10 @@
 """A local registry that receives an image's layers from the local engine, compressed.
 
 The engine pushes only the requested layers, and remembers the compressed digests of earlier pushes.
-So after a change, only the change is compressed. Layers are kept for one push. The mapping from
-layers to compressed digests is kept in the cache.
+So after a change, only the change is compressed. Layers are kept for one push. The cache
+records to which layer each compressed digest belongs.
 
-Other users of this machine can connect. So the repository's name contains a secret, and nothing but
+Other users of this machine can connect to it. So the repository's name contains a secret, and nothing but
 the image is accepted.
 """
 
@@ -31,11 +31,11 @@ from ...state import cache_home, make_folder, read_cache, write_cache
 from .archive import Blob, digest_of
 
 BLOCK = 1 << 20  # bytes
-MAX_CONFIG = 4 << 20  # bytes in a configuration: what registries allow
+MAX_CONFIG = 4 << 20  # bytes in a configuration; registries allow no more
 
 
 class Registry:
-    """Receives one image's `wanted` layers (diff ids). The engine is told that the others exist."""
+    """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others."""
 
     def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
         self.image = image
@@ -70,7 +70,7 @@ class Registry:
     def add_blob(self, digest: str, file: Path) -> bool:
         """Store a blob. Return False if its digest is wrong or it is not part of the image.
 
-        zstd is accepted unchecked, because only the manifest's blobs are used.
+        A zstd blob is accepted unchecked, because only the manifest's blobs are used.
         """
         diff_id = None
         with file.open("rb") as stream:
@@ -79,7 +79,7 @@ class Registry:
             if _sha256(stream) != digest:
                 return False
         with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(file) as stream:
-            diff_id = _sha256(stream)  # of the layer without compression
+            diff_id = _sha256(stream)  # of the uncompressed layer
         blob = Blob(digest, file, file.stat().st_size)
         if diff_id not in self.image.layers and not is_zstd and self._config(blob) is None:
             return False
@@ -88,7 +88,7 @@ class Registry:
         return True
 
     def finish(self) -> tuple[bytes, bytes] | None:
-        """Return the image's manifest and configuration once the engine has pushed everything."""
+        """Return the image's manifest and configuration; None if the engine has not pushed them."""
         for text in self.manifests:
             manifest = json.loads(text)
             blob = self.blobs.get((manifest.get("config") or {}).get("digest", ""))
@@ -125,7 +125,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def _listen(port_file: Path) -> _Server:
-    """Listen on the last push's port if free: the engine reuses layers only within one registry."""
+    """Listen on the last push's port if it is free. Engines reuse layers only within one registry."""
     try:
         return _Server(("127.0.0.1", int(port_file.read_text())), _Handler)
     except (OSError, ValueError, OverflowError):
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         if "/manifests/" in self.path:
             text = b"".join(self._body())
-            json.loads(text)  # raises ValueError if it is no manifest
+            json.loads(text)  # raises ValueError if it is not JSON
             self.server.registry.manifests.append(text)
             digest = digest_of(text)
         else:

@@ -23,11 +23,11 @@ from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import Event, Relay, TransferDamaged, one_time_pair
 
 WINDOW = 2.0  # seconds over which a rate is measured
-TRIAL = 5.0  # seconds: a whole window of the new order
-BEHIND = 2.0  # seconds, at the best rate, by which a slow host lags behind its source
-SLOW = 0.5  # fraction of the best rate
+TRIAL = 5.0  # seconds to try another order; longer than WINDOW
+BEHIND = 2.0  # seconds; a slow host lags behind its source by what the best rate sends in these
+SLOW = 0.5  # fraction of the best rate; a slow host has less
 SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, may be slow
-WORTH_A_TRIAL = 15.0  # minimum remaining seconds
+WORTH_A_TRIAL = 15.0  # seconds that the transfer must still take
 TICK = 0.5  # seconds
 
 
@@ -52,7 +52,7 @@ class Chain:
             relay.close()
 
     def begin(self, payload: Payload, nodes: Sequence[Node]) -> Transfer:
-        """Start sending a payload; `Transfer.finish` waits for it."""
+        """Start sending a payload. `Transfer.finish` waits for it to end."""
         row = [relay for node, relay in self.relays.items() if node in nodes]
         transfer = Transfer(f"p{next(self._numbers)}", payload, row, self._progress)
         self._transfers[transfer.name] = transfer
@@ -60,7 +60,7 @@ class Chain:
         return transfer
 
     def _follow(self, relay: Relay) -> None:
-        """Handle a host's events until its end."""
+        """Handle a host's events until its agent ends, which ends its transfers too."""
         why: DdpctlError = TransferDamaged(f"{relay.node.name}: its relay agent ended")
         try:
             for event in relay.events():
@@ -79,7 +79,7 @@ class Chain:
 
 @dataclass(eq=False)
 class HostTransfer:
-    """The part of one host in a transfer."""
+    """The state of a transfer on one host."""
 
     relay: Relay
     source: Relay | None = None  # the host to read from
@@ -190,7 +190,7 @@ class Transfer:
         if others and self._trial is None and all(other.relay.lost is None for other in others):
             why = " ".join(event.text.split())
             self._progress.say(
-                f"{host.relay.node.name}: cannot take the {self.payload.part} from the other hosts "
+                f"{host.relay.node.name}: cannot get the {self.payload.part} from the other hosts "
                 f"({why}): sending it from this machine instead"
             )
         threading.Thread(target=self._feed, args=(host, event.count), daemon=True).start()
@@ -228,7 +228,7 @@ class Transfer:
     def _read_from(
         self, host: HostTransfer, sources: Sequence[Relay], op: str = "take", **arguments: object
     ) -> None:
-        """Order a host to continue from the first of these that it reaches."""
+        """Order a host to read on from the first of `sources` that it can reach."""
         host.source = next(iter(sources), None)
         upstreams = [(source.address, source.port) for source in sources]
         host.relay.order(op, id=self.name, upstreams=upstreams, **arguments)
@@ -243,7 +243,7 @@ class Transfer:
             source = next((self.hosts[relay] for relay in self._sources(host)), None)
             if source and source.have - host.have > BEHIND * best:
                 source.relay.slow_readers += 1
-                if source.relay.slow_readers > 1 and not source.fed:  # the source is slow, not they
+                if source.relay.slow_readers > 1 and not source.fed:  # the source is slow
                     for wronged in row[row.index(source) : row.index(host) + 1]:
                         wronged.relay.is_leaf = False
                     host = source

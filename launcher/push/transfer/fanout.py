@@ -1,4 +1,4 @@
-"""Send from one machine to many: through a chain of hosts where that pays, else directly."""
+"""Send from one machine to many: through a chain of hosts if that saves time, else directly."""
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from .chain import Chain, Transfer
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import TransferDamaged
 
-MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second to start agents
+MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for starting agents
 
 
 class Fanout:
@@ -82,13 +82,13 @@ class Fanout:
     def _send_through(
         self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
     ) -> dict[Node, DdpctlError]:
-        """Send, and append the payloads to `seen`. Damaged ones are sent again directly."""
+        """Send, and append the payloads to `seen`. From a damaged one on, send them again directly."""
         transfers: list[Transfer] = []
         try:
             for payload in payloads:
                 seen.append(payload)
                 transfers.append(chain.begin(payload, row))
-        except DdpctlError:  # no more payloads; a retry must not meet these transfers
+        except DdpctlError:  # `payloads` failed; let these transfers end before any retry
             for transfer in transfers:
                 transfer.finish()
             raise
@@ -100,6 +100,6 @@ class Fanout:
                 if isinstance(errors[node], TransferDamaged):
                     damaged[node] = number
         for node, number in damaged.items():
-            self.progress.say(f"{failures.pop(node)}; sending the rest from here")
+            self.progress.say(f"{failures.pop(node)}; sending the rest from this machine")
             failures |= self._send_directly(seen[number:], [node])
         return failures

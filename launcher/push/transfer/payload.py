@@ -13,13 +13,13 @@ REMEDIES = {
     "quota exceeded": "free space within the user's quota there, then push again",
     "permission denied": "give the SSH user write permission there, then push again",
     "read-only file system": "make the SSH user's home writable there",
-    "file name too long": "shorten the name, or leave the file out (.ddpctlignore)",
+    "file name too long": "shorten the name; .ddpctlignore can exclude the file from a workdir",
 }
 
 
 @dataclass(frozen=True)
 class Payload:
-    """A byte stream for a command on each host. `chunks()` yields it from the start."""
+    """A byte stream for a command on each host. Each call of `chunks` yields it from the start."""
 
     part: str  # image, dataset, workdir
     command: Callable[[Node], tuple[str, ...]]  # on the host; reads the payload from stdin
@@ -31,7 +31,7 @@ class Payload:
 def script_output(
     node: Node, part: str, script: str, *arguments: str, stdin: bytes = b"", timeout: float
 ) -> str:
-    """Return the output of a script on a host. Raises PushFailed with the line that explains the error."""
+    """Run a script on a host and return its output. Raises PushFailed with the line that tells why."""
     done = node.script(script, *arguments, stdin=stdin, timeout=timeout)
     if done.code != 0:
         raise failed(node.name, part, done.stderr.decode(errors="replace") or f"exit {done.code}")
@@ -39,7 +39,7 @@ def script_output(
 
 
 def failed(host: str, part: str, stderr: str) -> PushFailed:
-    """Build an error: the host, the most informative line of stderr, and the remedy."""
+    """Build an error: the host, the most informative line of stderr, and the remedy if known."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     lines = lines or ["failed without a message"]
     for symptom, remedy in REMEDIES.items():

@@ -6,18 +6,18 @@ when its standard input does. Orders arrive there, one JSON object per line. `op
     hello    certificate, key: of this push; address: where the other hosts reach this one
     open     id, argv, upstreams [[address, port], ...]: a payload and the command that reads it
     receive  id, at, n: n bytes of the payload from offset `at` follow the line
-    take     id, upstreams: continue from these
-    end      id, size, sha256: what the payload has to be
+    take     id, upstreams: read on from these hosts
+    end      id, size, sha256: of the whole payload
     fail     id, why: give up
-    close    id: all hosts have it
+    close    id: no host needs it any more
 
 Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count: port),
 `have` (count: bytes of a payload so far), `starved` (no host to take the payload from; count: bytes so far,
 text: why), `done` (count: exit code, text: stderr) and `failed` (text: why).
 
-Hosts speak mutual TLS: a line {id, at}, then frames of a 4-byte length and bytes. Length 0 means "nothing
-new yet"; END is the last frame. The command gets the last bytes only once the digest of the payload is
-right, so damage never ends as a complete tree.
+Hosts connect over mutual TLS. The reader sends a line {id, at} and gets frames: a 4-byte length, then the
+bytes. Length 0 means "nothing new yet"; END ends the payload. The command gets the last bytes only once the
+digest of the payload is right, so a damaged payload never becomes a complete tree.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Upstreams = List[Tuple[str, int]]  # addresses and ports
 
 
 class Spool:
-    """A stream on disk that is read while it grows. Its files are unnamed, so none can be left over."""
+    """A stream on disk that is read while it grows. Its files are unnamed, so none is left behind."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size = folder, 0
@@ -70,7 +70,7 @@ class Spool:
             view = view[done:]
 
     def read(self, at: int, count: int) -> Optional[bytes]:
-        """Return bytes from `at` on; None if they were discarded."""
+        """Return up to `count` bytes from `at` on; None if they were discarded."""
         number, offset = divmod(at, SEGMENT)
         segment = self.segments.get(number)
         if segment is None:
@@ -106,7 +106,7 @@ class Payload:
         return self.failed or self.complete
 
     def receive(self, at: int, data: bytes) -> None:
-        """Store data. Ignores bytes that are already here, and bytes beyond a gap."""
+        """Store data, unless it does not start exactly where the stored bytes end."""
         with self.changed:
             while self.have - self.consumed > MAX_AHEAD and not self.failed:
                 self.changed.wait(KEEPALIVE)
@@ -155,7 +155,7 @@ class Payload:
 
     def pull(self) -> None:
         while not self.over:
-            version, why = self.version, "no host before it"
+            version, why = self.version, "no host left to read from"
             for address, port in list(self.upstreams):
                 try:
                     self.pull_from(address, port, version)
@@ -271,7 +271,7 @@ class Agent:
         self.client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.client_side.check_hostname = False
         self.server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # OpenSSL needs one for a moment
+        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # OpenSSL needs a file
             file.write((certificate + key).encode())
             file.flush()
             for side in (self.client_side, self.server_side):
@@ -341,7 +341,7 @@ def exactly(stream: Any, size: int) -> bytes:
 
 
 def listen(address: str) -> socket.socket:
-    """Listen on the address that other hosts use, or on any if this host lacks it (behind NAT)."""
+    """Listen on the address that other hosts use, or on all if this host lacks it (behind NAT)."""
     for where in (address, "::", "0.0.0.0"):
         family = socket.AF_INET6 if ":" in where else socket.AF_INET
         both = where == "::" and socket.has_dualstack_ipv6()

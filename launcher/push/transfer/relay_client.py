@@ -25,11 +25,11 @@ BOOT = (
 )
 READY_TIMEOUT = 20.0  # seconds
 MAX_EVENT = 1 << 20  # bytes
-VALID = datetime.timedelta(days=2)  # forwards; one day backwards, for hosts with a wrong clock
+VALID = datetime.timedelta(days=2)  # from now on, and one day back for hosts with a wrong clock
 
 
 class TransferDamaged(PushFailed):
-    """A payload arrived damaged, or could not be stored on the way."""
+    """The relay failed: the payload arrived damaged or could not be stored, or an agent ended."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Event:
 
 
 class Relay:
-    """One host with an agent. `lost` is set when the host or its agent has gone."""
+    """One host with an agent. `lost`: the error, once the host or its agent is gone."""
 
     def __init__(self, node: Node, address: str, certificate: str, key: str) -> None:
         """Start the agent. Raises PushFailed if the host has no suitable python3 or does not answer.
@@ -82,7 +82,7 @@ class Relay:
         self._write(head + b"\n" + data)
 
     def events(self) -> Iterator[Event]:
-        """Yield events until the agent ends. A crash raises HostUnreachable, OSError or ValueError."""
+        """Yield events until the agent ends. Raises HostUnreachable, OSError or ValueError on errors."""
         return iter(self._read, None)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Merge the journals and the engine status of all nodes into one stream of events.
 
 Journals are read by byte offset, so a broken connection costs time but never a line. Losing contact
-with a host is reported but is no failure. A node counts as ended only if its end was seen, or if
-every other node has ended and its host stays silent.
+with a host is reported but is not a failure. A node counts as ended only if its end was seen, or if
+another node has failed and this one cannot be reached.
 """
 
 import queue
@@ -22,12 +22,12 @@ from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Item, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
-DRAIN_TIMEOUT = 15.0  # seconds of silence in which a journal may lag behind its container's end
+DRAIN_TIMEOUT = 15.0  # seconds of silence until the rest of an ended node's journal is given up
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all others have ended
-PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before the probes
+PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
 CONTACT_TIME = 1.0  # seconds during which lost or restored contacts are collected into one notice
-TAIL_LINES = 400  # searched for the last lines of a failed rank
+TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class ContactChange:
-    """Contact with a host was lost or restored. text: the notice for a change of this host alone."""
+    """Contact with a host was lost or restored. text: the notice about this host."""
 
     node_rank: int
     host: str
@@ -62,7 +62,7 @@ class NodeOutcome(NodeEvidence):
     tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
-    consumed: int = 0  # bytes of the journal; 0 until the known events have arrived
+    consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
     exited: bool = False  # according to the engine
     size: int = 0  # bytes of the journal once the container has ended
     gone: bool = False  # a probe after another node's failure got no answer
@@ -90,12 +90,12 @@ Seen = Lines | NodeOutcome | list[ContactChange] | str | None
 
 
 class Monitor:
-    """Follows one attempt from the recorded part of its journals to its end."""
+    """Follows one attempt, from where the recorded part of its journals stops to its end."""
 
     def __init__(
         self, attempt: RunningAttempt, known: Mapping[int, Mark], store: LogStore | None
     ) -> None:
-        """known: position of the lines already shown, by node rank. store: records the lines."""
+        """known: where the lines already shown end, by node rank. store: records the new lines."""
         self.store = store
         self.outcomes = {
             member.place.node_rank: NodeOutcome(member.place.node_rank, member.node.name)
@@ -108,7 +108,7 @@ class Monitor:
             NodeWatcher(member, offset_in(known, member.place), self._put, self._closed)
             for member in attempt.members
         ]
-        self._caught_up = False  # the queue was empty: what is missing now has not arrived
+        self._caught_up = False  # the queue was empty, so what is missing has not arrived yet
         self._changes: dict[str, ContactChange] = {}  # not yet reported, by host
         self._changed = 0.0  # time.monotonic() of the first unreported change
 
@@ -143,7 +143,7 @@ class Monitor:
     # --- messages from the watchers ------------------------------------------------------------
 
     def _take_reports(self) -> Iterator[Seen]:
-        """Handle the reports in the queue for at most POLL seconds, and yield what they say."""
+        """Handle queued reports for at most POLL seconds. Yield what the user should see."""
         until, wait = time.monotonic() + POLL, POLL
         self._caught_up = False
         while time.monotonic() < until:
@@ -172,7 +172,7 @@ class Monitor:
             if event is None:
                 newest = record.lines[-TAIL_LINES:]
                 outcome.tail.extend(Line(record.time, record.rank, text) for text in newest)
-            elif isinstance(event, Usage):  # one every few seconds, as long as the run lasts
+            elif isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
                 outcome.usage = event
             elif not isinstance(event, Unreadable):
                 outcome.events.append((record.time, event))
@@ -272,10 +272,10 @@ class Monitor:
         return any(o.failed for o in ended) and now - max(silent) > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self, now: float) -> None:
-        """Probe the nodes that still seem to run a while after another node failed.
+        """After another node's failure, probe the nodes that still seem to run.
 
-        After a failure all nodes end within seconds. One that does not may have lost power, and SSH
-        alone takes much longer to notice.
+        All nodes should end within seconds of a failure. One that does not may have lost power,
+        which SSH alone takes much longer to notice.
         """
         ended = [o for o in self.outcomes.values() if (o.done or o.end) and not o.succeeded]
         if now - min((o.end_received for o in ended), default=now) < PROBE_DELAY:

@@ -19,8 +19,8 @@ BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host 
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
 
 # Prints the journal $2 from byte $1 on, and follows it. Where tail has to poll (overlay file
-# systems, BusyBox), its default interval of one second is long, but not every tail accepts a
-# fraction.
+# systems, BusyBox), its default interval of one second is too long, but not every tail accepts
+# a fraction.
 TAIL = (
     'tail -s 0.03 -c 0 /dev/null 2>/dev/null && exec tail -s 0.03 -c "+$1" -F "$2"; '
     'exec tail -c "+$1" -F "$2"'
@@ -41,7 +41,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node's container has ended. size: bytes of its journal; 0 if it was read, or cannot be."""
+    """The node's container has ended. size: bytes of its journal; 0 if all was read or unknown."""
 
     node_rank: int
     status: NodeStatus
@@ -50,7 +50,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Contact:
-    """Contact with the host was restored, or lost for a reason. gone: a probe got no answer."""
+    """lost: why contact with the host was lost; None: restored. gone: a probe got no answer."""
 
     node_rank: int
     lost: str | None
@@ -62,7 +62,10 @@ Item = Batch | Exited | Contact
 
 @dataclass
 class NodeWatcher:
-    """Watches one node, from journal byte `offset`, and passes items to `put` until `closed` is set."""
+    """Watches one node.
+
+    Reads its journal from byte `offset` and passes items to `put` until `closed` is set.
+    """
 
     member: RunningNode
     offset: int
@@ -103,7 +106,7 @@ class NodeWatcher:
         while not self.closed.is_set():
             reason = f"{node.name} (its log stream ended)"
             try:
-                if known_events:  # their lines were shown, but the diagnosis needs them
+                if known_events:  # lines up to here were shown, but the diagnosis needs the events
                     done = node.script(EVENTS, journal, str(offset), "\t!\t")
                     self.put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
                     known_events = False

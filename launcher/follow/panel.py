@@ -54,7 +54,7 @@ class Panel:
     progress: Progress | None = None  # None: the script writes no metrics
 
     def poll_progress(self, member: RunningNode, closed: threading.Event) -> None:
-        """Keep `progress` up to date until `closed` is set. In a thread: a host may be slow."""
+        """Keep `progress` up to date until `closed` is set. Blocks while the host is slow."""
         wait = 0.0
         while not closed.wait(wait):
             try:
@@ -104,7 +104,10 @@ class Panel:
             yield f"{rank} {outcome.host}", state_of(outcome), gpu_words(gpus)
 
     def folded(self) -> Iterator[Row]:
-        """Yield one row per state, with nodes whose GPUs are idle apart; the smallest group first."""
+        """Yield one row per group of nodes in the same state, the smallest group first.
+
+        If GPUs elsewhere in the run are busy, nodes with idle GPUs form groups of their own.
+        """
         known = [(rank, o.usage.gpus) for rank, o in self.outcomes.items() if o.usage]
         gpus = {rank: found for rank, found in known if found}
         use = {rank: sum(gpu.use for gpu in found) / len(found) for rank, found in gpus.items()}

@@ -6,8 +6,8 @@ from typing import Any
 from ..logs.metrics import entries, number
 from ..ssh.node import Node
 
-# Prints the newest start line, which has the run's length, and the last lines. $1: the output
-# folder
+# Prints the newest start entry of metrics.jsonl, which has the run's length, and the last lines.
+# $1: the output folder
 PROGRESS = (
     'cd "$1" 2>/dev/null && [ -f metrics.jsonl ] && '
     "{ grep -a total_steps metrics.jsonl | tail -n 1; tail -n 20 metrics.jsonl; }"

@@ -146,7 +146,7 @@ class Session:
     # --- signals and stopping ------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> bool:
-        """Handle a signal. Return True to leave the run running."""
+        """Handle a signal. Return whether to leave now and let the run go on."""
         if number == signal.SIGHUP or not self.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()

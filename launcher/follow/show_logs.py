@@ -46,7 +46,8 @@ def chosen(
 ) -> Wanted:
     """Return `wanted` with the nodes and ranks that the user typed.
 
-    record: None if it cannot be read. Raises UsageError if the run has no such node or rank.
+    record: None if it cannot be read. Raises UsageError if the run has no such host, attempt, node
+    or rank.
     """
     attempts = record.attempts if record else []
     if attempts:
@@ -90,7 +91,10 @@ def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bo
 def print_recorded(
     folder: RunFolder, wanted: Wanted, console: Console, *, fold: bool
 ) -> dict[int, Mark]:
-    """Print this machine's copy, each attempt after its number on stderr; return its end."""
+    """Print this machine's copy of the logs. Return where it ends, by node rank.
+
+    Several attempts are printed in order, each below its number (on stderr), unless for a tail.
+    """
     known = known_marks(folder.logs)
     lines = RunLines(console, fold=fold)
     numbers = attempts_in(folder.logs, known)

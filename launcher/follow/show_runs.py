@@ -42,10 +42,10 @@ class Selection:
     per_node: bool  # a row per node instead of a row per run
 
     def clusters(self, console: Console) -> list[Cluster]:
-        """Return the clusters to query: the hosts file's or, without one, several.
+        """Return the clusters to query: that of `hosts` or, if None, several.
 
-        Those are ./hosts.yaml and the clusters of this machine's runs: live ones, or all. Warns
-        about a file or record that cannot be read.
+        Those are the clusters of ./hosts.yaml and of this machine's live runs, or of all its runs
+        with `everything`. Warns about a file or record that cannot be read.
         """
         if self.hosts is not None:
             return [load(self.hosts, job_files=False)]
@@ -150,7 +150,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Seen:
-    """Answers of the hosts. failures: hosts that did not answer. progress: live runs, by id."""
+    """Answers of the hosts. failures: of silent hosts. progress: of live runs, by run id."""
 
     selection: Selection
     hosts: Sequence[str]
@@ -174,7 +174,7 @@ class Seen:
         return found
 
     def nothing(self) -> str:
-        """Return the message for the case that there is no run to show."""
+        """Return the message to show if there is no run."""
         if not self.hosts:
             return (
                 "this machine has no record of a live run, and there is no ./hosts.yaml; "
@@ -241,7 +241,7 @@ def runs_of(statuses: Collection[NodeStatus]) -> list[Run]:
 
 
 def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) -> str:
-    """Format a table without the least important columns if it is too wide for the terminal."""
+    """Format a table. Drop the least important columns until it fits into `columns` characters."""
     text = table(rows, head)
     for name in DROPPED:
         if name in head and max(map(len, text.splitlines())) >= columns:
@@ -277,7 +277,10 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Print tables every `interval` seconds until Ctrl-C: redrawn on a terminal, else if they differ."""
+    """Ask the hosts every `interval` seconds until Ctrl-C, and print tables.
+
+    Redraws them on a terminal. Elsewhere, prints them whenever they have changed.
+    """
     text = ""
     seen: Seen | None = None
 
@@ -313,5 +316,5 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
 
 
 def _time(seconds: float | None) -> str:
-    """Format unix seconds as 11-22T10:34Z."""
+    """Format unix seconds as 11-22T10:34Z; `-` if unknown."""
     return timestamp(seconds)[5:16] + "Z" if seconds else "-"

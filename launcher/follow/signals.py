@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Inside `with`, a signal raises KeyboardInterrupt. Only the main thread can receive signals.
 
-    Inside `held()`, it is only queued, so that the current action can be completed or undone first.
+    Inside `held()`, a signal is only queued, so that the current action can be completed or undone first.
     """
 
     def __init__(self) -> None:

@@ -220,7 +220,7 @@ class _Reading:
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
         if absolute == "/":
-            raise wrong(tree, "name a folder below the root of the disk")
+            raise wrong(tree, "use a path below /")
         return absolute
 
 
@@ -233,5 +233,5 @@ def _long_form(item: Tree) -> Tree:
     if port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
         name = shown(parts["host"])
         remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
-        raise wrong(item, remedy, f"{item.shown}, a port or a number of GPUs")
+        raise wrong(item, remedy, f"{item.shown}, which may mean a port or a number of GPUs")
     return tree_of(parts, item.line)

@@ -103,7 +103,7 @@ def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
         for folder, what in own.items():
             if flat == folder or flat.startswith(f"{folder}/"):
                 found = f"a mount at {shown(target)}, where {what} mounted"
-                yield key, found, "choose another folder of the container"
+                yield key, found, "choose another folder in the container"
         if flat in taken:
             yield key, f"two mounts at {shown(flat)}", "keep one of them"
         taken.add(flat)

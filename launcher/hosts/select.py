@@ -44,7 +44,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
     for word in map(str.strip, text.lower().split("@")):
         match = re.fullmatch(r"(.+?)(?::(\d{1,4}(?:,\d{1,4})*))?", word, re.ASCII)
         if match is None:
-            raise UsageError(f"{flag} {text!r}: write host1@host2:0,2")
+            raise UsageError(f"{flag} {text!r}: write it as host1@host2:0,2")
         # the end of an IPv6 address may look like a list of GPUs
         name, listed = (word, None) if word in by_name else match.groups()
         if name in chosen:
@@ -56,8 +56,8 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
         has_all = any(host.gpus == "all" for host in by_name[name])
         if ids and has_all and flag == "--exclude":
             raise UsageError(
-                f"{flag}: {name} has gpus: all, so the GPUs that are left are unknown; "
-                "write their number in the hosts file, or use --include"
+                f"{flag}: {name} has gpus: all, so it is unknown which would be left; "
+                "give their number in the hosts file, or use --include"
             )
         missing = ids.difference(*(host.gpu_ids for host in by_name[name]))
         if missing and not has_all:

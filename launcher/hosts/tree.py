@@ -48,7 +48,7 @@ class Tree:
     def shown(self) -> str:
         if self.kind in (LIST, MAPPING, NOTHING):
             return self.kind
-        return shown(self.text) if self.text.strip() else "an empty text"
+        return shown(self.text) if self.text.strip() else "empty text"
 
 
 def tree_of(value: object, line: int = 0) -> Tree:
@@ -77,7 +77,7 @@ def read_yaml(text: str, problems: list[Problem]) -> Tree:
         what = f"not YAML: {shown(' '.join(str(error).split()))}"
         raise Wrong(Problem(0, "", what, "save the file as UTF-8 text")) from None
     except RecursionError:
-        raise Wrong(Problem(0, "", "found lists in lists without end", "write one list")) from None
+        raise Wrong(Problem(0, "", "found too many nested lists", "nest fewer")) from None
 
 
 class _Composer:
@@ -105,7 +105,7 @@ class _Composer:
             self.aliases += 1
             if event.anchor not in self.anchors or self.aliases > MAX_ALIASES:
                 many = f"found more than {MAX_ALIASES} aliases"
-                undefined = f"found the alias {event.anchor} of nothing above it"
+                undefined = f"found the alias *{event.anchor} without &{event.anchor} above it"
                 raise _not_yaml(many if self.aliases > MAX_ALIASES else undefined, event)
             return self.anchors[event.anchor]
         tag = None if event.tag == "!" else event.tag

@@ -105,7 +105,7 @@ def as_written(tree: Tree) -> str:
     if tree.kind == NOTHING:
         raise wrong(tree, 'give a value ("" for an empty one) or remove the key')
     if _NOT_IN_ARGUMENTS.search(tree.text):
-        raise wrong(tree, "remove the character: no program can receive it")
+        raise wrong(tree, "remove the character: it cannot be passed to a program")
     return tree.text
 
 
@@ -248,7 +248,9 @@ def internal_ip(tree: Tree) -> str:
     return word
 
 
-interface = matching(r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "use one name from `ip link`")
+interface = matching(
+    r"[A-Za-z0-9_.][A-Za-z0-9_.:@-]{0,14}", "use one of the names that `ip link` shows"
+)
 
 
 def is_address(word: str) -> bool:
@@ -268,7 +270,9 @@ def command(tree: Tree) -> tuple[str, ...]:
         raise wrong(tree, "write [train.py] or [-m, trainer], for example", "nothing to run")
     first = PurePosixPath(words[0]).name
     if _STARTS_PYTHON.fullmatch(first):
-        raise wrong(tree, f"remove {shown(first)}: torchrun starts Python", shown(words[0]))
+        raise wrong(
+            tree, f"remove {shown(first)}: ddpctl runs the script with torchrun", shown(words[0])
+        )
     return words
 
 

@@ -1,7 +1,7 @@
 """Parse journal events: the only code that reads a host's event documents. Pure.
 
-The supervisor defines the events. An event that does not match its definition becomes Unreadable.
-Unknown fields and kinds are ignored.
+The supervisor defines the events. An event of an unknown kind, or one that does not match its
+definition, becomes Unreadable. Unknown fields are ignored.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Unreadable(Event):
     """Replaces an event that is malformed or of an unknown kind."""
 
     kind = "unreadable"
-    known: bool = True  # False: a newer version may have written it
+    known: bool = True  # False: the kind is unknown; a newer version may have written it
 
 
 def parsed_event(text: bytes) -> Event:
@@ -38,7 +38,7 @@ def parsed_event(text: bytes) -> Event:
 
 
 def clean(text: str) -> str:
-    """Return the text shortened and without terminal control sequences."""
+    """Return the text, shortened, with U+FFFD for control characters other than tab and newline."""
     return CONTROL.sub("\ufffd", text[:LONGEST_TEXT])
 
 
@@ -46,7 +46,7 @@ T = typing.TypeVar("T")
 
 
 def parsed(kind: type[T], document: Any) -> T:
-    """Build a dataclass from its JSON object. Ignores unknown fields; raises ValueError."""
+    """Build a dataclass from its JSON object. Raises ValueError if a field is missing or wrong."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
     fields = {

@@ -1,7 +1,7 @@
 """Fold identical lines of several ranks into one, like `clush -b`: `[0-5] text`. Pure.
 
 No line is lost, and each rank's lines keep their order: a line joins an earlier group only if that
-group comes after everything that its rank wrote before.
+group comes after everything that the line's rank wrote before.
 """
 
 import bisect
@@ -21,7 +21,7 @@ class Group:
 
     text: tuple[type, bytes]  # int for ranks or str for hosts; the text with its newline
     first: bytes  # the first line of the group, with its prefix
-    born: float
+    born: float  # time.monotonic() of the first line
     who: list[Any] = field(default_factory=list)
 
     def render(self) -> bytes:
@@ -43,7 +43,7 @@ class Fold:
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank
 
     def feed(self, line: bytes, now: float = 0.0) -> list[bytes]:
-        """Add a line; return the oldest groups if too many are open."""
+        """Add a line. Return the oldest groups if too many are open, or all if it has no prefix."""
         match = PREFIX.match(line)
         if match is None:
             return [*self.take_all(), line]

@@ -23,7 +23,7 @@ class Record:
     rank: int | None  # global rank; None for torchrun, the supervisor and events
     event: Event | None  # None for output
     lines: list[bytes]  # as written, without their newlines; [] for an event
-    overhead: int  # bytes in the journal beside the lines' text; all bytes of an event
+    overhead: int  # bytes of each line in the journal beside its text; all bytes of an event
 
     @property
     def size(self) -> int:
@@ -33,7 +33,7 @@ class Record:
         return sum(map(len, self.lines)) + self.overhead * len(self.lines)
 
     def render(self, host: str) -> bytes:
-        """Return the lines in the format of CONTRACT section 4, each with its newline."""
+        """Return the lines as `[host:rank] text` (CONTRACT section 4), each with its newline."""
         label = b"[%b] " % (host if self.rank is None else f"{host}:{self.rank}").encode()
         return label + (b"\n" + label).join(self.lines) + b"\n"
 
@@ -63,7 +63,11 @@ class Reader:
         return records + self._records(lines)
 
     def _records(self, lines: list[bytes]) -> list[Record]:
-        """Parse a million lines a second: a line like the one before is only compared."""
+        """Parse lines.
+
+        It is fast (a million lines a second), because it does not parse the prefix of a line again
+        if it is that of the line before.
+        """
         records: list[Record] = []
         found: list[bytes] = []
         head = b"\n"  # prefix of further lines of the same record; no line begins with a newline
@@ -81,8 +85,8 @@ class Reader:
 def _record(line: bytes, before: float) -> tuple[Record, int]:
     """Parse a line. Also return the length of the prefix that its record's lines share, or 0.
 
-    A malformed line, as after a full disk, becomes output without a rank at the time of the record
-    before.
+    A malformed line, such as a full disk may cause, becomes output without a rank. It gets the time
+    of the record before it.
     """
     match = RECORD.fullmatch(line)
     if not match:

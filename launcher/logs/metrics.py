@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-LARGEST = 1e30  # a diverged loss; larger values do not fit a chart
+LARGEST = 1e30  # larger values, such as a diverged loss, do not fit a chart
 
 
 def entries(text: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects among the lines. Skips truncated and foreign lines."""
+    """Yield the JSON objects among the lines. Skips truncated lines and other text."""
     for line in text.splitlines():
         try:
             entry = json.loads(line)
@@ -19,7 +19,7 @@ def entries(text: bytes) -> Iterator[dict[str, Any]]:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number that can be shown, or None."""
+    """Return the value as a float if a chart can show it, else None."""
     if type(value) not in (int, float) or not abs(value) <= LARGEST:
         return None
     return 0.0 if abs(value) < 1 / LARGEST else float(value)

@@ -15,7 +15,7 @@ PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A filter for lines; None selects all. since: unix seconds."""
+    """A filter for lines. A field that is None selects all. since: unix seconds."""
 
     nodes: Collection[int] | None = None
     ranks: Collection[int] | None = None
@@ -26,7 +26,10 @@ class Wanted:
     tail: int | None = None
 
     def choose(self, node_rank: int, text: bytes) -> bytes:
-        """Return the selected lines of a node's `text`, which ends with a whole line."""
+        """Return the lines of a node's `text` that match by node, rank, host and `grep`.
+
+        `text` consists of whole lines.
+        """
         if self.nodes is not None and node_rank not in self.nodes:
             return b""
         if self.ranks is None and self.hosts is None and self.grep is None:
@@ -61,9 +64,10 @@ def merged(
     known: Mapping[int, Mark] | None = None,
     shown: Mapping[int, Mark] | None = None,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the recorded lines with their node rank, in batches by time, up to the marks `known`.
+    """Yield (node rank, recorded lines), in batches ordered by time.
 
-    shown: the marks to begin at; by default the first line.
+    known: the marks to end at; by default the last. shown: the marks to begin after; by default the
+    first line.
     """
     marks = known_marks(folder) if known is None else known
     batches = _batches(folder, wanted, marks, shown or {})

@@ -2,8 +2,8 @@
 
 `node-<K>.log` holds the lines as shown. For each second with output, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. Its last line marks where to
-continue; anything beyond, from a process that was killed, is cut off. An index is ignored from its
-first impossible line on, and `acquire` repairs it.
+continue. Anything beyond is from a process that was killed, and is cut off. An index is ignored
+from its first impossible line on, and `acquire` repairs it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NodeLog:
         self._index.truncate(known.size)
 
     def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
-        """Append the records' lines and return them. offset: the end of the records in the journal.
+        """Append the records' lines and return them. offset: where they end in the journal.
 
         One read may return hours of a quiet run. Each second with output gets its own mark, because
         nodes are merged and lines found by time.
@@ -64,7 +64,7 @@ class NodeLog:
             group = list(second)
             at += sum(record.size for record in group)
             text = b"".join(r.render(host) for r in group if r.event is None)
-            if text or at == offset:  # records of events alone advance only the offset
+            if text or at == offset:  # a second with only events needs a mark only at the end
                 self.write(text, time=group[-1].time, attempt=attempt, offset=at)
                 texts.append(text)
         return b"".join(texts)
@@ -92,7 +92,7 @@ class LogStore:
 
     @classmethod
     def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
-        """Return the store, or None if another process of this machine is writing it."""
+        """Lock and repair the store. Return None if another process on this machine holds it."""
         make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:
@@ -139,7 +139,10 @@ def known_marks(folder: Path) -> dict[int, Mark]:
 
 
 def read_index(folder: Path, node_rank: int) -> Index:
-    """Read a node's index up to its last whole line. Sizes only grow, and never exceed the log's."""
+    """Read a node's index up to its last whole line, or to the first impossible one.
+
+    Sizes must not decrease or exceed the log's.
+    """
     try:
         lines = (folder / f".node-{node_rank}.index").read_bytes().split(b"\n")[:-1]
         longest = (folder / f"node-{node_rank}.log").stat().st_size

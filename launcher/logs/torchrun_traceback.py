@@ -16,7 +16,7 @@ class TorchrunTracebacks:
     """Filters lines `[host:rank] text`, one node at a time."""
 
     def __init__(self) -> None:
-        self.left_out: set[int] = set()  # node ranks
+        self.left_out: set[int] = set()  # node ranks whose report was left out
         self._held = defaultdict[int, list[bytes]](list)  # unfinished tracebacks by node rank
         self._borders = Counter[int]()  # lines of `=` still expected, by node rank
 

@@ -80,7 +80,7 @@ def node_addresses(cluster: Cluster, facts: Sequence[Facts]) -> tuple[str, ...]:
     if any(loopback) and not all(loopback):
         rank = loopback.index(True)
         raise UsageError(
-            f"{cluster.hosts[rank].name} (node {rank}) is reached over {found[rank]}, which the "
+            f"{cluster.hosts[rank].name} (node {rank}) is reached at {found[rank]}, which the "
             "other nodes cannot use: set its internal_ip in the hosts file"
         )
     return tuple(found)

@@ -34,7 +34,10 @@ def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
 
 
 def check_image(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that the image is available (here, as `push` sends it), the same and for the CPU."""
+    """Check that the image exists, is the same as elsewhere, and is built for the host's CPU.
+
+    An image that only this machine has is enough, because it can be pushed.
+    """
     name, image = seen.cluster.job.image, machine.engine.image if machine.engine else None
     engines = [m.engine for m in seen.machines if m.engine]
     there = [engine.image for engine in engines if engine.image]

@@ -12,10 +12,10 @@ from .findings import Problem, failure, warning
 from .inventory import Inventory, Machine, odd_one_out
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
-BUSY_MIB = 500  # a GPU with more memory in use counts as busy
+BUSY_MIB = 500  # a GPU is busy if a process holds at least this much memory
 
 RESET = "drain the host and run `nvidia-smi --gpu-reset`; if it returns, have the GPU replaced"
-# By field of GpuState.
+# What is wrong, and the remedy, by field of GpuState.
 HEALTH = {
     "uncorrectable": ("had uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
@@ -49,7 +49,7 @@ XIDS = {
 
 
 def check_driver(machine: Machine, _: Inventory) -> Iterator[Problem]:
-    """Check that the driver answers, matches its libraries and is new enough for the image."""
+    """Check the driver, its libraries and fabric manager, and that it supports the image's CUDA."""
     if not machine.wants_gpus:
         return
     details, nvidia = machine.details, machine.details.nvidia
@@ -90,7 +90,7 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Problem]:
 
 
 def check_requested(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that the GPUs in the hosts file exist, and that `all` are as many as on other hosts."""
+    """Check that the requested GPUs exist and suffice, and that `all` finds as many as elsewhere."""
     if machine.facts.gpu_error:
         return
     there = {gpu.index for gpu in machine.facts.gpus}
@@ -126,12 +126,12 @@ def check_requested(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_shared(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that no two entries use one GPU. One machine may be listed under two names."""
+    """Check that no two entries share a GPU: one machine may be listed under two names."""
     mine = machine.gpus_by_uuid
     for other in (m for m in seen.machines if m.rank < machine.rank):
         theirs = other.gpus_by_uuid
         for uuid, gpu in mine.items():
-            if uuid in theirs and uuid.startswith("GPU-"):  # others have no UUID
+            if uuid in theirs and uuid.startswith("GPU-"):  # other keys are not UUIDs
                 what = f"GPU {gpu} is also GPU {theirs[uuid]} of {other.name} ({uuid})"
                 same = f"{other.name} is the same machine"
                 yield failure(what, f"{same}: remove one entry, or split the GPUs by id")
@@ -164,9 +164,9 @@ def check_free(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_health(machine: Machine, _: Inventory) -> Iterator[Problem]:
-    """Check for MIG, hardware faults, and broken GPUs in the kernel log.
+    """Check for MIG, hardware faults, and errors of GPUs in the kernel log.
 
-    Ignores errors in the kernel log that a program causes.
+    Ignores logged errors that a program can cause.
     """
     if sliced := [gpu.index for gpu in machine.gpu_states if gpu.mig == "Enabled"]:
         what = f"MIG is enabled on GPU {ranges(sliced)}, and NCCL does not work across MIG slices"

@@ -52,7 +52,7 @@ def check_interfaces(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that InfiniBand and RoCE work, and match other hosts' in number, rate and GID type."""
+    """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
 
     def up(m: Machine) -> int:
         return sum(port.is_up for port in m.facts.rdma_ports)
@@ -145,10 +145,10 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 def _router(
     machine: Machine, ip: str, bad: Mapping[int, Answer], seen: Inventory
 ) -> Machine | None:
-    """Return the machine of the cluster that probably dropped the packets that it should forward.
+    """Return the machine that should forward the failed dials and probably drops them, if any.
 
-    Docker makes a host drop forwarded packets of others. Traffic to the host itself, such as all of
-    ddpctl's, is not affected.
+    Docker makes a host drop packets that it should forward. Packets to the host itself, such as all
+    of ddpctl's, still arrive.
     """
     for source in (m for m in seen.machines if m.rank in bad):
         hops = [source.details.gateway_to(ip)]
@@ -171,7 +171,7 @@ def _sources(some: Mapping[int, Answer], tried: Mapping[int, Answer], seen: Inve
 
 
 def check_master_port(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that the port is free on node 0, and open to its container's user and the other hosts."""
+    """Check that the master port is free on node 0, and open to the job's user and other hosts."""
     port, user = seen.cluster.job.master_port, seen.cluster.job.user
     if 0 not in machine.ranks or port == "auto":
         return

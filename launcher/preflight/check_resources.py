@@ -16,7 +16,7 @@ SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificate
 
 
 def check_disk(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check free space below ~/.ddpctl (data, code, checkpoints) and in Docker's root (images)."""
+    """Check ~/.ddpctl, the job's folders, and the free space for data and for images."""
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
         what = f"~/.ddpctl is not writable: {details.home_error}"
@@ -49,7 +49,7 @@ def _room(disk: Disk, use: str, needed: int) -> Iterator[Problem]:
 
 
 def check_memory(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check free RAM, shared memory, and the memory that InfiniBand may lock."""
+    """Check free RAM, shared memory, and the limit on memory that InfiniBand locks."""
     details, wanted = machine.details, seen.cluster.job.shm_size
     shm, chosen = details.disk("/dev/shm"), wanted != Job().shm_size
     if not machine.in_containers and shm and shm.kib < GIB:
@@ -69,7 +69,7 @@ def check_memory(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
 
 def check_clock(machine: Machine, seen: Inventory) -> Iterator[Problem]:
-    """Check that the clock is near the median of all clocks, including this machine's."""
+    """Check that the clock is near the median of all clocks, including the launching machine's."""
     facts = machine.facts
     off = facts.clock_skew - statistics.median([0.0, *(m.facts.clock_skew for m in seen.machines)])
     if abs(off) > SKEW + facts.clock_error:

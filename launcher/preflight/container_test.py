@@ -52,7 +52,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """The output of the container test. error: why the container did not finish."""
+    """The output of the container test. error: why the script did not finish."""
 
     python: str = ""
     torch: str = ""
@@ -77,7 +77,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
         try:
-            # writable for other users than the SSH user, as a run's folders are
+            # like a run's folders, writable by users other than the SSH user
             node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
             return parse_report(engine.run_to_end(container, TIMEOUT) if engine else "")
         except DdpctlError as error:
@@ -86,13 +86,13 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
             with contextlib.suppress(DdpctlError):
                 node.run(["rm", "-rf", folder])
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for them on Ctrl-C
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for the tests on Ctrl-C
         reports = pool.map(run, machines)
         return {machine.rank: report for machine, report in zip(machines, reports, strict=True)}
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
-    """Return the container that a launch would start, with the host's `folder` at /output."""
+    """Return the test container, configured as for a launch, with the host's `folder` at /output."""
     return container_of(
         job,
         tuple(sorted(machine.gpus)) if machine.has_driver else (),
@@ -110,7 +110,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the machines that import torch (seconds): one per image, and all that must see GPUs."""
+    """Return the machines whose test imports torch (seconds): one per image, and all with GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }
@@ -137,7 +137,8 @@ def parse_report(output: str) -> ContainerReport:
 def judge(seen: Inventory, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:
     """Check that each container ran, imported torch, wrote its file and saw the GPUs.
 
-    torch, NCCL and CUDA must be the same on all nodes, so that ranks can communicate.
+    Ranks cannot communicate with different versions of torch or NCCL, so that is a failure. For
+    CUDA and Python, it is a warning.
     """
     tested = [machine for machine in seen.machines if machine.rank in reports]
     for machine in tested:

@@ -28,7 +28,7 @@ class Finding:
 
 
 class Problem(NamedTuple):
-    """A finding whose host and check the caller knows. Its texts may come from a host."""
+    """A finding without host and check, which `at` adds. Its texts may come from a host."""
 
     severity: Severity
     what: str

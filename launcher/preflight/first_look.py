@@ -15,7 +15,7 @@ from ..terminal.console import Console
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
-    """Return the user and the first existing key that `ssh` uses for this host; "" if none."""
+    """Return the user and the first existing key that `ssh` uses for this host; "" if unknown."""
     try:
         route = route_to(host)
     except HostUnreachable:
@@ -24,9 +24,9 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 
 def look(hosts: Sequence[Host], console: Console) -> list[Entry]:
-    """Query all hosts concurrently. Prints one line about those that do not answer.
+    """Ask all hosts concurrently. Prints a line about each host that does not answer.
 
-    The entries have the number of GPUs (None without an answer) and a note for the user.
+    An entry has the number of GPUs (None without an answer) and a note for the user.
     """
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
         found, failures = ask_each(

@@ -101,7 +101,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Route:
-    """How a machine is reached. address: None if no address works for all that dialled it."""
+    """How a machine is reached. address: None if none works for all machines that dialled it.
+
+    why: the reason for the choice, or for the lack of one.
+    """
 
     address: str | None = None
     interface: str | None = None
@@ -112,8 +115,8 @@ class Route:
 class Reach:
     """The probe's results. Machines are identified by their first node rank.
 
-    answers: by (target, address, is_master_port), then by source, without those of `cut_off`:
-    machines that reached no other. unprobed: machines on which no agent could run.
+    answers: by (target, address, is_master_port), then by source. cut_off: machines that
+    reached no other, whose answers are left out. unprobed: machines on which no agent could run.
     """
 
     answers: Mapping[tuple[int, str, bool], Mapping[int, Answer]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from .inventory import Answer, Machine, Reach
 from .reach_routes import Dial, confirmed, dials_for, is_settled, reach_of
 
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
-ROUND_TIMEOUT = 12.0  # seconds; agents give up a dial after three, so a slower one is overloaded
+ROUND_TIMEOUT = 12.0  # seconds; a dial fails after three, so a slower agent is overloaded
 GRACE = 0.3  # seconds for better addresses to answer once every machine was reached
 LONGEST_LINE = 4096  # bytes
 NEVER = Deadline(None)
@@ -108,14 +108,14 @@ done
 
 
 class Probe:
-    """Starts agents while facts are gathered, then lets them dial. Close it at the end."""
+    """Starts an agent per machine, then lets them dial each other. Close it at the end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._job = cluster.job
         self._token = secrets.token_hex(8)
         self._agents: dict[int, Stream] = {}
-        self._ports: dict[int, int] = {}  # that the agents listen on
-        self._master_port = 0  # that node 0's agent listens on, too; 0 if it does not
+        self._ports: dict[int, int] = {}  # on which agents listen, by rank
+        self._master_port = 0  # on which node 0's agent listens too; 0 if it does not
         self._orders: dict[int, Dial] = {}  # by key, for all rounds
         self._inbox: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
@@ -131,7 +131,10 @@ class Probe:
                 agent.close()
 
     def run(self, seen: Sequence[Machine], *, all_pairs: bool) -> Reach:
-        """Find out who reaches whom: a star and some neighbours; all pairs on failure or on request."""
+        """Find out which machines reach each other, and at which addresses.
+
+        All dial the first, and some dial the others. With all_pairs or after a failure, all dial all.
+        """
         machines = {m.rank: m for m in seen if m.rank in self._agents}
         port = self._job.master_port
         if port != "auto" and 0 in self._agents:  # the checks find out if it is taken
@@ -155,8 +158,8 @@ class Probe:
     def _round(self, dials: Sequence[Dial]) -> dict[Dial, Answer]:
         """Run the dials and return their answers.
 
-        Ends early once every target was reached. Then missing answers count as timeouts. Answers
-        that an agent never sends count as silent.
+        Ends early once every target was reached, and then counts missing answers as timeouts.
+        Otherwise it counts them as silent.
         """
         keys = dict(enumerate(dials, start=len(self._orders)))
         self._orders |= keys
@@ -172,7 +175,7 @@ class Probe:
         while len(answers) < len(dials) and (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 key, answer = self._inbox.get(timeout=min(left, GRACE))
-                if key in keys:  # not a late answer of an earlier round
+                if key in keys:  # not a late answer to an earlier round
                     answers[keys[key]] = answer
             if missing == "silent" and self._inbox.empty() and is_settled(dials, answers):
                 deadline, missing = min(deadline, time.monotonic() + GRACE), "timeout"
@@ -186,7 +189,7 @@ class Probe:
 
 
 def _listening(agent: Stream) -> dict[int, int]:
-    """Return the ports that the agent reports until it is ready: asked for -> listened on."""
+    """Wait until the agent is ready. Return the ports it listens on, by the port asked for."""
     ports: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for line in _lines(agent, Deadline(AGENT_TIMEOUT)):
@@ -198,7 +201,7 @@ def _listening(agent: Stream) -> dict[int, int]:
 
 
 def _lines(stream: Stream, deadline: Deadline = NEVER) -> Iterator[str]:
-    """Yield whole lines until the stream ends. Raises TimeoutError at the deadline."""
+    """Yield lines until the stream ends or a line is too long. Raises TimeoutError at the deadline."""
     rest = b""
     while len(rest) < LONGEST_LINE and (chunk := stream.read(timeout=deadline.left())):
         *whole, rest = (rest + chunk).split(b"\n")

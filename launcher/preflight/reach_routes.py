@@ -13,7 +13,7 @@ from ..facts.network import Address, Interface
 from ..hosts import Cluster
 from .inventory import Answer, Machine, Reach, Route
 
-NEIGHBOURS = 3  # number of hosts that dial each host, in addition to all hosts dialling node 0
+NEIGHBOURS = 3  # number of hosts that dial each host except the first, which all dial
 
 # Bridges and tunnels of container engines and hypervisors, which reach no other host.
 _LOCAL_ONLY = re.compile(
@@ -37,7 +37,8 @@ Answers = Mapping[Dial, Answer]
 def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
     """Return the addresses at which other machines may reach this one, best first.
 
-    Excludes loopback, link-local and container bridges, and addresses that another machine has too.
+    Returns only those that the hosts file sets, if any. Otherwise excludes loopback, link-local,
+    container bridges, and addresses that another machine has too.
     """
     known = {address.ip: address for address in machine.facts.addresses}
     if given := {host.internal_ip for host in machine.hosts if host.internal_ip}:
@@ -58,7 +59,7 @@ def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
         return chosen if wanted else not _LOCAL_ONLY.fullmatch(address.interface)
 
     def preference(address: Address) -> tuple[bool, int, bool, bool]:
-        """Fast interfaces first, then the SSH address, then IPv4 before IPv6."""
+        """Bridges last; then fast interfaces, the SSH address and IPv4 first."""
         nic = machine.details.interface(address.interface) or Interface("", 0, "", 0, False)
         by_ssh = machine.facts.ssh_server_ip == address.ip
         return nic.is_bridge, -nic.speed, not by_ssh, ":" in address.ip
@@ -84,7 +85,7 @@ def pairs(machines: Mapping[int, Machine], *, everyone: bool = False) -> list[tu
     """Return (source, target) pairs: all machines dial the first, and neighbours dial the others.
 
     The number is linear in the number of machines; `everyone` means all pairs. Machines that share
-    a network do not dial each other.
+    a network stack do not dial each other.
     """
     order = sorted(machines)
     found = []
@@ -119,10 +120,10 @@ def is_settled(dials: Sequence[Dial], answers: Answers) -> bool:
 def confirmed(
     answers: Answers, dial_all: Callable[[Sequence[Dial]], Answers]
 ) -> dict[Dial, Answer]:
-    """Dial again what timed out, beside one successful dial of each source, and return all answers.
+    """Repeat the dials that timed out, and one successful dial of each source. Return all answers.
 
-    A timeout counts only if the dial fails again while the other dial of its source succeeds. A
-    source that reached nobody has no other dial, and its timeouts count.
+    A timeout counts only if the dial fails again while its source's other one succeeds. A source
+    that reached nobody has no other one, and its timeouts count.
     """
     failed = [dial for dial, answer in answers.items() if answer.result == "timeout"]
     sources = {dial.source for dial in failed}
@@ -140,7 +141,7 @@ def confirmed(
 
 
 def cut_off(answers: Answers) -> set[int]:
-    """Return the machines that reached none of several others that another machine did reach."""
+    """Return machines that reached none of several targets, all of which others reached."""
     reached = {dial.target for dial, answer in answers.items() if answer.ok}
     spoke = {dial.source for dial, answer in answers.items() if answer.result in ("ok", "silent")}
     targets: dict[int, set[int]] = {}
@@ -152,7 +153,7 @@ def cut_off(answers: Answers) -> set[int]:
 def reach_of(machines: Mapping[int, Machine], seen: Iterable[int], answers: Answers) -> Reach:
     """Evaluate the answers. machines: those with an agent, among all in `seen`.
 
-    Chooses each machine's best address among those that all its dialling machines reached.
+    Chooses the best address of each machine that all machines dialling it reached.
     """
     lost = cut_off(answers)
     kept: dict[tuple[int, str, bool], dict[int, Answer]] = {}

@@ -60,7 +60,7 @@ class Survey:
 
     @property
     def exit_code(self) -> int:
-        """CONTRACT section 6. An unreachable host takes precedence over failures of others."""
+        """The exit code of `check`. An unreachable host takes precedence over other hosts' failures."""
         if self.unseen:
             return HostUnreachable.exit_code
         return PreflightError.exit_code if self.failures else 0
@@ -74,9 +74,9 @@ def survey_hosts(
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """Check all hosts. nodes: in rank order. with_containers: run the container test (seconds).
+    """Check all hosts. nodes: in rank order. with_containers: test containers (seconds).
 
-    waits: GPUs of other runs are no problem, because the launch will wait for them.
+    waits: GPUs in use by other runs are no problem, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster)) as probe:
         machines, here = _examine_all(nodes, cluster.job, probe)

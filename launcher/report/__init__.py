@@ -1,4 +1,4 @@
-"""One HTML page about a run, or two.
+"""An HTML page about one run or two.
 
-`making` contacts the hosts and writes the file. All other modules are pure.
+`make` contacts the hosts and writes the file. All other modules are pure.
 """

@@ -21,12 +21,12 @@ from ..logs.metrics import entries, number
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
-SHORT = re.compile(r"(\.\d)\d+")  # to round to a tenth of a unit
-etree.to_etree()  # pygal would draw with lxml where that is installed, and its elements differ
+SHORT = re.compile(r"(\.\d)\d+")  # to cut coordinates to one decimal
+etree.to_etree()  # else pygal uses lxml if it is installed, whose elements differ
 
 Point = tuple[float, float]
 NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
-MOST_CURVES = 16  # of ranks or nodes; more are indistinguishable, so only totals are drawn
+MOST_CURVES = 16  # of ranks or nodes; more would be indistinguishable, so none are drawn
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. log: logarithmic y axis. top: minimum upper end of a y axis that starts at 0; None: fit."""
+    """A chart. log: the y axis is logarithmic.
+
+    top: the y axis goes from 0 to this or the highest value; None: it fits the values.
+    """
 
     title: str
     curves: tuple[Curve, ...]
@@ -48,7 +51,7 @@ class Chart:
     top: float | None = None
 
 
-CHARTS = (  # the chart without curves, then (kind of line, field, name of the curve)
+CHARTS = (  # each chart without curves, then (kind of entry, field, name) per curve
     (Chart("Loss", (), log=True), (("train", "loss", "train"), ("eval", "loss", "eval"))),
     (Chart("Accuracy (top 1)", ()), (("eval", "top1", "eval"),)),
     (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
@@ -56,9 +59,9 @@ CHARTS = (  # the chart without curves, then (kind of line, field, name of the c
 
 
 def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
-    """Return each of CHARTS that has values. Skips lines that the trainer did not write.
+    """Return each of CHARTS that has values in metrics.jsonl. Skips malformed lines.
 
-    nodes: draw throughput per node instead of per rank.
+    nodes: the ranks' nodes, to draw throughput per node instead of per rank.
     """
     attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in entries(text):
@@ -114,7 +117,7 @@ def _values(
 
 
 def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
-    """Merge the charts of several parts. If more than one has curves, name each after its part."""
+    """Merge charts with the same title. If several parts have charts, add the part to curves' names."""
     parts = {name: charts for name, charts in parts.items() if charts}
     if len(parts) < 2:
         return tuple(next(iter(parts.values()), ()))
@@ -150,7 +153,7 @@ def printable(value: object) -> str:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Draw charts with a common legend that can hide each curve. Each name has one colour throughout."""
+    """Draw charts with one legend, which can hide curves. A name has one colour in all charts."""
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""
@@ -231,7 +234,7 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Return ticks: powers of ten, with intermediate steps if there are few."""
+    """Return the ticks of a logarithmic axis: powers of ten, with steps between if these are few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1,) if len(exponents) > 4 else (1, 2, 5) if high > 3 * low else range(1, 10)
     ticks = [step * 10.0**exponent for exponent in exponents for step in steps]
@@ -240,14 +243,14 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """Widen a range of equal values, which pygal cannot scale."""
+    """Return the range, widened if its ends are almost equal, which pygal cannot scale."""
     if high - low > abs(high) * 1e-6:
         return low, high
     return low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)
 
 
 def _for_the_page(root: Any, title: str, classes: Sequence[str]) -> Any:
-    """Remove pygal's own scripts and styles. CSS shows a point's label on hover."""
+    """Replace pygal's scripts, styles and classes with the page's. CSS shows labels on hover."""
     for parent in list(root.iter()):
         for child in list(parent):
             kind = child.get("class", "") if isinstance(child.tag, str) else None

@@ -34,7 +34,7 @@ class Journals:
         return [node for node in self.nodes if node.attempt == attempt]
 
     def node_names(self) -> dict[int, dict[int, str]]:
-        """Node names by attempt and rank, for attempts with several nodes."""
+        """Return each rank's node name by attempt and rank, for attempts with several nodes."""
         found: dict[int, dict[int, str]] = {}
         for node in self.nodes:
             for _, event in node.of(RankPids) if len(self.of(node.attempt)) > 1 else ():
@@ -43,7 +43,7 @@ class Journals:
         return found
 
     def versions(self, attempt: int) -> dict[str, str]:
-        """Return the versions by component; if hosts differ, each version with its hosts."""
+        """Return the version of each component; if hosts differ, each version with its hosts."""
         found: dict[str, dict[str, list[str]]] = {}
         for node in self.of(attempt):
             for _, event in node.of(Environment):
@@ -85,7 +85,7 @@ class Journals:
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
-    """Parse (host name, output of EVENTS). Ignores claims about nodes that ran on other hosts."""
+    """Parse pairs (host name, output of EVENTS). Ignores nodes that ran on other hosts."""
     hosts = {
         (attempt.attempt, node.node_rank): node.host
         for attempt in record.attempts
@@ -103,7 +103,10 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
 
 
 def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:
-    """Return (attempt, what, before, now) for every change since the previous attempt."""
+    """Return (attempt, what, before, now) for each change from one attempt to the next.
+
+    Of environment variables, `before` has the removed names and `now` the added ones.
+    """
 
     def circumstances(attempt: AttemptRecord) -> dict[str, str]:
         digests = attempt.digests.items()
@@ -129,6 +132,6 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
 
 
 def began(record: RunRecord) -> float:
-    """Return the start of the first attempt in unix seconds; 0 if none started."""
+    """Return when the first attempt started, or else was created, in unix seconds; 0 without one."""
     attempts = record.attempts
     return parse_timestamp(attempts[0].started or attempts[0].created) or 0.0 if attempts else 0.0

@@ -31,7 +31,7 @@ done
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
-    """Write the page of one run or two. Return 0, or 4 if the data of a silent host is missing."""
+    """Write the page about one run or two. Return 0, or 4 if a host did not answer."""
     shown = [_collect(folder, console) for folder in folders]
     html = page(shown[0]) if len(shown) == 1 else comparison(*shown)
     try:
@@ -64,9 +64,9 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
 def _ask(
     folder: RunFolder, record: RunRecord, console: Console
 ) -> tuple[dict[Node, tuple[bytes, bytes]], dict[Node, DdpctlError]]:
-    """Return metrics.jsonl and the journals' events by host, and the errors of silent hosts.
+    """Return each host's metrics.jsonl and its journals' events, and the errors of silent hosts.
 
-    Rank 0 writes the metrics. After a resume, node 0 may be another host.
+    Only rank 0 writes metrics, but a resume may have moved it to another host.
     """
     step = console.step("reading the hosts' records")
     with newest_attempt(folder, console, record) as attempt, step:
@@ -83,7 +83,7 @@ def _ask(
 
 
 def without_secrets(path: Path) -> str:
-    """Return the hosts file without the values of `env`, because reports are passed on."""
+    """Return the hosts file's text without the values of `env`, because users share reports."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):

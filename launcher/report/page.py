@@ -26,9 +26,10 @@ SPAN = 1000  # width of the timeline in units
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page shows of one run.
+    """What the page shows about one run.
 
-    hosts_file: its text, without secrets. notes: missing data, and why. now: RFC 3339.
+    hosts_file: its text, without secrets. notes: missing data, and why.
+    now: the time at which the page is made, RFC 3339.
     """
 
     record: RunRecord
@@ -91,7 +92,7 @@ def comparison(first: Shown, second: Shown) -> str:
 
 
 def _compared(a: dict[str, str], b: dict[str, str]) -> str:
-    """Return two runs side by side, with differences highlighted."""
+    """Return a table of two runs side by side, with differences highlighted."""
     rows = []
     for key in dict.fromkeys([*a, *b]):
         left, right = a.get(key, ""), b.get(key, "")
@@ -151,7 +152,7 @@ def summary(record: RunRecord) -> str:
 
 
 def plan(run: Shown) -> dict[str, str]:
-    """Return what was to run, and with which settings."""
+    """Return the run's command, settings, digests and versions by name; "" if unknown."""
     record = run.record
     last = record.attempts[-1] if record.attempts else None
     versions = run.journals.versions(last.attempt) if last else {}
@@ -170,7 +171,10 @@ def plan(run: Shown) -> dict[str, str]:
 
 
 def results(run: Shown) -> dict[str, str]:
-    """Return each curve's last value in the last attempt, or its mean if it is drawn over time."""
+    """Return the state, the number of attempts, and the last value of each curve by step.
+
+    For a chart over time, return the mean of all its curves.
+    """
     found = {"state": run.record.state, "attempts": str(len(run.record.attempts))}
     for chart in totals(run.charts):
         if chart.x == "step":
@@ -184,7 +188,7 @@ def results(run: Shown) -> dict[str, str]:
 
 
 def _nodes(record: RunRecord) -> str:
-    """Return one row per group of nodes with the same outcome, the smallest group first."""
+    """Return a table with a row per attempt and outcome of its nodes, the rarest outcome first."""
     if not record.attempts:
         return table(enumerate(record.hosts), ("node", "host"))
     rows: list[Sequence[object]] = []
@@ -201,7 +205,10 @@ def _nodes(record: RunRecord) -> str:
 
 
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
-    """Return a node's outcome and exit code, or "" for a stopped node, whose code means nothing."""
+    """Return a node's outcome and exit code.
+
+    The code is "" if it is unknown, or if a failure elsewhere stopped the node.
+    """
     if node.state == "STOPPED" and attempt.first_failure:
         return f"stopped because node {attempt.first_failure.node_rank} failed", ""
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
@@ -222,7 +229,7 @@ def failures(record: RunRecord, of: str = "") -> Iterator[str]:
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
-    """Draw a row per attempt: a bar from start to end, with a mark at its first failure."""
+    """Draw one row per attempt: a bar from start to end, with a mark at its first failure."""
     spans = []
     for attempt in attempts:
         begin = parse_timestamp(attempt.started or attempt.created) or 0.0

@@ -21,9 +21,10 @@ from .reported import ask_for_record
 def newest_attempt(
     folder: RunFolder, console: Console, record: RunRecord | None = None
 ) -> Iterator[RunningAttempt]:
-    """Yield the newest attempt from this machine's record.
+    """Yield the newest attempt, as this machine's record describes it.
 
-    If that cannot be read, warns and asks the hosts. record: the one in `folder`, if already read.
+    Asks the hosts if the record is missing or, after a warning, if it cannot be read. record: the
+    one in `folder`, if already read.
     """
     cluster = load(folder.hosts_file, job_files=False)
     record = record or folder.load_if_readable(console)
@@ -42,7 +43,7 @@ def newest_attempt(
 
 @contextlib.contextmanager
 def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
-    """Yield the store; None if another local process writes it or, with an error, if it is unwritable."""
+    """Yield the store, or None if another process writes it or (after an error) it is unwritable."""
     try:
         store = LogStore.acquire(folder.logs, console.say)
     except (StateError, OSError) as error:
@@ -59,7 +60,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 def sync_logs(
     attempt: RunningAttempt, store: LogStore | None, console: Console
 ) -> dict[str, DdpctlError]:
-    """Fetch the missing part of every node's log. Return the errors of silent hosts."""
+    """Fetch the part of every node's log that `store` lacks, if given. Return the errors by host."""
     if store is None:
         return {}
 

@@ -20,7 +20,7 @@ from .attempt import newest_attempt
 from .record import RunFolder
 from .report_errors import report_errors
 
-# Prints the two numbers in spec.json that define the ranks of the node in $1.
+# Prints the two numbers in spec.json that define the ranks of a node. $1: its control folder.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """
 
 
@@ -37,7 +37,7 @@ class ExecOptions:
 
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
-    """Run the command. Return its exit code; with on_all, the first one by rank that is not 0."""
+    """Run the command. Return its exit code; with on_all, that of the first node where it failed."""
     with newest_attempt(folder, console, folder.load()) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
@@ -54,7 +54,7 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
 
 
 def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:
-    """Print output: unchanged to files and pipes; to terminals, without escapes except colours."""
+    """Print the output. On a terminal, remove escapes other than colours, unless `unchanged`."""
     errors = Sanitizer()
     for number, data in running.output():
         if number == 1 and not unchanged:
@@ -69,7 +69,7 @@ def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:
 
 
 def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
-    """Return the selected node. Raises UsageError if the run has no such node."""
+    """Return the selected node. Raises UsageError if the run has no such node or rank."""
     if wanted.rank is None:
         number, last = wanted.node or 0, len(attempt.nodes) - 1
         if number > last:
@@ -113,7 +113,7 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
 
 
 def _forward_stdin(running: Exec) -> None:
-    """Send stdin to the command. Errors show in its output or exit code."""
+    """Send stdin to the command. Ignores errors, which show in its output or exit code."""
     with contextlib.suppress(OSError, DdpctlError):
         while data := os.read(sys.stdin.fileno(), CHUNK):
             running.write(data)

@@ -19,7 +19,8 @@ from .attempt import log_store, newest_attempt, sync_logs
 from .record import RunFolder
 from .report_errors import unseen
 
-# Prints, separated by NUL: sha256, two spaces, path in the run's folder, for each complete file.
+# Prints a row for each complete file: sha256, two spaces, path in the run's folder, NUL. The names of
+# incomplete files start with a dot.
 LIST = r"""
 cd "$1" 2>/dev/null || exit 0
 find checkpoints output -type f ! -name '.*' -exec sha256sum -z {} + 2>/dev/null
@@ -86,7 +87,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
 def list_files(
     attempt: RunningAttempt, console: Console
 ) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Return every file of the run, once per file system, and the errors of silent hosts."""
+    """Return the run's files and the errors of silent hosts. Lists a shared home only once."""
     nodes = [group[0] for group in find_shared_homes(one_per_account(attempt.nodes))]
 
     def ask(node: Node) -> list[RemoteFile]:
@@ -102,7 +103,7 @@ def list_files(
 
 
 def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
-    """Parse a row of LIST; None if its path leaves FOLDERS."""
+    """Parse a row of LIST. Return None if it is malformed or its path is outside FOLDERS."""
     match = ROW.fullmatch(row)
     path = PurePosixPath(match[2].decode(errors="surrogateescape") if match else "")
     if not match or len(path.parts) < 2 or path.parts[0] not in FOLDERS or ".." in path.parts:
@@ -113,8 +114,8 @@ def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
     """Choose a local path for each file.
 
-    If nodes have different files of one name, node 0's keeps the name and the others go to
-    nodes/RANK.
+    If nodes have different files with the same path, the file of the lowest rank gets that path
+    and the others go to nodes/RANK.
     """
     at: dict[Path, RemoteFile] = {}
     for file in sorted(files, key=lambda f: f.place.node_rank):

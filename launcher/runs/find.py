@@ -14,12 +14,12 @@ from ..terminal.console import Console
 from .record import RunFolder, run_folder, run_folders
 from .reported import adopt
 
-# Prints the runs that have folders on this host, without reading any file there.
+# Prints the ids of runs that have folders on this host, without reading any file there.
 KEPT = 'for run in "$HOME"/.ddpctl/runs/*/nodes; do run=${run%/nodes}; echo "${run##*/}"; done'
 
 
 def names_hosts(text: str | None) -> bool:
-    """Return whether an argument that may be a run or a hosts file is a hosts file."""
+    """Return whether `text`, which names a run or a hosts file, names a hosts file."""
     try:
         return text is not None and (Path(text).is_file() or text.endswith((".yaml", ".yml")))
     except OSError:  # too long for a file name
@@ -29,7 +29,8 @@ def names_hosts(text: str | None) -> bool:
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """Return the run named by `target`: an id, a unique prefix, or a hosts file for its newest run.
 
-    With `hosts`, a run without a record here is searched on those hosts, and recorded.
+    target=None: the newest run. With `hosts`, look for the run on those hosts, and write a record
+    of it if this machine has none.
     """
     if names_hosts(target):
         hosts, target = target, None
@@ -53,7 +54,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 
 
 def find_run(text: str | None) -> RunFolder:
-    """Return the run with this id or unique prefix; this machine's newest run if None."""
+    """Return this machine's run with this id or unique prefix. None: its newest, sanity runs aside."""
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
         found = unique_match(text, folders)
@@ -70,7 +71,10 @@ def find_run(text: str | None) -> RunFolder:
 
 
 def unique_match(text: str, run_ids: Collection[str]) -> str | None:
-    """Return the run id that equals or alone starts with `text`. Raises UsageError if several do."""
+    """Return the id that equals `text` or, if none does, starts with it; None if there is none.
+
+    Raises UsageError if several start with it.
+    """
     if text in run_ids:
         return text
     matching = [run_id for run_id in run_ids if run_id.startswith(text)]
@@ -81,7 +85,11 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
 
 
 def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
-    """Return the newest matching run id on the hosts, live runs first; killed runs have only folders."""
+    """Return the id of the run on the hosts that starts with `prefix`.
+
+    Without a prefix, return that of the newest live run or, if none is alive, of the newest run.
+    Killed runs are found by their folders.
+    """
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
     listed, _ = ask_each(one_per_account(nodes), lambda node: node.script(KEPT).stdout)

@@ -10,13 +10,13 @@ from ..facts.nvidia import GpuUse, Process
 from ..hosts.fold import counted, names, ranges
 
 BUSY_MIB = 500  # a GPU with more memory in use is not free
-IDLE, BUSY = 5, 50  # percent: GPUs below IDLE are odd if others of their run are above BUSY
+IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
 GIB = 1024
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """A GPU. node: of the run that claimed it or computes on it. others: processes of no such run."""
+    """A GPU. node: the node of a run that claimed or uses it. others: processes not of that run."""
 
     host: str
     gpu: GpuUse
@@ -29,7 +29,7 @@ class GpuRow:
 
 
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
-    """Return a row per GPU, in the order of hosts; a host with two names counts once. gpus: by host."""
+    """Return a row per GPU, in the hosts' order, once if two hosts report the same one. gpus: by host."""
     live = [status for status in statuses if status.alive or status.state == "created"]
     rows: dict[str, GpuRow] = {}
     for host, found in gpus.items():
@@ -65,10 +65,10 @@ GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 
 def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
-    """Yield a row per group of GPUs in equal use: the cells of GPU_HEAD without SINCE, and since when.
+    """Yield a row per group of GPUs with the same use: the cells up to OWNER, and since when.
 
-    Since: unix seconds. Groups that need attention come first: used by others, then idle in a busy
-    run. Free GPUs come last.
+    Since: unix seconds; None if unknown. Groups that need attention come first: GPUs that others
+    use, then GPUs that are idle in a busy run. Free GPUs come last.
     """
     busy = {r.node.run_id for r in rows if r.node and (r.gpu.use or 0) >= BUSY}
     by_host: dict[tuple[str, object], list[GpuRow]] = {}
@@ -96,7 +96,7 @@ def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
 
 
 def _use(row: GpuRow, busy: set[str]) -> object:
-    """Return a key that is equal for GPUs in one line."""
+    """Return a key that is equal for GPUs of the same host that share a row."""
     strangers = tuple(sorted({(p.user, p.name) for p in row.others}))
     return row.node and row.node.run_id, strangers, row.is_free, _oddness(row, busy)
 

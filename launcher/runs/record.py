@@ -1,6 +1,6 @@
 """A run's folder on this machine: run.json, and the hosts file as used.
 
-The folder may be lost; the labels on the hosts are the truth.
+The folder may be lost: the labels on the hosts are authoritative.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """Parse the output of `timestamp` to unix seconds; None for any other text."""
+    """Convert the output of `timestamp` to unix seconds. Return None if `text` is not a time."""
     try:
         return datetime.datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
@@ -76,8 +76,8 @@ class AttemptRecord:
     def settle_nodes(self) -> None:
         """Set the final states of the nodes once the attempt has ended.
 
-        One failure stops all nodes. So only the first node to fail is FAILED; the others are
-        STOPPED, or CANCELLED with the attempt.
+        One failure stops all nodes. So, of the failed nodes, only the first one stays FAILED and
+        the others become STOPPED. If the attempt was cancelled, all of them become CANCELLED.
         """
         first = self.first_failure.node_rank if self.first_failure else None
         for node in self.nodes:
@@ -117,7 +117,7 @@ class RunRecord:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """Return the copy for every host, without the attempts' nodes: their own folders show those."""
+    """Return the copy for the hosts. It omits the attempts' nodes, which have folders there."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
@@ -145,7 +145,7 @@ class RunFolder:
         write_atomically(self.hosts_file, dump(without))
 
     def kept_cluster(self, *, job_files: bool = False) -> Cluster:
-        """Return the hosts and the job of the run's last start from this machine."""
+        """Return the hosts and the job with which this machine last started the run."""
         cluster = load(self.hosts_file, job_files=job_files)
         try:
             env = json.loads(self.env_file.read_text())
@@ -165,7 +165,7 @@ class RunFolder:
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
-        """Save the record, or warn once and keep it in memory: the run matters more."""
+        """Save the record. If that fails, report it once and keep the record in memory."""
         try:
             self.save(record)
         except StateError as error:
@@ -175,7 +175,7 @@ class RunFolder:
             self._warned = True
 
     def load(self) -> RunRecord:
-        """Read run.json. Raises UnreadableRecord."""
+        """Return the record, from memory if it could not be saved. Raises UnreadableRecord."""
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:
@@ -198,7 +198,7 @@ class RunFolder:
         return record
 
     def load_if_readable(self, console: Console) -> RunRecord | None:
-        """Return the record, or None if it is missing or, with a warning, unreadable."""
+        """Return the record, or None if it is missing or (after one warning) unreadable."""
         try:
             return self.load() if self.record_file.exists() else None
         except UnreadableRecord as error:

@@ -1,4 +1,4 @@
-"""Show errors by host, such as hosts that gave no answer, to the user or in a JSON document."""
+"""Report the errors of hosts, such as those that did not answer, to the user or in JSON."""
 
 from collections.abc import Mapping
 

@@ -24,7 +24,7 @@ from ..supervisor.events import End
 from ..terminal.console import Console
 from .record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 
-# For the newest attempt of each node of this host, of run $1 or of all runs, prints three lines:
+# Prints three lines about the newest attempt of each node on this host, of run $1 or of all runs:
 # `RUN NODE ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
 # user cancelled the attempt. WRITTEN is the journal's modification time in unix seconds.
 LIST = (
@@ -121,7 +121,10 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
 
 
 def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
-    """Return the nodes that have ended, each once even if it moved between these hosts."""
+    """Return the nodes that have ended, for each run only those of one attempt: the newest.
+
+    Hosts that a run has left still report an older attempt.
+    """
     found, _ = reported_nodes(nodes)
     ended = [status for reports in found.values() for status, _ in reports if not status.alive]
     newest: dict[str, int] = {}
@@ -134,7 +137,10 @@ def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
 
 
 def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
-    """Write run.json and hosts.yaml. Raises UsageError if the file lacks a host of the run."""
+    """Write run.json and hosts.yaml from the hosts' reports.
+
+    Raises UsageError if the user's hosts do not match the run.
+    """
     record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
     # values of env may be secret; a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
@@ -177,9 +183,10 @@ def by_rank(
     failures: Collection[Node],
     source: str,
 ) -> list[Node]:
-    """Return the nodes in rank order. Silent hosts fill the gaps, in the file's order.
+    """Return the run's nodes in rank order. Silent hosts fill the gaps, in the order of the file.
 
-    there: node ranks of the newest attempt on each host that answered.
+    there: node ranks of the newest attempt on each host that answered. failures: the silent hosts.
+    source: name of the hosts file, for errors.
     """
     spare: dict[object, list[Node]] = {}  # by account
     for node in nodes:

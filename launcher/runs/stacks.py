@@ -1,7 +1,7 @@
 """Get the Python stack of every rank, from all hosts concurrently.
 
-A file in a node's control folder is the request to its supervisor, another file is the answer. The
-run itself is not affected.
+The request to a node's supervisor is a file in the node's control folder. Another file there is the
+answer. The run itself is not affected.
 """
 
 import json
@@ -57,7 +57,7 @@ rm -f "stacks-$3.json"
 
 @dataclass(frozen=True)
 class Answer:
-    """The ranks of one node. attempt: 0 if the node has ended."""
+    """What one node answered. attempt: 0 if the node has ended."""
 
     host: str
     node_rank: int
@@ -67,7 +67,7 @@ class Answer:
 
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
-    """Print the stacks. Return 0, or 4 if a host did not answer; other hosts' ranks are shown."""
+    """Print the stacks of all ranks that answer. Return 0, or 4 if a host did not answer."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
         found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
@@ -123,7 +123,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
-    """Format the groups like `clush -b`, the largest first, then the names of the stragglers."""
+    """Format the groups like `clush -b`, then nodes without ranks and the verdict on the groups."""
 
     def nodes(state: str, text: str) -> list[str]:
         return [f"{a.host} (node {a.node_rank}): {text}" for a in answers if a.state == state]

@@ -31,7 +31,10 @@ TWO_CONTAINERS = (
 
 @dataclass(frozen=True)
 class SanityOptions:
-    """timeout: seconds per step. max_bytes: largest all-reduce. min_busbw: GB/s."""
+    """timeout: seconds per step. max_bytes: largest all-reduce. pairwise: measure all pairs of nodes.
+
+    min_busbw: a lower bus bandwidth is a problem, GB/s. plot: the file to write.
+    """
 
     timeout: float = 30.0
     max_bytes: int = 64 << 20
@@ -58,7 +61,7 @@ class RecordingConsole(Console):
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> int:
-    """Run the check and print the results. Return 0, 1 for a problem, or a code of `launch`."""
+    """Run the check and print the results. Return 0, 1 for a problem, or the 4 or 130 of `launch`."""
     report = Report([host.name for host in cluster.hosts])
     recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
@@ -97,7 +100,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
 
 
 def size_of(text: str) -> int:
-    """Parse a size such as 64m or 1g to bytes. Raises UsageError."""
+    """Parse a size such as 64m or 1g into bytes. Raises UsageError."""
     match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
     if match is None or int(match[1]) == 0:
         raise UsageError(f"--max-size {text!r}: use a size such as 64m or 1g")
@@ -105,7 +108,7 @@ def size_of(text: str) -> int:
 
 
 def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
-    """Turn one host of the cluster into `containers` nodes that divide its GPUs."""
+    """Return a cluster of `containers` nodes on one host, which split its GPUs evenly."""
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
         listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))

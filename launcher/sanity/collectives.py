@@ -28,15 +28,15 @@ import torch
 import torch.distributed as dist
 
 MARK = "@sanity "
-CONNECT_TIMEOUT = 4.0  # seconds for a connection to another node's data port
+CONNECT_TIMEOUT = 4.0  # seconds for a connection to another node
 WARMUP = 3
-MEASURE_SECONDS = 0.4  # seconds per size, for at least three rounds
+MEASURE_SECONDS = 0.4  # seconds per size, but at least three rounds
 MAX_ROUNDS = 20
 PAIR_BYTES = 4 << 20
 PAIR_ROUNDS = 3
 SIOCGIFADDR = 0x8915
 SILENCE = 1.5  # seconds without a heartbeat until a rank counts as dead
-TRANSPORTS = {  # by the start of the word after `via` in NCCL's log
+TRANSPORTS = {  # by prefix of the word after `via` in NCCL's log
     "NET/IB": "InfiniBand",
     "NET/Socket": "sockets",
     "NET/": "network plugin",
@@ -75,7 +75,7 @@ class Job:
 
     @contextlib.contextmanager
     def step(self, act: str) -> Iterator[None]:
-        """Do a step that all ranks do, within the timeout."""
+        """Run the body as a step of all ranks, which must end within the timeout."""
         self._act, self._number = act, self._number + 1
         self.store.set(f"at/{self._number}/{self.rank}", act)
         self._deadline = time.monotonic() + self.timeout
@@ -83,7 +83,7 @@ class Job:
         self._deadline = math.inf
 
     def _connect(self) -> Any:
-        """Open another connection to torchrun's store on node 0."""
+        """Open a new connection to torchrun's store on node 0."""
         limit = datetime.timedelta(seconds=self.timeout)
         where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         return dist.TCPStore(*where, self.world, False, limit)  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ class Job:
         """Send heartbeats. After the deadline, report the late ranks (on rank 0) and exit."""
         store = self._connect()  # a store connection handles one call at a time
         for count in itertools.count():
-            with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
+            with contextlib.suppress(RuntimeError):  # the store is gone, because the run has ended
                 store.set(f"alive/{self.rank}", str(count))
             time.sleep(SILENCE / 6)
             late = time.monotonic() - self._deadline
@@ -127,7 +127,7 @@ def mesh(job: Job) -> bool:
     answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
     if job.local_rank == 0:
         job.store.set(f"mesh-read/{job.node}", "1")
-    # If it failed, the ranks exit, and node 0 takes the store with it. So wait for all readers.
+    # After a failure the ranks exit, and node 0's store ends. So wait until all nodes have read it.
     job.store.wait([f"mesh-read/{n}" for n in range(job.nodes)])
     failed = [one for answer in answers for one in answer]
     job.report("mesh", failed=failed)
@@ -135,7 +135,7 @@ def mesh(job: Job) -> bool:
 
 
 def unreached(job: Job) -> list[dict[str, Any]]:
-    """Return the nodes that this one cannot connect to."""
+    """Return the source, target, address and error of each failed connection of this node."""
     failed = []
     for other in (node for node in range(job.nodes) if node != job.node):
         host, port = job.store.get(f"mesh/{other}").decode().split()
@@ -159,14 +159,14 @@ def own_address() -> str:
 
 
 def accept(server: socket.socket) -> None:
-    """Accept connections until the rank ends."""
+    """Accept and close connections until the process ends."""
     while True:
         with contextlib.suppress(OSError):
             server.accept()[0].close()
 
 
 def right(job: Job) -> None:
-    """Run each collective once on numbers with a known result."""
+    """Run each collective once on numbers with a known result, and report if it was right."""
     n, mine, device = job.world, float(job.rank), job.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))
@@ -218,7 +218,7 @@ def right(job: Job) -> None:
 
 
 def sweep(job: Job) -> None:
-    """Measure all-reduce by size, as the slowest rank's mean seconds per round."""
+    """Measure all-reduce at growing sizes. The slowest rank's mean time per round counts."""
     size = 8
     while size <= job.max_bytes:
         count = size // 4
@@ -240,7 +240,7 @@ def sweep(job: Job) -> None:
 
 
 def timed(job: Job, act: Callable[[], object], rounds: int) -> float:
-    """Return the mean seconds of an act on this rank."""
+    """Return the mean seconds per call of `act` on this rank."""
     job.sync()
     began = time.perf_counter()
     for _ in range(rounds):
@@ -250,10 +250,10 @@ def timed(job: Job, act: Callable[[], object], rounds: int) -> float:
 
 
 def pairs(job: Job) -> None:
-    """Measure each pair of nodes alone, in both directions, between their first ranks."""
+    """Measure each pair of nodes in both directions, one at a time, between their first ranks."""
     x = torch.ones(PAIR_BYTES // 4, device=job.device)
     rates: dict[tuple[int, int], list[float]] = {}
-    for _ in range(PAIR_ROUNDS):  # so that a disturbance does not hit the same pair each time
+    for _ in range(PAIR_ROUNDS):  # so no pair has all its rounds at once
         for source, target in itertools.permutations(range(job.nodes), 2):
             with job.step(f"node {source} to node {target}"):
                 seconds = one_way(job, x, source * job.per_node, target * job.per_node)
@@ -265,7 +265,7 @@ def pairs(job: Job) -> None:
 
 
 def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
-    """Return the seconds to move x once: the receiver's median of three, known to every rank."""
+    """Return the seconds to send x once, on all ranks: the median of three on the receiver."""
     seconds = []
     for number in range(4):
         dist.barrier()
@@ -284,7 +284,7 @@ def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
 
 
 def transports(job: Job) -> dict[str, int]:
-    """Parse NCCL's log into the number of channels per transport."""
+    """Return the number of channels per transport in all ranks' NCCL logs. Without CUDA: Gloo."""
     if not job.cuda:
         return {"sockets (Gloo)": 1}
     found = Counter(

@@ -1,4 +1,4 @@
-"""The result of a sanity check as a table, problems and a document, from rank 0's records. Pure."""
+"""Turn rank 0's records into a table, a list of problems and a JSON document. Pure."""
 
 import json
 import statistics
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MARK = b"@sanity "
-SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; a slow host may be in most pairs
+SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; a slow host may be in the median pair
 WIDTHS = (12, 12, 8, 11, 10, 10)  # of the table's columns
 WORSE = 0.8  # fraction of the last run's best bus bandwidth
 
@@ -19,7 +19,7 @@ class Report:
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
 
     def take(self, text: bytes) -> bool:
-        """Store a line of rank 0's output and return True if it is a record."""
+        """If a line of output is a record of rank 0, store it and return True."""
         if not text.startswith(MARK):
             return False
         record = json.loads(text[len(MARK) :])
@@ -38,12 +38,12 @@ class Report:
 
     @property
     def busbw(self) -> float:
-        """The best bus bandwidth of the sweep in GB/s."""
+        """The best bus bandwidth of all sizes in GB/s; 0 without one."""
         return max((size["busbw"] for size in self.sizes), default=0.0)
 
     @property
     def latency(self) -> float:
-        """The time of the smallest all-reduce in seconds."""
+        """The time of the smallest all-reduce in seconds; 0 without one."""
         return float(self.sizes[0]["seconds"]) if self.sizes else 0.0
 
     def name(self, node: int) -> str:
@@ -53,7 +53,7 @@ class Report:
 def problems(
     report: Report, min_busbw: float | None, last: float | None, code: int = 0
 ) -> list[str]:
-    """Return one line per problem. last: GB/s of the last run on these hosts. code: the run's."""
+    """Return one line per problem. last: GB/s of the last run on these hosts. code: exit code."""
     found = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
@@ -103,9 +103,9 @@ def _late(report: Report) -> list[str]:
 
 
 def slow_pairs(report: Report) -> list[str]:
-    """Name the links that were slow in every round, or a host that is part of all of them.
+    """Return a line per link that was slow in every round, or one about the host they all share.
 
-    Slow: far below the fastest pair, by more than the other pairs' rates vary.
+    Slow: far below the fastest pair, and below the median by more than the other rates vary.
     """
     pairs = report.all("pair")
     if len(pairs) < 3:

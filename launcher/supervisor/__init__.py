@@ -1,9 +1,9 @@
-"""The supervisor of torchrun on each node. Runs inside the container, without the launcher.
+"""The supervisor, which runs torchrun on a node: in its container, if it has one.
 
 `launcher.start.run_folders` packs this folder into one zip. The code uses only Python's
 standard library (Python 3.8 or newer, Linux) and imports nothing of the launcher.
 
 On a shared home, another host may write the cancel file, requests for stacks and the trainer's
-progress files (ranks.py). The first two are found by listing their folder, which makes NFS ask its
-server. Nothing relies on inotify.
+progress files (ranks.py). The supervisor finds the first two by listing their folder, which makes
+NFS ask its server. Nothing relies on inotify.
 """

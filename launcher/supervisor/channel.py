@@ -15,7 +15,7 @@ from typing import Any
 from .events import Reason
 
 LONGEST_MESSAGE = 1 << 16  # bytes
-# a broken connection, or data that no supervisor with this run's token sends
+# raised for a broken connection, or for data that no supervisor with this run's token sends
 BROKEN = (OSError, ValueError, TypeError, LookupError)
 
 
@@ -31,8 +31,8 @@ class Status:
     stuck: float = 0.0  # time since any rank showed activity
     begun: bool = False  # a rank has written output
     stacks: bool = False  # the stacks that node 0 requested are in the journal
-    log_age: float = 0.0
-    progress_age: float | None = None  # None: no report from the trainer yet
+    log_age: float = 0.0  # time since the ranks' last output
+    progress_age: float | None = None  # since the trainer's last report; None: none yet, or unused
     sent: float = 0.0  # unix seconds, the sender's clock
 
 
@@ -77,7 +77,7 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Any]:
-        """Return the Statuses or, from node 0, Decisions that have arrived. Raises one of BROKEN."""
+        """Return the Decisions (from node 0) or Statuses that have arrived. Raises one of BROKEN."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:

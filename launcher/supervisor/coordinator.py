@@ -97,7 +97,7 @@ class Coordinator:
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:
-        """Return the reason if a node is lost. A stopped node may disconnect, a running one may not."""
+        """Return the reason if a node is lost. Only a stopped node may disconnect."""
         for rank, contact in self.contacts.items():
             why = contact.lost(now, self.spec.peer_timeout)
             if why and self.statuses[rank].phase != "stopped":
@@ -105,7 +105,7 @@ class Coordinator:
         return None
 
     def _early_exit(self, now: float) -> Reason | None:
-        """Return the reason if ranks exited with 0 while others wait for them in a collective."""
+        """Return the reason if a rank exited with 0 and the others stand still, as if waiting for it."""
         timeout = self.spec.early_exit_timeout
         exits = [status.early for status in self.statuses.values() if status.early]
         running = [status for status in self.statuses.values() if status.alive]

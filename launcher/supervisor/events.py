@@ -44,13 +44,15 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of one rank. frames: of the main thread, innermost last."""
+    """The stack of one rank. frames: the main thread's, innermost last. threads: the others."""
 
     rank: int
     local_rank: int
     pid: int  # inside its container
     state: str  # the kernel's state: R S D T
-    note: str | None = None  # why there is no stack
+    note: str | None = (
+        None  # why there is no stack: a word such as "silent" (diagnosis.stack_groups)
+    )
     frames: tuple[Frame, ...] = ()
     threads: tuple[Thread, ...] = ()
 
@@ -81,7 +83,7 @@ class Environment(Event):
 
 @dataclass(frozen=True)
 class Gpu:
-    """use: percent. used, total: MiB; 0 if not reported."""
+    """use: percent. used, total: MiB of memory. Each is 0 if nvidia-smi does not report it."""
 
     use: int
     used: int
@@ -90,7 +92,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Usage(Event):
-    """The load of the node. cores: average of busy CPU cores since the last sample."""
+    """The load of the node. cores: busy with this run, on average since the last sample."""
 
     kind = "usage"
     cores: float
@@ -114,7 +116,7 @@ class RankPids(Event):
 
 @dataclass(frozen=True)
 class RankExit(Event):
-    """A rank ended. exit_code: None if torchrun reaped it first. stopping: we may have killed it."""
+    """A rank ended. exit_code: None if unknown. stopping: the node was already stopping."""
 
     kind = "rank_exit"
     rank: int
@@ -143,7 +145,7 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class ResourceUsage(Event):
-    """OOM kills since the start, the memory limit, and free disk space in bytes."""
+    """OOM kills since the start, memory limit and free disk space in bytes. None: not known."""
 
     kind = "evidence"
     oom_kills: int = 0
@@ -162,12 +164,15 @@ class End(Event):
 
 
 def document(event: Event) -> dict[str, Any]:
-    """Return an event's JSON object. `kind` comes last, so that `tail | grep` finds the end."""
+    """Return an event's JSON object.
+
+    `kind` comes last, so that a shell script can recognise the `end` event with grep.
+    """
     return dict(asdict(event), kind=event.kind)
 
 
 def signal_name(exit_code: int | None) -> str | None:
-    """Return SIGKILL for -9; None if the code is not a signal."""
+    """Return the name of the signal in an exit code (-9: SIGKILL). None if it is not a signal's."""
     if exit_code is None or exit_code >= 0:
         return None
     try:

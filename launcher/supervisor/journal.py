@@ -15,7 +15,7 @@ import time
 from .events import Event, document
 
 BALLAST = 1 << 20  # bytes of disk reserved for the last events on a full disk
-LONGEST_LINE = 16 << 20  # bytes; longer lines are cut, so that memory stays bounded
+LONGEST_LINE = 16 << 20  # bytes; longer lines are split, so that memory stays bounded
 LAST_BYTES = 32768  # bytes kept from the end of a stream, to explain a failure
 STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
@@ -40,7 +40,7 @@ class Journal:
         self._copy(_prefixed(label, data))
 
     def say(self, text: str) -> None:
-        """Write a line of the supervisor's own."""
+        """Write a message from the supervisor itself."""
         self.lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
     def event(self, event: Event) -> None:
@@ -120,7 +120,7 @@ def _prefixed(head: bytes, lines: bytes) -> bytes:
 
 
 def publish(path: str, text: str) -> None:
-    """Write a file that others may read, in one step."""
+    """Write a file atomically, readable for all users."""
     folder, name = os.path.split(path)
     scratch = os.path.join(folder, ".%s.new" % name)
     with open(scratch, "w") as file:

@@ -28,7 +28,8 @@ from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
 from .usage import Sampler, environment, oom_kills, resource_usage
 
-# Seconds between polls, which take half a millisecond each. Exits and peers end the wait.
+# Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
+# from a peer ends the wait early.
 LOGS_GROW = 0.02
 RANKS_START = 0.05
 POLL = 0.1
@@ -58,10 +59,10 @@ class Supervisor:
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node stops
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
-        self.alone_since: float | None = None  # since when torchrun has had no rank left
+        self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
         self.signals: list[int] = []  # received, not handled yet
         self.signalled = False  # we received a signal to stop
-        self.killed_torchrun = False  # if so, its exit code means nothing
+        self.killed_torchrun = False  # if True, its exit code means nothing
         self.left: list[int] = []  # processes that survived SIGKILL
 
     def run(self) -> int:
@@ -266,7 +267,10 @@ class Supervisor:
             send(self.torchrun.pid, number)
 
     def escalate(self) -> None:
-        """Send SIGKILL after the timeout: first to the ranks, so that torchrun can still report them."""
+        """Send SIGKILL to the ranks after the timeout.
+
+        Send it to torchrun too if it does not end soon afterwards. Until then it can report them.
+        """
         if self.kill_at is None or self.phase != "running":
             return
         now = time.monotonic()
@@ -284,8 +288,8 @@ class Supervisor:
     def cancelled(self) -> bool:
         """Return whether the launcher has created the cancel file.
 
-        It may do so on another host of a shared home. Listing the folder makes NFS ask its server,
-        while a plain stat may be answered from a cache.
+        It may have done so on another host that shares this home. Listing the folder makes NFS ask
+        its server, while a plain stat may be answered from a cache.
         """
         folder, name = os.path.split(self.spec.cancel_file)
         with contextlib.suppress(OSError):
@@ -331,7 +335,7 @@ class Supervisor:
 
 
 def time_to_save(spec: Spec, kind: str) -> float:
-    """Return the seconds between SIGTERM and SIGKILL. After a failure, waiting is pointless."""
+    """Return the seconds between SIGTERM and SIGKILL. Short if something has failed."""
     grace = stop_grace(spec.stop_timeout)
     if kind in ("cancelled", "signal", "time-limit"):
         return grace

@@ -12,7 +12,7 @@ from .events import Usage
 from .journal import Journal, publish
 from .spec import Spec
 
-STALE = 600.0  # seconds after which a file is a killed supervisor's: living ones write every 10 s
+STALE = 600.0  # seconds; an older file is from a killed supervisor: a live one writes every 10 s
 TAIL = 65536  # bytes read from the end of metrics.jsonl
 TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr", "img_s": "images_per_second"}
 # raised for an incomplete line of metrics.jsonl, or one from another script
@@ -20,7 +20,7 @@ MALFORMED = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 class MetricsFile:
-    """Writes the file if the job sets a folder. Replaced atomically, deleted at the node's end."""
+    """Writes the file atomically, if the job sets a folder for it. Deletes it when the node ends."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec, self._journal = spec, journal
@@ -66,7 +66,7 @@ class MetricsFile:
         return "ddpctl_%s{%s} %r\n" % (name, ",".join(labels_shown), float(value))
 
     def _training(self) -> dict[str, float]:
-        """Return the trainer's newest numbers, on the node that writes them."""
+        """Return the trainer's newest numbers by name; {} on a node that does not write them."""
         path, lines = os.path.join(self._spec.output_dir or "", "metrics.jsonl"), [b""]
         with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))

@@ -1,6 +1,6 @@
 """The connections between an attempt's supervisors, a star around node 0.
 
-Nodes send states, not commands: each node its status, which node 0 answers with its decision.
+Messages are states, not commands: each node sends its status, and node 0 answers with its decision.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between attempts to connect or bind
-MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that has not joined
+MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that is not connected
 
 
 class Peers:
@@ -36,7 +36,7 @@ class Peers:
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
 
     def turn(self, status: Status) -> None:
-        """Exchange messages; called in every turn of the loop. status: this node's own."""
+        """Send what is due and update `decision`. status: this node's own."""
         now = time.monotonic()
         if now - self.turned > 2 * HEARTBEAT:  # this process was suspended
             for contact in self.contacts.values():
@@ -116,7 +116,7 @@ class NodePeer(Peers):
         self.channel = None
 
     def _set_clock(self, decision: Decision) -> None:
-        """Estimate the offset as in NTP: node 0 read its clock midway through the shortest round trip."""
+        """Estimate the offset like NTP, as if node 0 answered midway in the shortest round trip."""
         now = time.time()
         round_trip = now - decision.echo
         if 0 <= round_trip < self._shortest_round_trip:
@@ -125,7 +125,7 @@ class NodePeer(Peers):
             self.journal.event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """Connect in a thread, one attempt at a time: a name server or a firewall may block it."""
+        """Connect in a thread, because that may block (name servers, firewalls). Try one at a time."""
         if self._connected is not None:
             sock, self._connected = self._connected, None
             with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ class Server(Peers):
             self._disconnect(channel)
 
     def close(self) -> None:
-        """Close the connections after every node could read the last decision."""
+        """Close the connections. First give the nodes a second to read the last decision."""
         deadline = time.monotonic() + 1.0
         while self._channels and self.decision.over and time.monotonic() < deadline:
             for key, _ in self.selector.select(0.05):
@@ -210,7 +210,7 @@ class Server(Peers):
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
-        """Accept a connection. If too many are unauthenticated, close one of the busiest address."""
+        """Accept a connection. If too many are unauthenticated, close one from the busiest address."""
         try:
             sock, (address, *_) = server.accept()
             channel = Channel(sock, self.spec.token, listening=True)

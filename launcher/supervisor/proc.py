@@ -22,9 +22,9 @@ def read_text(path: str) -> str:
 
 
 def proc_stat(pid: int) -> list[str]:
-    """Return /proc/PID/stat after the command name: state, parent, ...; [] if the process is gone.
+    """Return the fields of /proc/PID/stat from the state on; [] if the process is gone.
 
-    Raises OSError if that is unknown, for example without a free file descriptor.
+    Raises OSError if the file cannot be read, for example because no file descriptor is free.
     """
     try:
         with open("/proc/%d/stat" % pid) as file:
@@ -39,7 +39,7 @@ def proc_environ(pid: int) -> dict[str, str]:
 
 
 def parents() -> dict[int, int]:
-    """Return the parent's pid of every visible process, by pid."""
+    """Return the pid of each visible process with its parent's pid."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = ((pid, proc_stat(pid)) for pid in pids)
     return {pid: int(stat[1]) for pid, stat in stats if stat}
@@ -65,7 +65,7 @@ def descendants(root: int) -> list[int]:
 
 
 def pidfd(pid: int) -> int | None:
-    """Return a descriptor that is readable after the exit; None on kernels before 5.3."""
+    """Return a descriptor that becomes readable when the process exits; None before Linux 5.3."""
     fd = ctypes.CDLL(None).syscall(434, pid, 0)  # os.pidfd_open requires Python 3.9
     return fd if fd >= 0 else None
 
@@ -80,7 +80,7 @@ def send(pid: int, number: int) -> None:
 
 
 def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
-    """SIGKILL all remaining descendants. Return those that survived even that."""
+    """SIGKILL and reap all our descendants but torchrun. Return those left after `timeout`."""
     deadline = time.monotonic() + timeout
     while True:
         left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]
@@ -94,7 +94,7 @@ def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
 
 
 def usage(pid: int) -> tuple[int, float]:
-    """Return (bytes read and written, CPU seconds) of a process; zeros if not visible."""
+    """Return (bytes read plus written, CPU seconds) of a process; 0 for what cannot be read."""
     try:
         stat = proc_stat(pid)
     except OSError:

@@ -36,7 +36,7 @@ class Tail:
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
         span = (self._freed, self._taken - self._freed)
-        if span[1] >= FREE_SIZE:  # fails if the file system does not support it
+        if span[1] >= FREE_SIZE:  # no effect if the file system does not support it
             ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, *map(ctypes.c_longlong, span))
             self._freed = self._taken
         self.lines.feed(data)
@@ -73,7 +73,7 @@ class RankLogs:
     def last_lines(self, local_rank: int) -> list[str]:
         """Return the end of the rank's stderr, or of its stdout if stderr is empty.
 
-        Starts at the last traceback, if any: a crash at exit may print a lot after it.
+        Starts at the last traceback, if any, because a crash at exit may print a lot after it.
         """
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
@@ -84,7 +84,7 @@ class RankLogs:
         return []
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
-        """Return (message, traceback) of the rank's exception, as written by torch's @record."""
+        """Return (message, traceback) of the rank's exception, from torch's @record, or Nones."""
         for path in glob.glob("%s/*/attempt_*/%d/error.json" % (self.folder, local_rank)):
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 error = json.loads(read_text(path))["message"]

@@ -9,8 +9,10 @@ import time
 from .proc import children, pidfd, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
-IDLE_IO = 65536  # bytes per second of reads and writes that count as no activity
-BUSY = 0.5  # cores; ranks that wait in NCCL are busy too, so this only extends the timeout
+IDLE_IO = 65536  # bytes read and written per second; up to this counts as no activity
+BUSY = (
+    0.5  # cores; above this, `stuck` grows slower, but it grows: ranks waiting in NCCL are busy too
+)
 BUSY_FACTOR = 6.0
 
 
@@ -30,7 +32,7 @@ class Rank:
         return self.exited is None
 
     def look(self, now: float) -> None:
-        """Look whether it has exited or is stopped. Its exit code is there until torchrun reaps it."""
+        """Check whether it has exited or is stopped. Its exit code is lost once torchrun reaps it."""
         try:
             stat = proc_stat(self.pid)
         except OSError:
@@ -73,12 +75,12 @@ class Ranks:
         return [rank for rank in self.by_local_rank.values() if rank.exit_code]
 
     def reaped(self) -> list[Rank]:
-        """Return ranks that exited by themselves with exit codes that only torchrun knows."""
+        """Return ranks that exited on their own, with an exit code that only torchrun knows."""
         gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """Return the first failed rank; of several, preferably one that got no SIGTERM.
+        """Return the rank that probably failed first: preferably one not ended by SIGTERM.
 
         torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
         """
@@ -102,7 +104,7 @@ class Liveness:
         self.stuck = 0.0  # seconds without any visible activity of any rank
 
     def reset(self, output: bool) -> None:
-        """Reset the timers after output or a start of ranks."""
+        """Reset the timers, after ranks have started or printed something."""
         self.begun = self.begun or output
         self._output_at, self.stuck = time.monotonic(), 0.0
 
@@ -130,8 +132,8 @@ class Liveness:
     def progress_age(self) -> float | None:
         """Return the seconds since the trainer reported progress; None if not in this attempt.
 
-        In a shared folder, another host may have written the files. NFS then shows their times, by
-        the server's clock, some seconds late. That matters little for a hang timeout.
+        In a shared folder, another host may have written the files. NFS then shows their times some
+        seconds late, and by the server's clock. That matters little for a hang timeout.
         """
         times = [os.stat(path).st_mtime for path in self._files if os.path.exists(path)]
         newest = max(times, default=0.0)

@@ -1,9 +1,9 @@
 """Runs when Python starts in a rank: installs a signal handler that writes the rank's stack.
 
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
-PYTHONPATH. This code must break nothing. So it ignores errors, removes the folder from PYTHONPATH
-and sys.path again, so that the script and its children do not see it, and then runs the user's own
-sitecustomize. It imports only modules that Python has loaded anyway or that load fast.
+PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from
+PYTHONPATH and sys.path again, so that the script and its children do not see it, and then runs the
+user's own sitecustomize. It imports only modules that Python has loaded anyway or that load fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HIGH = 200  # the script may expect its descriptors to have the usual low number
 
 
 def listen(folder: str) -> None:
-    """Install the handlers. The file is named after the pid: a rank may be started by a shell script."""
+    """Install the handlers. The file has this pid as its name, which need not be the rank's."""
     import faulthandler
     import fcntl
 
@@ -33,7 +33,7 @@ def listen(folder: str) -> None:
 
 
 def leave(folder: str, is_rank: bool) -> None:
-    """Remove the folder from the paths. torchrun itself must pass it on to its ranks."""
+    """Remove the folder from sys.path and, in a rank, from PYTHONPATH: torchrun passes it on."""
     sys.path[:] = [path for path in sys.path if path != folder]
     if not is_rank:
         return
@@ -62,5 +62,5 @@ def begin() -> None:
         sys.modules["sitecustomize"] = ours
 
 
-if __name__ == "sitecustomize":  # the supervisor imports it under another name, for the numbers
+if __name__ == "sitecustomize":  # the supervisor imports the signal numbers from here
     begin()

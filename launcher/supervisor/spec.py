@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spec:
-    """Times are in seconds. hosts: names of all nodes on node 0, only node 0's name on others."""
+    """Times are in seconds. hosts: every node's host if this is node 0, otherwise only node 0's."""
 
     run_id: str
     attempt: int
@@ -29,9 +29,9 @@ class Spec:
     output_dir: str | None
     internal_ip: str | None
     metrics_dir: str | None = None  # for a Prometheus textfile
-    hang_timeout: float | None = None  # without progress; None: forever
-    time_limit: float | None = None  # from the start of the attempt
+    hang_timeout: float | None = None  # without progress; None: unlimited
+    time_limit: float | None = None  # from the start of the attempt; None: unlimited
     start_timeout: float = 60.0  # for all nodes to join
-    peer_timeout: float = 8.0  # without a heartbeat, or of a rank held by SIGSTOP
-    early_exit_timeout: float = 10.0  # from a rank's exit with 0 while the others stand still
-    failure_grace: float = 3.0  # like stop_timeout, when another rank or node has failed
+    peer_timeout: float = 8.0  # without a heartbeat, or with a rank stopped by SIGSTOP
+    early_exit_timeout: float = 10.0  # after a rank exits with 0 and the others stand still
+    failure_grace: float = 3.0  # maximum from SIGTERM to SIGKILL after a failure

@@ -33,7 +33,7 @@ STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
 
 
 class Taking(threading.Thread):
-    """Takes the stacks of some ranks once. In a thread, because the disk with their code may hang."""
+    """Takes the stacks of some ranks once. A thread, because the disk with their code may hang."""
 
     def __init__(self, ranks: Iterable[Rank], folder: str, requests: list[tuple[str, str]]) -> None:
         super().__init__(daemon=True)
@@ -43,7 +43,7 @@ class Taking(threading.Thread):
         self._late_at = float("inf")
 
     def run(self) -> None:
-        with contextlib.suppress(Exception):  # the user only wants to look at the run
+        with contextlib.suppress(Exception):  # no stacks; the run goes on
             every = any(kind == "all" for kind, _ in self.requests)
             number = ALL_THREADS if every else MAIN_THREAD
             asked = [ask(rank, self._folder, number) for rank in self._ranks]
@@ -54,7 +54,7 @@ class Taking(threading.Thread):
             self.stacks = [with_source(stack) for stack in stacks]
 
     def _answers(self, pids: list[int]) -> dict[int, str]:
-        """Wait until every file is complete, and return their texts."""
+        """Wait until every file is complete, or for ANSWER_TIMEOUT. Return the texts by pid."""
         texts: dict[int, str] = {}
         late_at = time.monotonic() + ANSWER_TIMEOUT
         while time.monotonic() < late_at:
@@ -95,7 +95,7 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
-        """Answer requests. Return the stacks once, if node 0 wants them."""
+        """Answer requests. Return the stacks once if node 0 wants them, otherwise None."""
         self.written = self.written and wanted
         if self._taking is None:
             requests = self._new_requests()
@@ -135,9 +135,9 @@ class StackTaker:
 
 
 def ask(rank: Rank, folder: str, number: int) -> Stack:
-    """Send the signal to the rank, or to the Python that its shell script started.
+    """Signal the rank, or the Python that its shell script started, to write its stack.
 
-    If it could do harm, it is not sent, and the stack's note says why.
+    If the signal could do harm, it is not sent, and the note of the result says why.
     """
     pids = [rank.pid, *descendants(rank.pid)] if rank.alive else []
     pythons = (pid for pid in pids if os.path.exists(os.path.join(folder, str(pid))))
@@ -158,7 +158,7 @@ def ask(rank: Rank, folder: str, number: int) -> Stack:
 
 
 def answered(stack: Stack, text: str | None) -> Stack:
-    """Add the answer of a rank that was asked."""
+    """Return `stack` with the frames in `text`, which the rank wrote. A stack with a note stays as is."""
     if stack.note:
         return stack
     threads = parse(text or "")
@@ -176,7 +176,7 @@ def state(pid: int) -> str:
 
 
 def handles(pid: int, number: int, field: str) -> bool:
-    """Return whether a signal is in a set of /proc/PID/status: SigCgt are caught, SigBlk blocked."""
+    """Return whether the process catches a signal (field: SigCgt) or blocks it (SigBlk)."""
     with open("/proc/%d/status" % pid) as file:
         sets = [line.split()[1] for line in file if line.startswith(field)]
     return bool(int(sets[0], 16) >> (number - 1) & 1)
@@ -185,7 +185,7 @@ def handles(pid: int, number: int, field: str) -> bool:
 def has_open(pid: int, path: str) -> bool:
     """Return whether the process has the file open.
 
-    A script may close all descriptors, and the stack would be written to whatever it opened since.
+    A script may have closed all descriptors. Then the stack would go to whatever it opened since.
     """
     for name in glob.glob("/proc/%d/fd/*" % pid):
         with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def parse(text: str) -> list[Thread]:
-    """Parse faulthandler's output. The main thread is named "main", others by their ids."""
+    """Parse faulthandler's output. The main thread is named "main", others by id and name."""
     found: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)

@@ -28,19 +28,19 @@ class Torchrun:
         self._lines = Lines(b"-", journal)
 
     def start(self, log_folder: str, env: dict[str, str]) -> int:
-        """Start torchrun. Return the pipe with its output. Raises OSError if that fails."""
+        """Start torchrun. Return the pipe with its output. Raises OSError if it cannot start."""
         shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
         ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
         self._process = subprocess.Popen(
             executable(self._spec.argv),
             cwd=self._spec.cwd,
-            env={"PYTHONFAULTHANDLER": "1", **env, **ours},  # the first: a crash says where
+            env={"PYTHONFAULTHANDLER": "1", **env, **ours},  # the first: a crash prints where
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # a killed supervisor leaves no torchrun running
+            # torchrun ends if the supervisor is killed
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         assert self._process.stdout
@@ -53,7 +53,7 @@ class Torchrun:
         return self._process.pid if self._process else 0
 
     def exit_code(self) -> int | None:
-        """Return the exit code; 127, as in a shell, if torchrun could not be started."""
+        """Return the exit code; None while it runs; 127, as in a shell, if it could not start."""
         return self._process.poll() if self._process else 127
 
     def read(self) -> bool:
@@ -79,7 +79,7 @@ class Torchrun:
 
 
 def executable(argv: list[str]) -> list[str]:
-    """Find `torchrun` beside this Python, on PATH, or as a module of this Python."""
+    """Return argv with the path of torchrun: beside this Python or on PATH, else its module."""
     if argv[0] != "torchrun":
         return argv
     path = os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
@@ -88,5 +88,5 @@ def executable(argv: list[str]) -> list[str]:
 
 
 def stop_grace(stop_timeout: float) -> float:
-    """Return the seconds from SIGTERM to our SIGKILL: at stop_timeout the engine kills us too."""
+    """Return the seconds from SIGTERM to our SIGKILL. The engine kills us too at stop_timeout."""
     return max(0.5 * stop_timeout, stop_timeout - 3.0)

@@ -14,10 +14,10 @@ from .events import Environment, Gpu, ResourceUsage, Usage
 from .proc import descendants, read_text, usage
 from .spec import Spec
 
-INTERVAL = 10.0  # seconds; without persistence mode, nvidia-smi uses up to a second of a core
+INTERVAL = 10.0  # seconds; without persistence mode, nvidia-smi takes up to a second of CPU time
 PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
-# The folder or file that pip leaves. importlib.metadata would read it too, but is slow to import.
+# What pip leaves of a package. importlib.metadata would read it too, but is slow to import.
 INSTALLED = re.compile(r"([^-]+)-([^-]+)(?:-py[^-]*)?\.(?:dist|egg)-info")
 NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total"]
 NVIDIA_SMI += ["--format=csv,noheader,nounits"]
@@ -88,7 +88,7 @@ class Sampler:
 
 
 def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
-    """Parse nvidia-smi's rows `use, used, total`; () without a readable row."""
+    """Parse nvidia-smi's rows: utilization, memory used, memory total. () if none is readable."""
     found = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -98,7 +98,7 @@ def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
 
 
 def resource_usage(spec: Spec, kills_before: int) -> ResourceUsage:
-    """Measure resources that can run out. kills_before: OOM kills before the start."""
+    """Measure the resources that can run out. kills_before: oom_kills() before torchrun started."""
     disks = {
         "shm": "/dev/shm",
         "checkpoints": spec.checkpoint_dir,
@@ -119,7 +119,7 @@ def oom_kills() -> int:
 
 
 def memory_figure(version2: str, version1: str, label: str = "") -> int:
-    """Return the number after `label` in a file of our memory cgroup, of either version; 0 if none."""
+    """Return the number after `label` in our memory cgroup's file, by cgroup version; 0 if none."""
     for line in read_text("/proc/self/cgroup").splitlines():
         _, controller, path = line.split(":", 2)
         if controller in ("", "memory"):

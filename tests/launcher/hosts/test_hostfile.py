@@ -82,10 +82,10 @@ def test_a_wrong_hostfile(text: str, expected: str) -> None:
     ("value", "expected"),
     [
         ("gpu1:8,gpu1:8", "twice"),
-        ("gpu1:8,,gpu2:8", "hosts[1].host: found an empty text"),
+        ("gpu1:8,,gpu2:8", "hosts[1].host: found empty text"),
         ("gpu1:x", "found gpu1:x"),
         ("-x:8", "as an option"),
-        ("", "found an empty text"),
+        ("", "found empty text"),
     ],
 )
 def test_a_wrong_flag(value: str, expected: str) -> None:

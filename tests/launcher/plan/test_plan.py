@@ -377,7 +377,9 @@ def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
 
 @pytest.mark.parametrize("odd", ["nan", "inf", "-1"])
 def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
-    with pytest.raises(UsageError, match=r"^--hang-timeout \S+: use seconds, or 0 for never$"):
+    with pytest.raises(
+        UsageError, match=r"^--hang-timeout \S+: use a number of seconds, or 0 for never$"
+    ):
         LaunchOptions(hang_timeout=float(odd))
 
 

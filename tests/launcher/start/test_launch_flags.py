@@ -19,7 +19,9 @@ def test_a_hang_timeout_that_is_no_time_is_one_line_and_exit_code_2(
     machine: Machine, odd: str
 ) -> None:
     done = machine.ddpctl("launch", "hosts.yaml", "--hang-timeout", odd, code=2)
-    assert done.stderr == (f"ddpctl: error: --hang-timeout {odd}: use seconds, or 0 for never\n")
+    assert done.stderr == (
+        f"ddpctl: error: --hang-timeout {odd}: use a number of seconds, or 0 for never\n"
+    )
 
 
 def test_flags_override_the_hosts_file_and_are_in_the_plan(machine: Machine) -> None:

@@ -123,5 +123,5 @@ def _error_message(error: OSError, action: str, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free space there"
     else:
-        remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write"
+        remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write to"
     return f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}; {remedy}"

@@ -153,8 +153,9 @@ class Session:
         if on_terminal and not self._choices_shown:
             self._choices_shown = True
             self.console.say(
-                "Ctrl-C again stops the run on all hosts. To leave it running, close this terminal "
-                f"or `kill -HUP {os.getpid()}`, then `ddpctl attach {self.folder.run_id}`"
+                "press Ctrl-C again to stop the run on all hosts. To leave it running, close this "
+                f"terminal or run `kill -HUP {os.getpid()}`; to follow it again, "
+                f"`ddpctl attach {self.folder.run_id}`"
             )
             return False
         self._interrupted = True
@@ -165,7 +166,7 @@ class Session:
         if self._stopping is not None:
             return
         hosts = len({node.name for node in self.attempt.nodes})
-        self.console.say(f"stopping the run on {hosts} hosts")
+        self.console.say(f"stopping the run on {fold.counted(hosts, 'host')}")
         timeout: float = self.record.stop_timeout
         if not cancel:
             timeout = min(timeout, PEER_STOP_TIMEOUT)
@@ -240,7 +241,9 @@ class Session:
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """Print how the attempt ended, and its first failure."""
     if attempt.state == "UNKNOWN":
-        console.say(f"run {run_id} may still be alive there; the next contact stops it")
+        console.say(
+            f"run {run_id} may still be alive on these hosts; ddpctl will stop it on next contact"
+        )
         return
     failure = attempt.first_failure
     if failure is None:

@@ -120,7 +120,8 @@ def since_time(text: str | None) -> float | None:
         return None if text is None else parse_since(text, time.time())
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--since {text!r}: give 30s, 10m, 2h, 3d or a time such as 2026-11-21T15:30:00Z"
+            f"--since {text!r}: give a duration such as 30s, 10m, 2h or 3d, or a time such as "
+            "2026-11-21T15:30:00Z"
         ) from None
 
 

@@ -114,7 +114,8 @@ class Run:
         since = min((node.started for node in self.nodes if node.started), default=None)
         if state == "WAITING":
             since = first.since
-            state = f"WAITING for {', '.join(self.waits_for) or 'its start'}"
+            ahead = ", ".join(self.waits_for)
+            state = f"WAITING for {ahead}" if ahead else "WAITING to start"
         if state != "RUNNING":
             since = max((node.ended for node in self.nodes if node.ended), default=since)
         alive = sum(node.alive for node in self.nodes)

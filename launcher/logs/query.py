@@ -51,9 +51,12 @@ def parse_numbers(text: str, count: int) -> frozenset[int]:
     numbers: set[int] = set()
     for part in text.split(","):
         low, _, high = part.partition("-")
-        first, last = int(low), int(high or low)
+        try:
+            first, last = int(low), int(high or low)
+        except ValueError:
+            first = last = -1
         if not 0 <= first <= last < count:
-            raise ValueError(f"{part} is not between 0 and {count - 1}")
+            raise ValueError(f"{part!r} is not a number or range within 0-{count - 1}")
         numbers.update(range(first, last + 1))
     return frozenset(numbers)
 

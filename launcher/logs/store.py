@@ -106,7 +106,9 @@ class LogStore:
                 log = folder / f"node-{node_rank}.log"
                 shutil.copyfile(log, f"{log}.damaged")
                 store.node(node_rank)  # cuts off damaged data
-                warn(f"{log}: its index was damaged; reading the rest from the host again")
+                warn(
+                    f"{log}: its index was damaged; reading everything after the damage from the host again"
+                )
         return store
 
     def node(self, node_rank: int) -> NodeLog:

@@ -14,10 +14,10 @@ from .inventory import Inventory, Machine, odd_one_out
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
 BUSY_MIB = 500  # a GPU is busy if a process holds at least this much memory
 
-RESET = "drain the host and run `nvidia-smi --gpu-reset`; if it returns, have the GPU replaced"
+RESET = "drain the host and run `nvidia-smi --gpu-reset`; if the error returns, replace the GPU"
 # What is wrong, and the remedy, by field of GpuState.
 HEALTH = {
-    "uncorrectable": ("had uncorrectable ECC errors since the driver was loaded", RESET),
+    "uncorrectable": ("has had uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
         "must be reset before it replaces faulty memory",
         "run `nvidia-smi --gpu-reset` there, or reboot the host",
@@ -61,14 +61,16 @@ def check_driver(machine: Machine, _: Inventory) -> Iterator[Problem]:
     elif error:
         yield failure(f"nvidia-smi fails: {error}", "fix the NVIDIA driver there, or set gpus: 0")
     if details.nvswitches and not details.fabric_manager:
-        what = f"{details.nvswitches} NVSwitches but no fabric manager runs: CUDA will not start"
-        remedy = "run `systemctl enable --now nvidia-fabricmanager` there, in the driver's version"
+        what = f"{details.nvswitches} NVSwitches, but no fabric manager is running: CUDA will not start"
+        remedy = (
+            "run `systemctl enable --now nvidia-fabricmanager` there (same version as the driver)"
+        )
         yield failure(what, remedy)
     image = machine.engine.image if machine.engine else None
     needed = re.match(r"(\d+)\.\d+", image.env.get("CUDA_VERSION", "")) if image else None
     if needed and nvidia.cuda and int(needed[1]) > nvidia.cuda[0]:
         newest = "{}.{}".format(*nvidia.cuda)
-        what = f"the image needs CUDA {needed[0]}, but the driver supports {newest}"
+        what = f"the image needs CUDA {needed[0]}, but the driver supports only {newest}"
         yield failure(what, "update the driver, or use an older image")
 
 
@@ -78,7 +80,7 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Problem]:
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
         return
     if engine.can.gpus == "none":
-        what = f"{engine.can.product} {engine.version} cannot pass GPUs through its API"
+        what = f"the API of {engine.can.product} {engine.version} cannot give GPUs to containers"
         yield failure(what, "install Podman 5.4 or newer there")
     elif engine.can.gpus == "cdi" and not details.cdi:
         what = "there is no CDI specification for its GPUs, so containers get none"
@@ -134,7 +136,7 @@ def check_shared(machine: Machine, seen: Inventory) -> Iterator[Problem]:
             if uuid in theirs and uuid.startswith("GPU-"):  # other keys are not UUIDs
                 what = f"GPU {gpu} is also GPU {theirs[uuid]} of {other.name} ({uuid})"
                 same = f"{other.name} is the same machine"
-                yield failure(what, f"{same}: remove one entry, or split the GPUs by id")
+                yield failure(what, f"{same}: remove one entry, or give each entry its own GPU ids")
 
 
 def check_free(machine: Machine, seen: Inventory) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ def check_interfaces(machine: Machine, seen: Inventory) -> Iterator[Problem]:
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(seen.machines) > 1:
         what = f"its own name {machine.facts.hostname} resolves to {details.resolved} there"
-        remedy = "map it to the host's address in /etc/hosts (ddpctl itself passes addresses)"
+        remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
     def mtu(m: Machine) -> int | None:
@@ -82,7 +82,7 @@ def check_rdma(machine: Machine, seen: Inventory) -> Iterator[Problem]:
         what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
         yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
     if types := odd_one_out(machine, seen.machines, gid_type):
-        what = f"the address in use has a GID of {types[0]}, while other hosts have {types[1]}"
+        what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
         yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
 
 
@@ -126,7 +126,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Problem]:
         return  # the probe did not run there
     what = f"a connection to {best} {_how(bad or failed)} {_sources(bad or failed, answers, seen)}"
     if not bad:
-        yield warning(what, "the hosts are very busy: run the check again")
+        yield warning(what, "run the check again when the hosts are less busy")
     elif owner := next((other for other in others if other.facts.interface_of(best)), None):
         what = f"internal_ip {best} is an address of {owner.name}"
         yield failure(what, "correct internal_ip in the hosts file")

@@ -141,7 +141,7 @@ class _Push:
         last jump host reached the host. It is "" if the host cannot relay.
         """
         digests = self.digests.get("dataset", ""), self.digests.get("workdir", "")
-        what = "its shell did not run a plain script"
+        what = "a simple shell script failed"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
         has = re.findall(r"^have (\w+)$", text, re.MULTILINE)
         connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)

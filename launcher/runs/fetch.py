@@ -146,7 +146,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
     if _sha256(part) != file.sha256:
         part.unlink()
         raise CommandFailed(
-            f"{file.node.name}: {file.path} changed while it was fetched; fetch again "
+            f"{file.node.name}: {file.path} changed while it was being fetched; fetch again "
             "(a live run changes its files)"
         )
     part.replace(target)

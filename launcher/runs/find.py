@@ -47,7 +47,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
                 if status.waits:
                     raise UsageError(
                         f"{folder.run_id} of {status.owner} is waiting in line for GPUs and has nothing "
-                        "to show yet; `ddpctl ps HOSTS` shows what it waits for"
+                        "to show yet; `ddpctl ps HOSTS` shows what it is waiting for"
                     )
             adopt(folder, nodes, cluster, console)
     return folder

@@ -181,7 +181,7 @@ class RunFolder:
         try:
             document = json.loads(self.record_file.read_text())
             if isinstance(document, dict) and document.get("version") != VERSION:
-                raise ValueError(f"version {document.get('version')} is not {VERSION}")
+                raise ValueError(f"its version is {document.get('version')}, not {VERSION}")
             record = parsed(RunRecord, document)
             if record.run_id != self.run_id:
                 raise ValueError(f"run_id is not {self.run_id}")
@@ -192,8 +192,8 @@ class RunFolder:
                     raise ValueError("nodes are not in rank order")
         except (OSError, ValueError, RecursionError) as error:
             raise UnreadableRecord(
-                f"{self.record_file}: cannot be read ({error}); the hosts still know the run: "
-                "`ddpctl ps HOSTS`"
+                f"{self.record_file}: cannot be read ({error}); `ddpctl ps HOSTS` asks "
+                "the hosts about the run"
             ) from None
         return record
 

@@ -21,7 +21,7 @@ def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None
 
 
 def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    what = "stop not confirmed, the next contact finishes it"
+    what = "stop not confirmed; ddpctl will finish it when it next reaches the host"
     report_errors({host: f"{host}: {what}: {error}" for host, error in failures.items()}, console)
 
 

@@ -197,7 +197,9 @@ def by_rank(
             if rank in found:
                 raise UsageError(f"{found[rank].name} and {node.name} both claim node {rank}")
             if not spare[node.host.account]:
-                raise UsageError(f"{source}: list {node.name} once for each node of the run on it")
+                raise UsageError(
+                    f"{source}: the run has several nodes on {node.name}; list it once for each"
+                )
             found[rank] = spare[node.host.account].pop(0)
     silent = [node for failed in failures for node in spare[failed.host.account]]
     for rank in range(max(found)):

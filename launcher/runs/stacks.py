@@ -107,8 +107,8 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         raise CommandTimeout(
-            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s; its container may be "
-            "gone or paused, see `ddpctl ps`"
+            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s: its container may be "
+            "gone or paused; see `ddpctl ps`"
         )
     if done.code != 0:
         why = done.stderr.decode(errors="replace").strip() or "gone"

@@ -106,7 +106,7 @@ class Job:
 
     def _report_late(self, store: Any) -> None:
         """Report the ranks that did not start the step or, if all did, those that stopped during it."""
-        ranks, how = range(self.world), "did not arrive at"
+        ranks, how = range(self.world), "did not start"
         late = [rank for rank in ranks if not store.check([f"at/{self._number}/{rank}"])]
         if not late:
             how = "stopped responding in"

@@ -59,8 +59,8 @@ def problems(
         if right["verdict"] == "WRONG":
             ranks = ", ".join(map(str, right["ranks"]))
             found.append(
-                f"{right['collective']} gave wrong results on rank {ranks}: memory or the "
-                "network card of that host may be faulty; run the vendor's diagnostics"
+                f"{right['collective']} gave wrong results on rank {ranks}: a host of these "
+                "ranks may have faulty memory or a faulty network card; run the vendor's diagnostics"
             )
     found += slow_pairs(report)
     below = ""
@@ -70,12 +70,12 @@ def problems(
         below = f"bus bandwidth is {report.busbw:.3g} GB/s"
         below += f", but was {last:.3g} in the last run on these hosts"
     if below and report.sizes:
-        found.append(f"{below}: `--pairwise` names the slow link")
+        found.append(f"{below}: add `--pairwise` to find slow links")
     if not report.all("done") and not found:
         found.append("the check did not finish: its output shows why")
     if code and not found:
         what = f"all measurements finished, but then the run exited with {code}"
-        found.append(f"{what}: see `ddpctl logs`")
+        found.append(f"{what}: `ddpctl logs RUN` shows why")
     return found
 
 
@@ -97,7 +97,7 @@ def _late(report: Report) -> list[str]:
     if not late:
         return []
     if not late["ranks"]:
-        return [f"{late['act']} hung with every rank in it: check the network"]
+        return [f"{late['act']} did not finish, although all ranks started it: check the network"]
     who, ranks = ", ".join(map(report.name, late["nodes"])), ", ".join(map(str, late["ranks"]))
     return [f"{who} {late['how']} {late['act']} (rank {ranks}): check that host"]
 

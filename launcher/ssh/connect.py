@@ -144,7 +144,7 @@ def _connect(route: Route, timeout: float) -> Connection:
         except Dropped as drop:
             dropped = str(drop)
     raise HostUnreachable(
-        f"{route.name}: sshd at {route.where} closed the connection before the login {TRIES} times: "
+        f"{route.name}: sshd at {route.where} closed the connection {TRIES} times before the login: "
         f"{dropped}; check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban "
         "blocks this machine"
     )
@@ -209,8 +209,8 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up
             raise HostUnreachable(
-                f"{route.name}: {route.where} accepts connections, but no sshd answers within "
-                f"{timeout:g} s; check that the port is sshd's and the machine is not overloaded"
+                f"{route.name}: {route.where} accepts connections, but no sshd answered within "
+                f"{timeout:g} s; check that this is sshd's port and the machine is not overloaded"
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
             raise HostUnreachable(

@@ -140,7 +140,7 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
     if verdict == "revoked":
         raise HostUnreachable(
             f"{route.name}: its host key {key} is marked @revoked in {lines[0].place}; do not connect "
-            "until the machine's owner explains it"
+            "until the machine's owner explains why"
         )
     if route.host_keys == "no":
         log.warning(
@@ -151,8 +151,8 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
     elif verdict == "changed":
         place = lines[0].place
         raise HostUnreachable(
-            f"{route.name}: its host key has CHANGED: the server shows {key}, {place} has "
-            f"{lines[0].key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R "
+            f"{route.name}: its host key has CHANGED: the server presents {key}, but {place} "
+            f"has {lines[0].key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R "
             f"'{route.known_names[0]}' -f {place.rpartition(':')[0]}` and connect once with ssh; "
             "otherwise someone may be intercepting the connection"
         )
@@ -165,7 +165,7 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
 def accept(route: Route, key: Key) -> None:
     """Add a new key to known_hosts. Concurrent connections to the host add it only once."""
     if not route.known_hosts:
-        log.warning("%s: accepted host key %s; no known_hosts to write", route.name, key)
+        log.warning("%s: accepted host key %s; no known_hosts file to add it to", route.name, key)
         return
     name, path = route.known_names[0], Path(route.known_hosts[0])
     blob = base64.b64encode(key.blob).decode()

@@ -125,11 +125,11 @@ def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout
         return Proxy(channel, channel.close)
     except (paramiko.SSHException, EOFError, OSError) as error:
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
-            why = f"may not forward to {where}; set `AllowTcpForwarding yes` in its sshd_config"
+            why = f"is not allowed to forward to {where}; set `AllowTcpForwarding yes` in its sshd_config"
         elif isinstance(error, paramiko.ChannelException):
             why = f"cannot reach {where} ({error.text}); check that it resolves and listens there"
         elif "Timeout" in str(error):
             why = f"got no answer from {where} within {timeout:g} s; check that the machine is up"
         else:
-            why = f"was lost while connecting to {where}: {error or type(error).__name__}"
+            why = f"disconnected while connecting to {where}: {error or type(error).__name__}"
         raise HostUnreachable(f"{route.name}: jump host {jump_name} {why}") from None

@@ -151,8 +151,8 @@ def _ask_ssh(host: Host) -> str:
         )
     except OSError as error:
         raise HostUnreachable(
-            f"{host.name}: cannot run `ssh` on this machine ({error.strerror}), which ddpctl reads "
-            "~/.ssh/config with; install openssh-client or fix PATH"
+            f"{host.name}: cannot run `ssh` ({error.strerror}), which ddpctl needs to read "
+            "~/.ssh/config; install openssh-client on this machine or fix PATH"
         ) from None
     except subprocess.TimeoutExpired:
         raise HostUnreachable(

@@ -313,7 +313,7 @@ class Supervisor:
         state = self.end_state(code, reason)
         self.peers.close()
         if self.left:
-            self.journal.say("these processes could not be killed: %s" % self.left)
+            self.journal.say("could not kill these processes: %s" % ", ".join(map(str, self.left)))
         self.metrics.remove()
         self.journal.event(End(state, code, reason))
         self.journal.close()
@@ -344,7 +344,7 @@ def time_to_save(spec: Spec, kind: str) -> float:
 
 def describe_exit(code: int | None) -> str:
     if code is None:
-        return "exited, and torchrun terminates the others"
+        return "exited with an unknown code, and torchrun is stopping the other ranks"
     name = signal_name(code)
     return "was killed by %s" % name if name else "exited with code %s" % code
 

@@ -51,7 +51,7 @@ class MetricsFile:
         try:
             publish(self._path, "".join(sorted(lines)))
         except OSError as error:
-            self._journal.say("no metrics: %s: %s" % (self._path, error.strerror))
+            self._journal.say("cannot write metrics to %s: %s" % (self._path, error.strerror))
             self._path = None
 
     def remove(self) -> None:

@@ -149,7 +149,7 @@ class Console:
             self.stdout_closed = True
             _abandon(sys.stdout)
             reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
-            self.say(f"nothing more is printed on stdout: {reason}")
+            self.say(f"nothing more is printed to stdout: {reason}")
 
     def _stderr(self, text: str) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from ...engines.docker import mounted_by_runs
 from ...errors import PushFailed
 from ...facts.shared_homes import OWN, find_shared_homes
 from ...hosts import Cluster
+from ...hosts.fold import counted
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
 from ...terminal.console import Console
@@ -46,7 +47,7 @@ for tree in datasets/* workdirs/* datasets/.[!.]* workdirs/.[!.]*; do
     read -r pid since rest < "$tree/holder"
     if [ "$since" = "$boot" ]; then
       kill -0 "$pid" 2>/dev/null && continue
-    else  # of another machine that shares this home, or from before a restart
+    else  # its process is on another host with this home, or this host has restarted
       [ "$age" -lt 86400 ] && continue
     fi
   fi
@@ -82,9 +83,11 @@ class PruneResult:
 
     def summary(self) -> str:
         if not self.trees:
-            return "nothing to delete: runs or this hosts file use all data and code there"
+            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
         size = decimal(sum(tree.size for _, tree in self.trees))
-        return f"{'deleted' if self.removed else 'kept'} {len(self.trees)} folders, {size}"
+        return (
+            f"{'deleted' if self.removed else 'kept'} {counted(len(self.trees), 'folder')}, {size}"
+        )
 
     def document(self) -> dict[str, Any]:
         rows = [
@@ -119,7 +122,7 @@ def prune(
         return set(re.findall(r"\b[0-9a-f]{64}\b", "\n".join([*mounts, run(node, USED)])))
 
     machines = one_per_account(nodes)
-    with console.step(f"looking for unused data on {len(machines)} hosts"):
+    with console.step(f"looking for unused data on {counted(len(machines), 'host')}"):
         homes = find_shared_homes(machines)
         used, failures = try_each(machines, in_use)
         keep = {tree.manifest.digest for tree in trees.values()}.union(*used.values())
@@ -133,7 +136,7 @@ def prune(
     )
     removed = bool(rows) and confirm(listed)
     if removed:
-        with console.step("removing it"):
+        with console.step("deleting unused data"):
             targets = [node for node, unused in found.items() if unused]
             _, left = try_each(
                 targets, lambda node: run(node, REMOVE, *(tree.folder for tree in found[node]))

@@ -158,7 +158,7 @@ class _Walk:
                 if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
                     self.problems.append(
                         f"{shown(child.path)}: is a link out of the folder (to {shown(target)}), "
-                        "which the hosts do not have; put the file itself there"
+                        "which would be broken on the hosts; replace it with what it links to"
                     )
                 else:
                     self.entries.append(Entry(path, "l", 0, target))
@@ -170,7 +170,8 @@ class _Walk:
     def problem(self, path: bytes, error: OSError) -> None:
         where = shown(os.path.join(self.root, path))
         self.problems.append(
-            f"{where}: {error.strerror}; make it readable or leave it out (.ddpctlignore)"
+            f"{where}: {error.strerror}; make it readable or remove it; .ddpctlignore can exclude "
+            "it from a workdir"
         )
 
 

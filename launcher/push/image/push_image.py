@@ -105,7 +105,7 @@ class _Sending:
                 failures |= self._send_layers(list(alike), min(alike.values()), by_diff_id)
         verified, broken = try_each([node for node in there if node not in failures], self._verify)
         for error in broken.values():
-            self.progress.say(f"{error}; sending all of its layers there")
+            self.progress.say(f"{error}; sending the whole image again")
         failures |= self._send_whole(list(broken))
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
         return {**verified, **again}, {**failures, **still_broken}
@@ -164,8 +164,8 @@ class _Sending:
             remember(image, self.here)
         elif not same(image, self.here):
             raise PushFailed(
-                f"{node.name}: {self.name} there is not the image that was sent; another user may "
-                "have tagged another one in the meantime"
+                f"{node.name}: {self.name} is not the image that was sent; another user may have "
+                "moved the tag in the meantime"
             )
         return image
 

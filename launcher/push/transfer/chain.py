@@ -190,7 +190,7 @@ class Transfer:
         if others and self._trial is None and all(other.relay.lost is None for other in others):
             why = " ".join(event.text.split())
             self._progress.say(
-                f"{host.relay.node.name}: cannot take the {self.payload.part} from the other hosts "
+                f"{host.relay.node.name}: cannot get the {self.payload.part} from the other hosts "
                 f"({why}): sending it from this machine instead"
             )
         threading.Thread(target=self._feed, args=(host, event.count), daemon=True).start()

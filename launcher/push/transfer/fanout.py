@@ -100,6 +100,6 @@ class Fanout:
                 if isinstance(errors[node], TransferDamaged):
                     damaged[node] = number
         for node, number in damaged.items():
-            self.progress.say(f"{failures.pop(node)}; sending the rest from here")
+            self.progress.say(f"{failures.pop(node)}; sending the rest from this machine")
             failures |= self._send_directly(seen[number:], [node])
         return failures

@@ -13,7 +13,7 @@ REMEDIES = {
     "quota exceeded": "free space within the user's quota there, then push again",
     "permission denied": "give the SSH user write permission there, then push again",
     "read-only file system": "make the SSH user's home writable there",
-    "file name too long": "shorten the name, or leave the file out (.ddpctlignore)",
+    "file name too long": "shorten the name; .ddpctlignore can exclude the file from a workdir",
 }
 
 

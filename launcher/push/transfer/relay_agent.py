@@ -155,7 +155,7 @@ class Payload:
 
     def pull(self) -> None:
         while not self.over:
-            version, why = self.version, "no host before it"
+            version, why = self.version, "no host left to read from"
             for address, port in list(self.upstreams):
                 try:
                     self.pull_from(address, port, version)

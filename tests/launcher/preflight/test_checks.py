@@ -142,7 +142,7 @@ FAULTS = {
     ),
     "podman that ignores requests for GPUs": (
         lambda m: with_podman(m, "5.3.2"),
-        ("failure", "gpus", "Podman 5.3.2 cannot pass GPUs through its API", "Podman 5.4"),
+        ("failure", "gpus", "the API of Podman 5.3.2 cannot give GPUs to containers", "Podman 5.4"),
     ),
     "driver updated under the kernel": (
         lambda m: with_facts(m, gpus=(), gpu_error="Driver/library version mismatch"),
@@ -166,7 +166,7 @@ FAULTS = {
     ),
     "fabric manager": (
         lambda m: with_details(m, nvswitches=4),
-        ("failure", "gpus", "4 NVSwitches but no fabric manager runs", "systemctl enable"),
+        ("failure", "gpus", "4 NVSwitches, but no fabric manager is running", "systemctl enable"),
     ),
     "MIG": (
         lambda m: with_nvidia(m, gpus=(GpuState(0, "Enabled", "Enabled"),)),
@@ -191,7 +191,7 @@ FAULTS = {
     ),
     "uncorrectable errors": (
         lambda m: sick(m, uncorrectable=3),
-        ("warning", "gpus", "GPU 1-2 had uncorrectable ECC errors", "--gpu-reset"),
+        ("warning", "gpus", "GPU 1-2 has had uncorrectable ECC errors", "--gpu-reset"),
     ),
     "memory repair": (
         lambda m: sick(m, repair_pending=True),
@@ -225,7 +225,7 @@ FAULTS = {
     ),
     "CUDA too new": (
         lambda m: with_engine(m, image=replace(IMAGE, env={"CUDA_VERSION": "13.0.1"})),
-        ("failure", "gpus", "the image needs CUDA 13.0, but the driver supports 12.4", "driver"),
+        ("failure", "gpus", "the image needs CUDA 13.0, but the driver supports only 12.4", "driver"),
     ),
     "another image": (
         lambda m: with_engine(m, image=replace(IMAGE, id="sha256:bbb", layers=("sha256:x",))),
@@ -524,7 +524,7 @@ def test_another_mtu() -> None:
         ({"gbits": 100}, "RDMA ports at 100/400 Gb/s, while other hosts have 400"),
         (
             {"version": "IB/RoCE v1"},
-            "the address in use has a GID of IB/RoCE v1, while other hosts have RoCE v2",
+            "the GID of the address in use is IB/RoCE v1, while other hosts use RoCE v2",
         ),
     ],
 )

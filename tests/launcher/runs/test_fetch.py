@@ -66,7 +66,7 @@ def test_what_came_wrong_is_not_kept(machine: Machine) -> None:
     part = fetched.with_name(f".big.bin.{digest[:12]}.part")
     part.write_bytes(b"not its beginning")
     failed = machine.ddpctl("fetch", "--to", "got", code=1)
-    assert "big.bin changed while it was fetched; fetch again" in failed.stderr
+    assert "big.bin changed while it was being fetched; fetch again" in failed.stderr
     assert not part.exists() and not fetched.exists()
     machine.ddpctl("fetch", "--to", "got")
     assert fetched.read_bytes() == whole

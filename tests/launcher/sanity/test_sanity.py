@@ -111,16 +111,16 @@ def test_a_node_behind_a_firewall_is_named_once() -> None:
     )
 
 
-def test_the_node_that_did_not_arrive_is_named() -> None:
+def test_the_node_that_did_not_start_is_named() -> None:
     late = {
         "kind": "late",
         "act": "all-gather",
-        "how": "did not arrive at",
+        "how": "did not start",
         "ranks": [1],
         "nodes": [1],
     }
     [line] = problems(report(late), None, None)
-    assert line.startswith("h1 (node 1) did not arrive at all-gather (rank 1)")
+    assert line.startswith("h1 (node 1) did not start all-gather (rank 1)")
 
 
 def test_wrong_results_and_a_check_that_broke_off() -> None:

@@ -85,7 +85,7 @@ def test_connect_timeout_of_the_config_is_used(node: NodeMaker, config: Config) 
 def test_a_server_that_accepts_and_sends_nothing(node: NodeMaker) -> None:
     with listener(lambda sock: time.sleep(3)) as port:
         message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.5))
-    assert "no sshd answers within 0.5 s" in message
+    assert "no sshd answered within 0.5 s" in message
 
 
 def test_a_server_that_is_not_sshd(node: NodeMaker) -> None:
@@ -100,7 +100,7 @@ def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.Monk
     with listener(lambda sock: calls.append(1)) as port:
         message = why_not(node(Host("127.0.0.1", port=port)))
     assert len(calls) == 6
-    assert "closed the connection before the login" in message
+    assert "closed the connection 6 times before the login" in message
     assert "MaxStartups" in message
 
 
@@ -295,7 +295,7 @@ def test_without_the_ssh_command(
     node: NodeMaker, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setenv("PATH", path)
-    assert "cannot run `ssh` on this machine" in why_not(node(Host("gpu1")))
+    assert "cannot run `ssh` (" in why_not(node(Host("gpu1")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

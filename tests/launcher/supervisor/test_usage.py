@@ -128,4 +128,4 @@ def test_a_folder_that_cannot_be_written_is_reported_once(folder: Path) -> None:
     file.write(Usage(0.0), 1, 0.0)
     file.write(Usage(0.0), 1, 0.0)
     journal = (folder.parent / "journal").read_text()
-    assert journal.count("no metrics: ") == 1 and "No such file or directory" in journal
+    assert journal.count("cannot write metrics to ") == 1 and "No such file or directory" in journal

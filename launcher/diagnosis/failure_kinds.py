@@ -160,14 +160,14 @@ class FailureKind(enum.StrEnum):
     )
     HUNG = (
         "hung",
-        "No progress for as long as `--hang-timeout` allows.",
+        "The run made no progress within `--hang-timeout`.",
         "find out what that rank waits for (data, a lock, a disk): `ddpctl stacks` shows the ranks of "
         "a live run",
         RESTARTABLE,
     )
     PEER_GONE = (
         "peer-gone",
-        "A rank lost its connection to another one, and nothing explains why.",
+        "A rank lost its connection to another one, and the evidence does not show why.",
         "look at the other hosts and the network between them",
         RESTARTABLE,
     )
@@ -205,7 +205,7 @@ class FailureKind(enum.StrEnum):
     )
     TIME_LIMIT = (
         "time-limit",
-        "The run reached its time limit and was stopped, as `kill` does.",
+        "The run reached its time limit, and ddpctl stopped it as `kill` does.",
         "raise job.time_limit, or continue with `ddpctl resume`",
     )
     SUPERVISOR = "supervisor", "ddpctl's supervisor failed.", "this is a bug in ddpctl: report it"

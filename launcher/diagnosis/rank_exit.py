@@ -84,5 +84,5 @@ def classify_exit(
 
 def oom_message(node: NodeEvidence) -> str:
     limits = [event.memory_limit for _, event in node.of(ResourceUsage)]
-    limit = next((f" of {value / 2**30:.1f} GiB" for value in limits if value), "")
-    return f"was killed by the kernel's OOM killer (SIGKILL): the memory{limit} ran out"
+    limit = next((f" (limit: {value / 2**30:.1f} GiB)" for value in limits if value), "")
+    return f"was killed by the kernel's OOM killer (SIGKILL): out of memory{limit}"

@@ -160,6 +160,6 @@ def verdict(groups: Sequence[StackGroup]) -> list[str]:
     if not lines and len(shown) == 1 and len(shown[0].members) > 1:
         lines = [f"all {len(shown[0].members)} ranks are {shown[0].first.describe()}"]
     elif not lines and len(shown) > 1:
-        lines = [f"the ranks are at {len(shown)} places, and none of them has most of the ranks"]
+        lines = [f"the ranks are at {len(shown)} places, and none of these has a majority"]
     lines += [f"{group.name} {group.first.describe()}" for group in groups if not group.has_place]
     return lines

@@ -88,7 +88,7 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
             node=next(n for n in evidence.nodes if n.node_rank == rank.node_rank),
             rank=rank.rank,
             local_rank=rank.local_rank,
-            message=f"is not where the other ranks are, and there was {message}: {rank.describe()}",
+            message=f"is not where the other ranks are: {rank.describe()}; {message}",
         )
     if odd:
         names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)

@@ -81,7 +81,7 @@ def pull(node: Node, name: str) -> ImageInfo:
         raise CommandFailed(lines[-1] if lines else f"exit {done.code}")
     image = inspect(node, name)
     if image is None:
-        raise CommandFailed(f"{name} is gone after the pull")
+        raise CommandFailed(f"{name} is missing although the pull succeeded")
     return image
 
 

@@ -16,7 +16,7 @@ from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
-from ..hosts import Cluster
+from ..hosts import Cluster, fold
 from ..run_id import is_run_id
 from ..runs.report_errors import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
@@ -103,7 +103,7 @@ def clean(
     """
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        with console.step(f"looking for traces on {len(machines)} hosts"):
+        with console.step(f"looking for traces on {fold.counted(len(machines), 'host')}"):
             leaders = [group[0] for group in find_shared_homes(machines)]
             found, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
         kept = {} if kill else alive(found.values())
@@ -117,7 +117,7 @@ def clean(
         removed = bool(to_remove) and confirm()
         left = found
         if removed:
-            with console.step(f"removing them from {len(to_remove)} hosts"):
+            with console.step(f"removing them from {fold.counted(len(to_remove), 'host')}"):
                 end(machines, leaders, cluster, to_remove, console)
                 left, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
     report_unseen(failures, console)
@@ -138,7 +138,11 @@ def clean(
         console.json(document)
     elif removed:
         for traces in left.values():
-            after = "clean" if traces.none else f"{len(traces.lines())} items are still there"
+            after = (
+                "clean"
+                if traces.none
+                else f"still there: {fold.counted(len(traces.lines()), 'item')}"
+            )
             console.say(f"{traces.host}: {after}")
     elif not unclean and not failures:
         console.say("no trace of ddpctl on these hosts")
@@ -173,7 +177,7 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
 def alive(found: Collection[Traces]) -> dict[str, str]:
     """Return the runs that keep a host from being cleaned, each with the reason."""
     seen = {traces.hostname for traces in found}
-    elsewhere = "may be alive on {}, which was not checked; --kill removes it"
+    elsewhere = "may be alive on {}, which was not checked; --kill cleans this host anyway"
     unsure = {
         run: elsewhere.format(host) for t in found for run, host in t.open if host not in seen
     }
@@ -196,7 +200,7 @@ def end(
     def run(node: Node, script: str) -> None:
         done = node.script(script, timeout=TIMEOUT)
         if done.code != 0:
-            remedy = "only that user or root can remove another user's files"
+            remedy = "only their owner or root can remove another user's files"
             raise CommandFailed(f"{node.name}: {done.reason}; {remedy}")
 
     def empty(node: Node) -> None:

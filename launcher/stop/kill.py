@@ -63,7 +63,9 @@ class Stopped:
 
     def describe(self) -> str:
         count = len(self.found)
-        stopped = f"stopped and removed {count}" if count else "was not running"
+        stopped = (
+            f"stopped and removed {fold.counted(count, 'node')}" if count else "was not running"
+        )
         if self.clean:
             return f"{stopped}, nothing left" if count else stopped
         return f"{stopped}, STILL THERE: {', '.join(self.left)}"
@@ -113,7 +115,7 @@ def kill(
     prefix = None if names_hosts(target) else target
     cluster = load(hosts_for(target, hosts), job_files=False)
     with connected(cluster.hosts) as nodes:
-        with console.step(f"asking {len(nodes)} hosts for their runs"):
+        with console.step(f"asking {fold.counted(len(nodes), 'host')} for their runs"):
             if everything or (prefix is None and (target or hosts)):
                 run_ids = runs_of_user(nodes, cluster, everything=everything)
             else:
@@ -125,7 +127,7 @@ def kill(
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed]})
     elif not killed:
-        console.say(f"no live run of yours on {names(host.name for host in cluster.hosts)}")
+        console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
     return 6 if any(run.unconfirmed for run in killed) else 0
 
 
@@ -150,7 +152,9 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     if failures and not run_ids:
         raise nodes_failed(failures)
     if len(run_ids) > 1 and not everything:
-        raise UsageError(f"several runs there ({', '.join(run_ids)}): name one, or pass --all")
+        raise UsageError(
+            f"several runs on these hosts: {', '.join(run_ids)}; name one, or pass --all"
+        )
     return run_ids
 
 

@@ -12,7 +12,7 @@ from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
-from ..hosts import Cluster, load
+from ..hosts import Cluster, fold, load
 from ..runs.report_errors import report_unseen, unseen
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
@@ -57,11 +57,11 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        with console.step(f"looking for leftovers on {len(machines)} hosts"):
+        with console.step(f"looking for leftovers on {fold.counted(len(machines), 'host')}"):
             found, failures = find(machines, cluster)
         left = found
         if yes and found:
-            with console.step(f"ending {len(found)} leftovers"):
+            with console.step(f"ending {fold.counted(len(found), 'leftover')}"):
                 end(machines, cluster, found)
                 left, failures = find(machines, cluster)
     report_unseen(failures, console)
@@ -83,7 +83,8 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
         if not found:
             console.say("no leftovers of dead runs")
         elif not yes:
-            console.say(f"{len(found)} leftovers; `ddpctl kill HOSTS --strays -y` ends them")
+            count = fold.counted(len(found), "leftover")
+            console.say(f"{count}; to end them, run `ddpctl kill HOSTS --strays -y`")
         else:
             console.say(f"{len(found) - len(left)} ended, {len(left)} still there")
     return 6 if failures or (yes and left) else 0

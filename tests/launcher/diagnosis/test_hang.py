@@ -39,8 +39,8 @@ def test_the_straggler_is_the_first_failure() -> None:
     assert (failure.kind, failure.host, failure.node_rank) == ("hung", "node1", 1)
     assert (failure.rank, failure.local_rank) == (3, 1)
     assert headline(failure) == (
-        "rank 3 (node1, local_rank 1) is not where the other ranks are, and there was no progress "
-        "for 30 s: at train.py:29 in main: time.sleep(3600)"
+        "rank 3 (node1, local_rank 1) is not where the other ranks are: at train.py:29 in "
+        "main: time.sleep(3600); no progress for 30 s"
     )
     assert failure.excerpt.splitlines() == [
         "rank 3 of node1:",

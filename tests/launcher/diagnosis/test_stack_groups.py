@@ -60,7 +60,7 @@ def test_there_is_no_straggler_without_a_majority() -> None:
     places = [(MAIN, Frame("/workspace/train.py", n, "main")) for n in range(4)]
     assert groups_of(*(rank(n, places[n]) for n in range(4)))[1] == []
     assert verdict(grouped(rank(n, places[n]) for n in range(4))) == [
-        "the ranks are at 4 places, and none of them has most of the ranks"
+        "the ranks are at 4 places, and none of these has a majority"
     ]
     assert groups_of(rank(0, REDUCE), rank(1, REDUCE))[1] == []
     assert groups_of()[1] == [] and verdict([]) == []

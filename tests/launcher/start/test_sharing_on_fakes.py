@@ -22,7 +22,7 @@ from launcher.plan.build import Found
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
-from launcher.start import line, recorder
+from launcher.start import recorder, waiting_line
 from launcher.start.all_or_none import GpusTaken, attempt_of, start
 from launcher.start.attempt import NextAttempt
 from launcher.start.run_attempt import run_attempt
@@ -34,8 +34,8 @@ Make = Callable[..., FakeCluster]
 @pytest.fixture
 def make(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Hosts with two GPUs each."""
-    monkeypatch.setattr(line, "POLL", 0.05)
-    monkeypatch.setattr(line, "TICK", 0.01)
+    monkeypatch.setattr(waiting_line, "POLL", 0.05)
+    monkeypatch.setattr(waiting_line, "TICK", 0.01)
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
     return lambda *names: fake_cluster(*names, gpus=2, master_port="auto")
 
@@ -213,12 +213,14 @@ def test_a_kill_during_a_long_push_is_not_forgotten(
         plan = NextAttempt(given, LaunchOptions(), "later").plan(
             Found(gather(nodes), ("i",), since=9e9)
         )
-        place = line.Line(attempt_of(plan, nodes), plan, ignored_port=True)
+        place = waiting_line.Line(attempt_of(plan, nodes), plan, ignored_port=True)
         place.join()
         cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
         with pytest.raises(RunKilled):
             place.ahead()
-        monkeypatch.setattr(line, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
+        monkeypatch.setattr(
+            waiting_line, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100
+        )
         with pytest.raises(RunKilled):
             place.join()
             place.ahead()

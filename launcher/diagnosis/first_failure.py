@@ -21,7 +21,7 @@ LATEST = 253402300799.0  # the end of the year 9999
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """CONTRACT section 5. kind: a FailureKind. time: RFC 3339, on the launching machine's clock."""
+    """What failed first. kind: a FailureKind. time: RFC 3339, on the launching machine's clock."""
 
     host: str
     node_rank: int

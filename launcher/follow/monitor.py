@@ -32,7 +32,7 @@ TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of a node in the format of CONTRACT section 4, each with its newline."""
+    """Whole lines of a node as `[host:rank] text`, each with its newline."""
 
     node_rank: int
     text: bytes

@@ -33,7 +33,7 @@ class Record:
         return sum(map(len, self.lines)) + self.overhead * len(self.lines)
 
     def render(self, host: str) -> bytes:
-        """Return the lines as `[host:rank] text` (CONTRACT section 4), each with its newline."""
+        """Return the lines as `[host:rank] text`, each with its newline."""
         label = b"[%b] " % (host if self.rank is None else f"{host}:{self.rank}").encode()
         return label + (b"\n" + label).join(self.lines) + b"\n"
 

@@ -33,7 +33,7 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
 
 
 def launch(first: NextAttempt, console: Console) -> int:
-    """Launch a new run. Return its exit code as in CONTRACT section 6."""
+    """Launch a new run. Return its exit code, one of those in docs/your-script.md."""
     if first.options.check and (hint := check_command(first.cluster.job)):
         console.say(hint)
     return run_with_restarts(first, console)

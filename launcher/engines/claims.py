@@ -32,7 +32,7 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 
 def goes_first(rival: NodeStatus, key: tuple[float, str]) -> bool:
-    """Return whether a rival precedes the run with this key: (time of its request, run id)."""
+    """Return whether the rival goes before our run. key: when our run asked, and its id."""
     if rival.state == "removing" or rival.expired:
         return False
     return rival.alive or (rival.since, rival.run_id) < key

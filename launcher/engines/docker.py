@@ -251,7 +251,7 @@ def _gpu_request(container: Container, can: Capabilities) -> list[DeviceRequest]
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return a container's own name. A container linked to others has several."""
+    """Return a container's own name. If others link to it, it also has names such as /other/alias."""
     own = [name for name in array(row.get("Names")) if isinstance(name, str)]
     return min(own, key=len).lstrip("/") if own else str(row["Id"])
 

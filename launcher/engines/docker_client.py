@@ -137,7 +137,7 @@ class Api(docker.APIClient):
                 raise unavailable(self.name, str(error)) from None
             raise CommandTimeout(
                 f"{self.name}: Docker did not answer {request.method} {request.path_url} within "
-                f"{kwargs.get('timeout')} s; check whether dockerd or a disk hangs there"
+                f"{kwargs.get('timeout')} s; check whether its daemon or a disk is stuck there"
             ) from None
         with contextlib.suppress(ValueError, OverflowError):  # without a date, or with a wrong one
             date = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))

@@ -24,7 +24,7 @@ class Problem:
     near: str | None = None
 
     def within(self, key: str, allowed: str = "") -> Problem:
-        """Return the problem with `key` in front of its key, and with `allowed` if it has none."""
+        """Return the problem with `key` prefixed to its own key. `allowed` counts only if it has none."""
         return replace(self, key=key + self.key, allowed=self.allowed or allowed)
 
     def text(self, source: str) -> str:

@@ -33,7 +33,7 @@ def nproc_per_node(cluster: Cluster, facts: Sequence[Facts]) -> tuple[int | None
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     """Return the ids of the node's GPUs.
 
-    `all` means all but integrated ones; empty if the host has none or was not asked.
+    `all` means all but integrated ones: none if the host has none, or if its facts are unknown.
     """
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()

@@ -201,7 +201,11 @@ def check_alike(machine: Machine, seen: Inventory) -> Iterator[Problem]:
         return f"driver {version}" if version and m.wants_gpus else None
 
     for value, why, remedy in (
-        (models, "the slowest GPU sets the pace", "use hosts with the same GPUs, or accept it"),
+        (
+            models,
+            "the slowest GPU sets the pace",
+            "use hosts with the same GPUs, or accept the slower pace",
+        ),
         (ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
         (driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
     ):

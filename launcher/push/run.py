@@ -135,7 +135,7 @@ class _Push:
         return found, failures
 
     def _inspect(self, node: Node) -> tuple[Collection[str], str]:
-        """Return what the host has (of dataset, workdir, python3), and the address at which it relays.
+        """Return which of dataset, workdir and python3 the host has, and its address for other hosts.
 
         The address is the hosts file's internal_ip, or else the one at which this machine or the
         last jump host reached the host. It is "" if the host cannot relay.

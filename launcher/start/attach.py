@@ -44,7 +44,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 
 def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
     """Wait until a run in line has started or ended; return its record."""
-    console.say(f"run {folder.run_id} is in line for GPUs; `ddpctl ps` shows what it waits for")
+    console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows for which")
     if not is_locked(folder.path / WAITING):
         start_recorder(folder)
     while record.state in ("WAITING", "PENDING"):

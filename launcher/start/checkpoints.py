@@ -1,8 +1,8 @@
 """Choose the checkpoint that an attempt resumes from, and send it to the hosts that lack it.
 
 There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. They are complete if
-the digests match, and the newest complete one on any host wins. Of other scripts, ddpctl knows only
-the files, and the host that wrote last wins.
+the digests match, and the newest complete one on any host wins. For other scripts, ddpctl sees only
+files, so the host that wrote last wins.
 
 The files go through this machine into a hidden folder on the target. They are compared with the
 source's digests and then renamed into place. Files that they replace go to `.before-attempt-N`.

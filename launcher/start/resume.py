@@ -44,7 +44,7 @@ def resume(
         if file is None:
             raise UsageError(
                 f"{run_id} was started on another machine, so its command is not known here: "
-                f"`ddpctl resume {run_id} --hosts HOSTS` runs the command of your hosts file"
+                f"`ddpctl resume {run_id} --hosts HOSTS` runs the command in your hosts file"
             )
         cluster = load(file)
         command = shlex.join(cluster.job.command)

@@ -65,7 +65,10 @@ class Line:
         self._closed.set()
 
     def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """Return the rivals ahead or undecided, by host that answered. Raises RunKilled after `kill`."""
+        """Return the rivals that are ahead or undecided, for each host that answered.
+
+        Raises RunKilled if the run was killed.
+        """
         listed = self._look()
         return {
             node: [

@@ -18,7 +18,10 @@ HIGH = 200  # the script may expect its descriptors to have the usual low number
 
 
 def listen(folder: str) -> None:
-    """Install the handlers. The file has this pid as its name, which need not be the rank's."""
+    """Install the signal handlers. They write to a file named after this process's pid.
+
+    The process may be a child of the rank.
+    """
     import faulthandler
     import fcntl
 

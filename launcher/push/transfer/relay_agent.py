@@ -183,7 +183,7 @@ class Payload:
                         self.changed.wait_for(lambda: self.over, SILENCE_TIMEOUT)
                     return
                 if length > FRAME:
-                    raise ValueError("it does not speak this protocol")
+                    raise ValueError("it is no relay of this push")
                 if length:
                     self.receive(self.have, exactly(stream, length))
 

@@ -195,7 +195,7 @@ def look(clusters: Connected, selection: Selection, console: Console) -> Seen:
         statuses, failed = list_nodes(nodes, cluster)
         failures |= failed
         found |= {(status.host, status.handle): status for status in statuses}
-        # also runs of which only folders remain, such as killed ones
+        # including runs that left only folders, such as killed ones
         known = {(s.run_id, s.node_rank, s.attempt): s for s in statuses}
         for status in ended_nodes(nodes) if selection.everything else ():
             container = known.get((status.run_id, status.node_rank, status.attempt))

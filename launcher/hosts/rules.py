@@ -1,4 +1,4 @@
-"""Rules for values of a hosts file that are valid alone, but not together."""
+"""Find values of a hosts file that are valid on their own but conflict with each other."""
 
 import ipaddress
 import os

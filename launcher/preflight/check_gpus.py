@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from ..engines.claims import goes_first, rivals, taken
 from ..engines.docker_client import WRITE_CDI_SPEC
+from ..facts.nvidia import BUSY_MIB
 from ..hosts.fold import ranges
 from ..plan.topology import gpu_ids
 from .findings import Problem, failure, warning
 from .inventory import Inventory, Machine, odd_one_out
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
-BUSY_MIB = 500  # a GPU is busy if a process holds at least this much memory
 
 RESET = "drain the host and run `nvidia-smi --gpu-reset`; if the error returns, replace the GPU"
 # What is wrong, and the remedy, by field of GpuState.

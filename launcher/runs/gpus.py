@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.status import NodeStatus
-from ..facts.nvidia import GpuUse, Process
+from ..facts.nvidia import BUSY_MIB, GpuUse, Process
 from ..hosts.fold import counted, names, ranges
 
-BUSY_MIB = 500  # a GPU with more memory in use is not free
 IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
 GIB = 1024
 

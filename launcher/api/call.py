@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..diagnosis.first_failure import headline
-from ..engines.attempt import RunningAttempt
+from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
-from ..logs.events import parsed
+from ..logs.event_reader import parsed
 from ..plan.plan import Place
-from ..runs.attempt import newest_attempt
+from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
 from ..ssh.node import Node

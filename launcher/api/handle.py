@@ -10,18 +10,18 @@ from typing import Literal, TypedDict, Unpack
 
 from ..diagnosis.first_failure import FirstFailure
 from ..errors import CommandFailed, DdpctlError, StopUnconfirmed
-from ..follow.show_logs import chosen
+from ..follow.detach import has_recorder, start_recorder
 from ..hosts import Hosts, cluster_of, load
 from ..logs.query import Wanted, merged
 from ..logs.store import Mark, known_marks
+from ..look.fetch import fetch
+from ..look.logs import chosen
 from ..plan.plan import LaunchOptions
-from ..runs.attempt import log_store, newest_attempt, sync_logs
-from ..runs.fetch import fetch
 from ..runs.find import find
+from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import FINAL, RunFolder
 from ..ssh.many import nodes_failed
 from ..ssh.node import connected
-from ..start.detach import has_recorder, start_recorder
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
 from ..stop.kill import kill_run

@@ -19,9 +19,9 @@ def attach(
     ddpctl attach
     ddpctl attach 20261121-1530 --hosts hosts.yaml
     """
+    from ..follow import hooks
     from ..runs.find import find
     from ..start import attach as attaching
-    from ..start import hooks
 
     console = options.console(quiet, verbose, plain, fold)
     folder = find(run, hosts, console)

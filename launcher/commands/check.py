@@ -10,8 +10,8 @@ from . import options
 from .options import flag
 
 if TYPE_CHECKING:
+    from ..preflight.check import Survey
     from ..preflight.inventory import Machine, Unseen
-    from ..preflight.run import Survey
 
 COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
 
@@ -35,9 +35,9 @@ def check(
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
     from ..hosts import cluster_of
-    from ..hosts.fold import counted
-    from ..preflight.run import survey_hosts
+    from ..preflight.check import survey_hosts
     from ..ssh.node import connected
+    from ..text import counted
 
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
     console = options.console(quiet, verbose)
@@ -95,8 +95,8 @@ def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
 
 def show(survey: Survey, console: Console) -> None:
     """Print the table, the address chosen for each host, and one line per finding."""
-    from ..hosts.fold import counted
     from ..preflight import findings
+    from ..text import counted
 
     names = [machine.name for machine in survey.machines]
     rows = findings.table(names, survey.findings, [machine.name for machine in survey.unseen])

@@ -56,7 +56,7 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the hosts of the hosts file on the command line; without one, those of ~/.ssh/config."""
     from ..hosts import load
-    from ..hosts.starter import ssh_aliases
+    from ..hosts.init import ssh_aliases
 
     # an argument before an option without a value may still be among the unparsed ones
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]

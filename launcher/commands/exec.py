@@ -31,7 +31,7 @@ def exec(
     ddpctl exec --rank 5 -t -- bash
     ddpctl exec 20261121 --hosts hosts.yaml --all -- df -h /dev/shm
     """
-    from ..runs.exec import ExecOptions, exec_in_run
+    from ..look.exec import ExecOptions, exec_in_run
     from ..runs.find import find
 
     words = (*(command or ()), *context.args)  # what follows `--`

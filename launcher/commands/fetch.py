@@ -21,9 +21,9 @@ def fetch(
     ddpctl fetch
     ddpctl fetch 20261121 --to results/
     """
-    from ..runs import fetch as fetching
+    from ..look import fetch as fetching
     from ..runs.find import find
-    from ..runs.report_errors import report_unseen
+    from ..terminal.host_errors import report_unseen
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)

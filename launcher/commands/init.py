@@ -16,7 +16,7 @@ from . import complete, options
 from .options import flag, option
 
 if TYPE_CHECKING:
-    from ..hosts.starter import Answers, Entry
+    from ..hosts.init import Answers, Entry
 
 SSH_CONFIG = "~/.ssh/config"
 
@@ -59,7 +59,8 @@ def init(
     ddpctl init lab.yaml --ssh-config 'gpu*'
     ddpctl init --hostfile hostfile
     """
-    from ..hosts import Job, starter
+    from ..hosts import Job
+    from ..hosts import init as starter
 
     if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists; pass --force or another name")
@@ -99,7 +100,7 @@ def init(
 def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus: bool) -> Answers:
     """Add the login and the GPUs. The defaults come from `ssh` and from the hosts."""
     from ..hosts import parse
-    from ..hosts.starter import compose
+    from ..hosts.init import compose
     from ..preflight.first_look import look, ssh_login
 
     name = str(file)
@@ -128,7 +129,7 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
 
 def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple[Entry, ...]:
     from ..hosts import load
-    from ..hosts.starter import Entry, ssh_aliases
+    from ..hosts.init import Entry, ssh_aliases
 
     found = [Entry(name) for name in named]
     if hostfile is not None:
@@ -147,7 +148,7 @@ def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple
 
 
 def _asked_hosts() -> tuple[Entry, ...]:
-    from ..hosts.starter import Entry, ssh_aliases
+    from ..hosts.init import Entry, ssh_aliases
 
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""

@@ -28,8 +28,8 @@ def logs(
     ddpctl logs 20261121 --rank 0-3,8 --tail 100
     ddpctl logs --fold --grep loss
     """
-    from ..follow.show_logs import chosen, pattern, show_logs, since_time
     from ..logs.query import Wanted
+    from ..look.logs import chosen, pattern, show_logs, since_time
     from ..runs.find import find
 
     lines = Wanted(

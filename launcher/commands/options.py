@@ -120,7 +120,7 @@ VERBOSE = flag("--verbose", "Print each step on stderr.", "-v")
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
     made = Console(quiet=quiet, verbose=verbose, plain=plain)
     if fold:
-        from ..logs.fold import Fold
+        from ..logs.fold_lines import Fold
 
         made.fold = Fold()
     return made

@@ -29,7 +29,7 @@ def ps(
     ddpctl ps hosts.yaml --all --json
     ddpctl ps hosts.yaml --nodes --watch
     """
-    from ..follow.show_runs import Selection, show_runs, watch_runs
+    from ..look.ps import Selection, show_runs, watch_runs
 
     console = options.console(quiet, verbose)
     given = options.hosts_of(hosts, host_list)

@@ -31,8 +31,10 @@ def push(
     ddpctl push hosts.yaml --dataset /data/imagenet
     ddpctl push hosts.yaml --prune
     """
-    from .. import push as pushing
     from ..hosts import cluster_of
+    from ..push import push as pushing
+    from ..push.files.prune import prune as prune_hosts
+    from ..push.push_progress import HostsNotReady
     from ..ssh.node import connected
 
     console = options.console(quiet, verbose)
@@ -51,7 +53,7 @@ def push(
     parts = {part for part, value in given.items() if value is not None} or {*given}
     with connected(cluster.hosts) as nodes:
         if prune:
-            pruned = pushing.prune(nodes, cluster, confirm, console)
+            pruned = prune_hosts(nodes, cluster, confirm, console)
             if as_json:
                 console.json(pruned.document())
             console.say(pruned.summary())
@@ -59,7 +61,7 @@ def push(
         try:
             with console.step("pushing what is missing"):
                 result = pushing.push(nodes, cluster, parts=parts, console=console, only=True)
-        except pushing.HostsNotReady as error:
+        except HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())
             console.say(error.report.summary())

@@ -33,7 +33,7 @@ def report(
     ddpctl report 20261121 -o overnight.html
     ddpctl report monday tuesday -o compared.html
     """
-    from ..report.make import make
+    from ..report.report import make
     from ..runs.find import find
 
     console = options.console(quiet, verbose)

@@ -36,7 +36,7 @@ def sanity(
     ddpctl sanity hosts.yaml --host gpu1 --containers 2
     """
     from ..hosts import load, override_job, select
-    from ..sanity import check
+    from ..sanity import sanity as check
 
     console = options.console(quiet, verbose)
     unused = ["dataset", "workdir"]

@@ -18,7 +18,7 @@ def stacks(
     ddpctl stacks
     ddpctl stacks 20261121 --hosts hosts.yaml
     """
-    from ..runs import stacks as show_stacks
+    from ..look import stacks as show_stacks
     from ..runs.find import find
 
     console = options.console(quiet, verbose)

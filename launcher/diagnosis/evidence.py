@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..logs.events import clean
+from ..logs.event_reader import clean
 from ..supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
 from .failure_kinds import FailureKind
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..hosts.fold import names, ranges
 from ..supervisor.events import Frame, RankStacks, Stack
+from ..text import names, ranges
 from .evidence import NodeEvidence
 
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")

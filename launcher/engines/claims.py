@@ -16,7 +16,7 @@ A launch that waits in line leaves a ticket on each host. A ticket stops later l
 import datetime
 from collections.abc import Collection, Iterable, Mapping
 
-from ..hosts.fold import ranges
+from ..text import ranges
 from .status import UNSTARTED, NodeStatus
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import CommandFailed
-from ..logs.journal import Reader
+from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, container_name
 from ..plan.supervisor_spec import BUNDLE, ISOLATED
 from ..run_id import is_run_id

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..run_id import is_run_id
 
 BUSY_MIB = 500  # a GPU with at least this much memory in use is busy
+IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
 # Paths in nvidia-smi's XML: which of them exists depends on the driver and the GPU.
 _REPAIR_PENDING = (
     "remapped_rows/remapped_row_pending",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..diagnosis.evidence import NodeEvidence
-from ..engines.attempt import RunningAttempt
-from ..logs.events import Unreadable
+from ..engines.running import RunningAttempt
+from ..logs.event_reader import Unreadable
 from ..logs.store import LogStore, Mark, offset_in
 from ..supervisor.events import End, Event, Usage
 from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Item, NodeWatcher

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..engines.attempt import RunningNode
+from ..engines.running import RunningNode
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
-from ..logs.journal import Reader, Record
+from ..logs.journal_reader import Reader, Record
 from ..ssh.node import Node
 from ..ssh.stream import Stream
 from ..supervisor.events import End

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..engines.attempt import RunningNode
+from ..engines.running import RunningNode
 from ..errors import DdpctlError
-from ..hosts.fold import counted, names, ranges
-from ..runs.gpus import BUSY, IDLE
+from ..facts.nvidia import BUSY, IDLE
 from ..supervisor.events import Gpu, Stopping
 from ..terminal.sanitize import plain
+from ..text import counted, names, ranges
 from .monitor import NodeOutcome
-from .progress import Progress, read_progress
+from .trainer_progress import Progress, read_progress
 
 COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # maximum characters of a log line; the terminal may cut it further

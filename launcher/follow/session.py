@@ -9,23 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .. import text as fold
 from ..diagnosis.evidence import Evidence
 from ..diagnosis.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure, headline
-from ..engines.attempt import RunningAttempt
+from ..engines.running import RunningAttempt
 from ..errors import DdpctlError
-from ..hosts import fold
 from ..logs.store import Mark
-from ..runs.attempt import log_store
+from ..runs.newest_attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..runs.report_errors import report_unconfirmed
 from ..stop.kill import stop_run
 from ..terminal.console import Console
+from ..terminal.host_errors import report_unconfirmed
 from ..terminal.live import Live, wanted
+from .interrupts import Interrupts
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome
 from .panel import Panel
-from .show_logs import RunLines
-from .signals import Interrupts
+from .run_lines import RunLines
 
 EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
 EXIT_UNCONFIRMED = 6

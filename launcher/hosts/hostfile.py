@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 
 from .problems import Problem, nearest, shown
-from .tree import Tree, tree_of
 from .values import split_login
+from .yaml_tree import Tree, tree_of
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")

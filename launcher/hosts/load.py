@@ -19,8 +19,8 @@ from .problems import Problem, Wrong, raise_any, shown
 from .rules import Entry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
 from .select import select
-from .tree import LIST, MAPPING, NOTHING, Tree, read_yaml, tree_of
 from .values import split_login, text, wrong
+from .yaml_tree import LIST, MAPPING, NOTHING, Tree, read_yaml, tree_of
 
 Source: TypeAlias = str | Path | Sequence[str] | None
 Hosts: TypeAlias = Source | Cluster

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TypeAlias, TypeVar
 
 from .problems import Problem, Wrong, nearest, shown
-from .tree import LIST, MAPPING, NOTHING, TEXT, Tree
+from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, Tree
 
 MIB = 1024**2
 LONGEST_DURATION = 365 * 86400  # seconds

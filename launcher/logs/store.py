@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ..plan.plan import Place
 from ..state import make_folder
-from .journal import Record
+from .journal_reader import Record
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ..engines.claims import goes_first, rivals, taken
 from ..engines.docker_client import WRITE_CDI_SPEC
 from ..facts.nvidia import BUSY_MIB
-from ..hosts.fold import ranges
 from ..plan.topology import gpu_ids
+from ..text import ranges
 from .findings import Problem, failure, warning
 from .inventory import Inventory, Machine, odd_one_out
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from ..hosts.fold import names
 from ..terminal.sanitize import plain
+from ..text import names
 from .findings import Problem, failure, warning
 from .inventory import Answer, Inventory, Machine, common, odd_one_out
 from .reach_routes import candidates

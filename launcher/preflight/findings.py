@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..hosts.fold import names
 from ..terminal.sanitize import plain
+from ..text import names
 
 Severity = Literal["failure", "warning"]
 LONGEST = 400  # maximum characters of a clause

@@ -7,7 +7,7 @@ from ..errors import HostUnreachable
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Host
-from ..hosts.starter import Entry
+from ..hosts.init import Entry
 from ..ssh.many import ask_each
 from ..ssh.node import connected
 from ..ssh.route import route_to

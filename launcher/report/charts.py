@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pygal
 from pygal.etree import etree
 
-from ..logs.events import CONTROL
+from ..logs.event_reader import CONTROL
 from ..logs.metrics import entries, number
 
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
-from ..hosts.fold import names
-from ..logs.journal import Reader
+from ..logs.journal_reader import Reader
 from ..logs.metrics import number
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
 from ..supervisor.events import Environment, RankPids, Usage
+from ..text import names
 from .charts import MOST_CURVES, Chart, Curve, Point
 
 TOPS = {"GPU use (%)": 100.0, "GPU memory (GiB)": 1.0, "CPU cores busy": 1.0}  # see Chart.top

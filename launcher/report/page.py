@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..diagnosis.stack_groups import newest_groups, verdict
 from ..engines.choose import engine_traits
-from ..hosts.fold import names, ranges
+from ..look.stacks import block
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
-from ..runs.stacks import block
+from ..text import names, ranges
 from .charts import Chart, figures, text, together, totals
 from .journals import Journals, changes
 

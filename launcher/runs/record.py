@@ -16,7 +16,7 @@ from typing import Any
 from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, dump, load
-from ..logs.events import parsed
+from ..logs.event_reader import parsed
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..state import make_folder, state_home, write_atomically

@@ -15,8 +15,8 @@ from ..engines.status import NodeStatus, plain
 from ..errors import DdpctlError, UsageError
 from ..facts.shared_homes import OWN
 from ..hosts import Cluster
-from ..logs.events import parsed
-from ..logs.journal import Reader
+from ..logs.event_reader import parsed
+from ..logs.journal_reader import Reader
 from ..run_id import is_run_id
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from .. import text as fold
 from ..errors import DdpctlError, NodesFailed
-from ..hosts import fold
 from .connect import AT_ONCE
 from .node import Node
 

@@ -3,17 +3,17 @@
 import contextlib
 import time
 
+from ..follow.detach import start_recorder
+from ..follow.hooks import EventHook
+from ..follow.interrupts import Interrupts
 from ..follow.session import EXIT, Session, report_end
-from ..follow.show_logs import print_recorded
-from ..follow.signals import Interrupts
 from ..logs.query import Wanted
-from ..runs.attempt import log_store, newest_attempt, sync_logs
+from ..look.logs import print_recorded
+from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import FINAL, RunFolder, RunRecord
-from ..runs.report_errors import report_unseen
 from ..state import is_locked
 from ..terminal.console import Console
-from .detach import start_recorder
-from .hooks import EventHook
+from ..terminal.host_errors import report_unseen
 from .run_attempt import WAITING
 
 POLL = 1.0  # seconds between checks of the record of a waiting run

@@ -8,31 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from .. import push
 from ..engines.choose import engine_of, engine_traits
 from ..errors import HostUnreachable, PreflightError
 from ..facts.gather import gather
 from ..facts.script import Facts
+from ..follow import hooks
+from ..follow.detach import start_recorder
+from ..follow.hooks import EventHook
+from ..follow.interrupts import Interrupts
 from ..follow.session import Session
-from ..follow.signals import Interrupts
 from ..hosts import Cluster, Host, user_environment
-from ..hosts.fold import counted
 from ..plan.build import Found, make_plan, writes_as_another_user
 from ..plan.plan import LaunchOptions, Plan
+from ..preflight.check import Survey, survey_hosts
 from ..preflight.findings import lines
-from ..preflight.run import Survey, survey_hosts
+from ..push.push import Part, push
 from ..runs.record import RunFolder, RunRecord, for_hosts, new_record, run_folder, timestamp
 from ..ssh.local import account_name
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..stop.kill import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
-from . import hooks
-from .all_or_none import attempt_of, start
+from ..text import counted
 from .checkpoints import distribute_checkpoint
-from .detach import start_recorder
-from .hooks import EventHook
-from .run_folders import claim
+from .node_folders import claim
+from .start_nodes import attempt_of, start
 from .waiting_line import Line
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
@@ -142,10 +142,10 @@ def prepare_plan(
     else:
         with console.step(f"asking {counted(len(nodes), 'host')}"):
             facts = gather(nodes)
-    parts: set[push.Part] = {"image", "dataset", "workdir"} if options.push else set()
+    parts: set[Part] = {"image", "dataset", "workdir"} if options.push else set()
     step = "pushing what is missing" if parts else "checking what the hosts already have"
     with console.step(step):
-        pushed = push.push(nodes, cluster, parts=parts, console=console, here=here, there=there)
+        pushed = push(nodes, cluster, parts=parts, console=console, here=here, there=there)
     with console.step(f"asking {nodes[0].name} which ports are taken"):
         claims = each_node(nodes[:1], lambda node: engine_of(node, cluster.job.engine).claims())
     reserved = [int(s.master_port) for s in claims[nodes[0]] if s.alive and s.master_port]

@@ -6,12 +6,12 @@ import warnings
 from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
+from ..follow import hooks
 from ..hosts import Cluster, Job
-from ..hosts.fold import counted
 from ..plan.plan import LaunchOptions, Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
-from . import hooks
+from ..text import counted
 from .attempt import NextAttempt
 from .restart import restart_until_done
 from .run_attempt import run_attempt

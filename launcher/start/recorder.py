@@ -1,7 +1,7 @@
 """The recorder: a process on the launching machine that takes care of a detached run.
 
 It waits in line for GPUs, keeps the logs, starts the restarts that job.max_restarts allows, and
-runs --on-exit and --on-event. `launcher.start.detach` starts it.
+runs --on-exit and --on-event. `launcher.follow.detach` starts it.
 """
 
 import dataclasses
@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from ..errors import DdpctlError
+from ..follow import hooks
+from ..follow.detach import READY, recording
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder
 from ..terminal.console import Console
-from . import hooks
 from .attach import attach
 from .attempt import NextAttempt
-from .detach import READY, recording
 from .restart import restart_until_done
 from .run_attempt import run_attempt
 

@@ -11,7 +11,7 @@ from ..engines.choose import engine_of
 from ..errors import UsageError
 from ..hosts import Cluster, Host
 from ..plan.plan import LaunchOptions
-from ..runs.attempt import newest_attempt
+from ..runs.newest_attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected

@@ -6,12 +6,12 @@ import shlex
 
 from ..errors import UsageError
 from ..hosts import Cluster, Job, load, user_environment
-from ..hosts.fold import counted
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder
 from ..ssh.node import connected
 from ..terminal.console import Console
+from ..text import counted
 from .attempt import NextAttempt
 from .launch import run_with_restarts
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from ..errors import PreflightError, RunKilled
 from ..facts.gather import gather_one
 from ..facts.script import Facts
+from ..follow.detach import start_recorder
+from ..follow.hooks import EventHook
+from ..follow.interrupts import Interrupts
 from ..follow.session import EXIT_INTERRUPTED
-from ..follow.signals import Interrupts
-from ..hosts.fold import counted, names
 from ..plan.build import Found
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..runs.record import RunFolder, timestamp
@@ -19,11 +20,10 @@ from ..ssh.many import by_name, nodes_failed, try_each
 from ..ssh.node import Node, connected
 from ..state import locked, make_folder, require_writable
 from ..terminal.console import Console
-from .all_or_none import GpusTaken, attempt_of
+from ..text import counted, names
 from .attempt import NextAttempt, detach, remember, start_and_follow
-from .detach import start_recorder
-from .hooks import EventHook
-from .run_folders import claim
+from .node_folders import claim
+from .start_nodes import GpusTaken, attempt_of
 from .waiting_line import POLL, Line
 
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run

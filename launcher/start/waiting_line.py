@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..engines.attempt import RunningAttempt
+from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.claims import goes_first, rivals, undecided
+from ..engines.running import RunningAttempt
 from ..engines.status import LEASE, NodeStatus
 from ..errors import DdpctlError, PreflightError, RunKilled
-from ..follow.signals import Interrupts
-from ..hosts import fold
+from ..follow.interrupts import Interrupts
 from ..plan.plan import Plan
 from ..ssh.many import ask_each, by_name, nodes_failed, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
-from .all_or_none import rival_lines
+from .start_nodes import rival_lines
 
 POLL = 5.0  # seconds between checks of the hosts
 RENEW = LEASE / 3  # age in seconds at which a ticket is renewed

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 
 from rich.filesize import decimal
 
+from .. import text as fold
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import OWN, find_shared_homes
-from ..hosts import Cluster, fold
+from ..hosts import Cluster
 from ..run_id import is_run_id
-from ..runs.report_errors import report_errors, report_unseen, unseen
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
+from ..terminal.host_errors import report_errors, report_unseen, unseen
 from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
+from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, UsageError
 from ..facts.shared_homes import OWN
-from ..hosts import Cluster, fold, load
-from ..hosts.fold import names
+from ..hosts import Cluster, load
 from ..run_id import is_run_id
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
 from ..runs.record import FINAL, UnreadableRecord, run_folder, run_folders, timestamp
-from ..runs.report_errors import report_errors, report_unconfirmed, unseen
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
+from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
+from ..text import names
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 # Marks run $1 as cancelled for this host's supervisors, so that SIGTERM does not count as a

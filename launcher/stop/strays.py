@@ -8,16 +8,17 @@ on a host without a live node of that run. Processes without a run id are never 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
-from ..hosts import Cluster, fold, load
-from ..runs.report_errors import report_unseen, unseen
+from ..hosts import Cluster, load
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
+from ..terminal.host_errors import report_unseen, unseen
 from .kill import carriers
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL

@@ -1,4 +1,4 @@
-"""The events of a journal: written by the supervisor, parsed by `launcher.logs.events`.
+"""The events of a journal: written by the supervisor, parsed by `launcher.logs.event_reader`.
 
 Annotations must be strings: only the launcher, on a newer Python, evaluates them.
 """

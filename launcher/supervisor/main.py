@@ -22,9 +22,9 @@ from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers, Server
 from .proc import PR_SET_CHILD_SUBREAPER, descendants, kill_descendants, prctl, send
 from .rank_logs import RankLogs
+from .rank_stacks import StackTaker
 from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
-from .stacks import StackTaker
 from .torchrun import Torchrun, stop_grace
 from .usage import Sampler, environment, oom_kills, resource_usage
 

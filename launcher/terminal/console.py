@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from .sanitize import Sanitizer, plain
 
 if TYPE_CHECKING:
-    from ..logs.fold import Fold
+    from ..logs.fold_lines import Fold
     from .live import Live
 
 QUIET_BEFORE = 2.0  # seconds; steps that take longer are announced

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.process import LocalProcesses
+from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.hosts import Host
 from launcher.plan.plan import Place
 from launcher.ssh.node import Node

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sshd_server import Sshd
 
-from launcher import push
 from launcher.hosts import Cluster, Job
+from launcher.push.push import PushResult, push
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
@@ -35,10 +35,10 @@ class Machine:
 Machines = Callable[..., list[Machine]]
 
 
-def push_to(hosts: list[Machine], **job: str) -> push.PushResult:
+def push_to(hosts: list[Machine], **job: str) -> PushResult:
     cluster = Cluster(
         hosts=tuple(machine.node.host for machine in hosts),
         job=Job(engine="process", **job),  # type: ignore[arg-type]
     )
     nodes = [machine.node for machine in hosts]
-    return push.push(nodes, cluster, parts={"dataset", "workdir"}, console=Console(quiet=True))
+    return push(nodes, cluster, parts={"dataset", "workdir"}, console=Console(quiet=True))

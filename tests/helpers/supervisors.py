@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import FirstFailure, first_failure
-from launcher.logs.journal import Reader, Record
+from launcher.logs.journal_reader import Reader, Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
-from launcher.start.run_folders import supervisor_file
+from launcher.start.node_folders import supervisor_file
 from launcher.supervisor.channel import Status
 from launcher.supervisor.events import End, Event, RankPids, Reason
 from launcher.supervisor.spec import Spec

@@ -23,8 +23,8 @@ from launcher.plan.build import Found
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.many import each_node
 from launcher.ssh.node import Node, connected
-from launcher.start.all_or_none import GpusTaken, attempt_of, remove, start
 from launcher.start.attempt import NextAttempt
+from launcher.start.start_nodes import GpusTaken, attempt_of, remove, start
 
 Party = tuple[Plan, list[Node]]
 

@@ -27,17 +27,17 @@ from launcher.errors import CommandFailed, UsageError
 from launcher.facts.hardware import details
 from launcher.facts.nvidia import parse_nvidia, parse_use
 from launcher.facts.script import parse
-from launcher.follow.progress import parse_progress
-from launcher.logs.events import parsed_event
-from launcher.logs.journal import Reader
+from launcher.follow.trainer_progress import parse_progress
+from launcher.logs.event_reader import parsed_event
+from launcher.logs.journal_reader import Reader
+from launcher.look.fetch import FOLDERS, parse_row
 from launcher.plan.plan import place_in
 from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
 from launcher.push.files.prune import parse_unused
-from launcher.push.files.tree import parse_trees
+from launcher.push.files.push_tree import parse_trees
 from launcher.report.charts import charts
 from launcher.run_id import is_run_id
-from launcher.runs.fetch import FOLDERS, parse_row
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
 from launcher.stop import clean

@@ -12,11 +12,11 @@ from ...engines.docker import mounted_by_runs
 from ...errors import PushFailed
 from ...facts.shared_homes import OWN, find_shared_homes
 from ...hosts import Cluster
-from ...hosts.fold import counted
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
 from ...terminal.console import Console
-from ..progress import HostsNotReady, PushReport
+from ...text import counted
+from ..push_progress import HostsNotReady, PushReport
 from ..transfer.payload import script_output
 from .scan import scan_job
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..progress import Progress
+from ..push_progress import Progress
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import Event, Relay, TransferDamaged, one_time_pair
 

@@ -7,7 +7,7 @@ from functools import partial
 from ...errors import DdpctlError
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..progress import Progress
+from ..push_progress import Progress
 from .chain import Chain, Transfer
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import TransferDamaged

@@ -19,8 +19,8 @@ from launcher.api.call import (
     results,
     split,
 )
-from launcher.engines.attempt import RunningAttempt, RunningNode
 from launcher.engines.choose import engine_of
+from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
 from launcher.hosts import Host
 from launcher.plan.plan import place_in

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster
 
-from launcher import push
 from launcher.errors import PushFailed
+from launcher.push import push
 
 Make = Callable[..., FakeCluster]
 

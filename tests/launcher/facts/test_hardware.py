@@ -20,7 +20,7 @@ from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
 from launcher.facts.script import SCRIPT
 from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
-from launcher.preflight import run
+from launcher.preflight import check as run
 from launcher.ssh.node import Node
 
 SAMPLE = """

@@ -17,7 +17,7 @@ from launcher.follow import monitor as module
 from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS, Batch, Contact, Exited
 from launcher.hosts import Host
-from launcher.logs.journal import Reader
+from launcher.logs.journal_reader import Reader
 from launcher.logs.store import Mark
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed

@@ -21,7 +21,7 @@ from local_machine import Machine
 
 from launcher.follow.monitor import Line, NodeOutcome
 from launcher.follow.panel import Panel, gpu_words
-from launcher.follow.progress import parse_progress
+from launcher.follow.trainer_progress import parse_progress
 from launcher.supervisor.events import Gpu, Usage
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal import live

@@ -8,8 +8,8 @@ import pytest
 from local_attempt import local_attempt
 
 from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.follow.interrupts import Interrupts
 from launcher.follow.session import Session
-from launcher.follow.signals import Interrupts
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 from launcher.terminal.console import Console
 

@@ -11,8 +11,8 @@ import yaml
 
 from launcher.errors import HostsFileError
 from launcher.hosts import parse
+from launcher.hosts.init import Answers, Entry, compose
 from launcher.hosts.schema import FILE, SCHEMA
-from launcher.hosts.starter import Answers, Entry, compose
 
 ROOT = Path(__file__).parents[3]
 EDITOR = jsonschema.Draft7Validator(SCHEMA)

@@ -29,7 +29,7 @@ from launcher.facts.network import Interface
 from launcher.facts.nvidia import GpuState, Process
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, Host
-from launcher.preflight import run
+from launcher.preflight import check as run
 from launcher.preflight.findings import Finding, failure, in_order, lines, split, table, warning
 from launcher.preflight.inventory import Inventory, Machine, Reach, Route
 

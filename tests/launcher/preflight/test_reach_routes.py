@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.facts.network import Address, Interface
 from launcher.facts.network import Route as Row
 from launcher.hosts import Host
-from launcher.preflight import run
+from launcher.preflight import check as run
 from launcher.preflight.findings import Finding, lines
 from launcher.preflight.inventory import Answer, Inventory, Machine, Route
 from launcher.preflight.reach import parse_dialed, parse_listening

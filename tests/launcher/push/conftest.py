@@ -7,7 +7,7 @@ import pytest
 from push_machines import Machine, Machines, push_to
 from sshd_server import Sshd
 
-from launcher import push
+from launcher.push.push import PushResult
 from launcher.ssh.node import Node
 
 
@@ -54,10 +54,10 @@ def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
 
 
 @pytest.fixture
-def pushes() -> Callable[..., push.PushResult]:
+def pushes() -> Callable[..., PushResult]:
     """pushes(machines, dataset=..., workdir=...): one push of these."""
 
-    def run(hosts: list[Machine], **job: str) -> push.PushResult:
+    def run(hosts: list[Machine], **job: str) -> PushResult:
         return push_to(hosts, **job)
 
     return run

@@ -13,11 +13,12 @@ import pytest
 from engines import Engine
 from push_machines import Machine, Machines
 
-from launcher import push
 from launcher.errors import DockerUnavailable
 from launcher.hosts import Cluster, Job
 from launcher.push.image import archive, layers
 from launcher.push.image.registry import Registry
+from launcher.push.push import PushResult, push
+from launcher.push.push_progress import HostsNotReady
 from launcher.terminal.console import Console
 
 MEGABYTE = 1 << 20
@@ -84,10 +85,10 @@ def build(tmp_path: Path, name: str) -> Build:
     return make
 
 
-def push_image(hosts: list[Machine], name: str) -> push.PushResult:
+def push_image(hosts: list[Machine], name: str) -> PushResult:
     cluster = Cluster(hosts=tuple(m.node.host for m in hosts), job=Job(image=name))
     nodes = [machine.node for machine in hosts]
-    return push.push(nodes, cluster, parts={"image"}, console=Console(quiet=True))
+    return push(nodes, cluster, parts={"image"}, console=Console(quiet=True))
 
 
 def rootfs(engine: Engine | None, name: str) -> str:
@@ -184,7 +185,7 @@ def test_without_single_layers_the_whole_image_is_sent(
 @needs_engine
 def test_an_image_that_no_machine_has_is_one_line_per_host(hosts: list[Machine], name: str) -> None:
     missing = f"localhost:1/{name}:none"
-    with pytest.raises(push.HostsNotReady) as caught:
+    with pytest.raises(HostsNotReady) as caught:
         push_image(hosts, missing)
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
@@ -202,13 +203,13 @@ def test_an_image_that_only_the_hosts_have_must_be_the_same_there(
     build({"base": 1001})
     push_image(hosts[:1], name)
     subprocess.run(["docker", "rmi", "-f", name], check=True, capture_output=True)
-    with pytest.raises(push.HostsNotReady, match="is not the same image as on"):
+    with pytest.raises(HostsNotReady, match="is not the same image as on"):
         push_image(hosts, name)
 
 
 def test_a_host_whose_engine_does_not_run_says_so(machines: Machines) -> None:
     (host,) = machines(1, DOCKER_HOST="unix:///nowhere/docker.sock")
-    with pytest.raises(push.HostsNotReady, match="the Docker daemon is not running") as caught:
+    with pytest.raises(HostsNotReady, match="the Docker daemon is not running") as caught:
         push_image([host], "anything")
     assert isinstance(caught.value.failures[host.node.name], DockerUnavailable)
 

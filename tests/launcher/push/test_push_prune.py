@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from push_machines import Machine, Machines, push_to
 
-from launcher import push
 from launcher.errors import PushFailed
 from launcher.hosts import Cluster, Job
 from launcher.push.files import prune as pruning
-from launcher.push.files.prune import parse_unused
-from launcher.push.files.tree import parse_trees
+from launcher.push.files.prune import PruneResult, parse_unused
+from launcher.push.files.prune import prune as prune_hosts
+from launcher.push.files.push_tree import parse_trees
+from launcher.push.push_progress import HostsNotReady
 from launcher.terminal.console import Console
 
 
@@ -34,9 +35,9 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
     return digests
 
 
-def prune(machine: Machine, data: Path, confirm: Callable[[str], bool]) -> push.PruneResult:
+def prune(machine: Machine, data: Path, confirm: Callable[[str], bool]) -> PruneResult:
     cluster = Cluster((machine.node.host,), Job(engine="process", dataset=str(data)))
-    return push.prune([machine.node], cluster, confirm, Console())
+    return prune_hosts([machine.node], cluster, confirm, Console())
 
 
 def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
@@ -165,8 +166,8 @@ def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
     versions(blind, data, 2)
     hosts = tuple(machine.node.host for machine in (good, blind))
     cluster = Cluster(hosts, Job(engine="process", dataset=str(data)))
-    with pytest.raises(push.HostsNotReady) as caught:
-        push.prune([good.node, blind.node], cluster, lambda text: True, Console())
+    with pytest.raises(HostsNotReady) as caught:
+        prune_hosts([good.node, blind.node], cluster, lambda text: True, Console())
     assert list(caught.value.failures) == [blind.node.name]
     assert "the Docker daemon is not running" in str(caught.value)
     assert len(good.trees("datasets")) == 1
@@ -182,7 +183,7 @@ def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
     versions(one, data, 2)
     cluster = Cluster((one.node.host, other.node.host), Job(engine="process", dataset=str(data)))
     found: list[str] = []
-    push.prune([one.node, other.node], cluster, lambda text: bool(found.append(text)), Console())
+    prune_hosts([one.node, other.node], cluster, lambda text: bool(found.append(text)), Console())
     assert found[0].count("datasets/") == 1  # one home, one line
 
 

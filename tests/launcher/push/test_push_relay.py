@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from push_machines import Machine, Machines
 
-from launcher import push
 from launcher.errors import HostUnreachable
+from launcher.push.push import PushResult
+from launcher.push.push_progress import HostsNotReady
 from launcher.push.transfer import relay_client
 
 SIZE = 24 << 20  # bytes
 
-Pushes = Callable[..., push.PushResult]
+Pushes = Callable[..., PushResult]
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_host_that_dies_half_way_does_not_delay_the_others(
         slowly(monkeypatch, 8 << 20)
         killer = threading.Thread(target=kill_when, args=(hosts[victim], 4 << 20))
         killer.start()
-        with pytest.raises(push.HostsNotReady) as caught:
+        with pytest.raises(HostsNotReady) as caught:
             pushes(hosts, dataset=str(data))
         killer.join()
         assert list(caught.value.failures) == [hosts[victim].node.name]
@@ -166,7 +167,7 @@ def test_a_read_only_disk_is_reported_and_the_hosts_after_it_have_the_tree(
         if not subprocess.run(["touch", folder / "datasets" / "x"], capture_output=True).returncode:
             pytest.skip("root may write everywhere here")
     try:
-        with pytest.raises(push.HostsNotReady) as caught:
+        with pytest.raises(HostsNotReady) as caught:
             pushes(hosts, dataset=str(data))
     finally:
         subprocess.run(["chattr", "-i", folder / "datasets"], check=False, capture_output=True)

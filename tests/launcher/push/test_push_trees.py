@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 from push_machines import Machines
 
-from launcher import push
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.files import manifest, tar
+from launcher.push.files.push_tree import BEGIN, RECEIVE, TreePush
 from launcher.push.files.scan import scan
-from launcher.push.files.tree import BEGIN, RECEIVE, TreePush
-from launcher.push.progress import Progress
+from launcher.push.push import PushResult
+from launcher.push.push_progress import HostsNotReady, Progress
 from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
 from launcher.terminal.console import Console
 
-Pushes = Callable[..., push.PushResult]
+Pushes = Callable[..., PushResult]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_host_that_fails_is_named_and_the_others_have_the_tree(
 ) -> None:
     good, bad = machines(2)
     (bad.home / ".ddpctl").write_text("in the way")
-    with pytest.raises(push.HostsNotReady) as caught:
+    with pytest.raises(HostsNotReady) as caught:
         pushes([good, bad], dataset=str(data))
     assert str(caught.value).startswith(f"{bad.node.name}: dataset: ")
     assert caught.value.exit_code == 5
@@ -233,7 +233,7 @@ def test_two_pushes_at_once_end_with_one_tree(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
-    results: list[push.PushResult] = []
+    results: list[PushResult] = []
     threads = [
         threading.Thread(target=lambda: results.append(pushes([machine], dataset=str(data))))
         for _ in range(4)
@@ -273,7 +273,7 @@ def test_an_unreachable_host_does_not_stop_the_others(
 ) -> None:
     good, gone = machines(2)
     gone.server.stop()
-    with pytest.raises(push.HostsNotReady) as caught:
+    with pytest.raises(HostsNotReady) as caught:
         pushes([good, gone], dataset=str(data))
     assert caught.value.exit_code == 4
     assert list(caught.value.failures) == [gone.node.name]
@@ -320,7 +320,7 @@ def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
         return send(self, nodes)
 
     monkeypatch.setattr(TreePush, "_push", die)
-    with pytest.raises(push.HostsNotReady) as caught:
+    with pytest.raises(HostsNotReady) as caught:
         pushes(hosts, dataset=str(data))
     assert list(caught.value.failures) == [hosts[0].node.name]
     assert same(hosts[1].trees("datasets")[0], data)
@@ -334,7 +334,7 @@ def test_a_broken_pipe_on_this_machine_is_a_failed_push(
     def broken(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("launcher.push.run.TreePush", broken)
+    monkeypatch.setattr("launcher.push.push.TreePush", broken)
     with pytest.raises(PushFailed, match="the push failed"):
         pushes(machines(1), dataset=str(data))
 
@@ -342,7 +342,7 @@ def test_a_broken_pipe_on_this_machine_is_a_failed_push(
 def test_hosts_that_share_a_home_without_being_known_to_do_not_collide(
     machines: Machines, pushes: Pushes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = "launcher.push.files.tree.find_shared_homes"
+    alone = "launcher.push.files.push_tree.find_shared_homes"
     monkeypatch.setattr(alone, lambda nodes: [[node] for node in nodes])
     hosts = machines(2, share=tmp_path / "nfs")
     pushes(hosts, dataset=str(data))

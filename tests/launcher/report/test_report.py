@@ -22,8 +22,8 @@ from reported_run import EVIL, TIMES, journals_of, metrics_lines, record_of, sho
 
 from launcher.report.charts import Chart, Curve
 from launcher.report.journals import parse_journals
-from launcher.report.make import without_secrets
 from launcher.report.page import comparison, page
+from launcher.report.report import without_secrets
 from launcher.runs.record import NodeRecord, RunFolder
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.sanity.check import size_of
-from launcher.sanity.report import MARK, Report, document, problems, text
+from launcher.sanity.sanity import size_of
+from launcher.sanity.verdict import MARK, Report, document, problems, text
 
 
 def report(*records: dict[str, object], nodes: int = 3) -> Report:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fakes import FakeCluster, FakeNode
 
-from launcher.engines.attempt import RunningAttempt
+from launcher.engines.running import RunningAttempt
 from launcher.errors import RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
@@ -23,9 +23,9 @@ from launcher.plan.plan import LaunchOptions, Plan
 from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
 from launcher.start import recorder, waiting_line
-from launcher.start.all_or_none import GpusTaken, attempt_of, start
 from launcher.start.attempt import NextAttempt
 from launcher.start.run_attempt import run_attempt
+from launcher.start.start_nodes import GpusTaken, attempt_of, start
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]

@@ -13,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.plan.plan import place_in
 from launcher.ssh.node import Node
-from launcher.start.run_folders import claim
+from launcher.start.node_folders import claim
 
 SCRIPT = """
 import os, time

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from supervisors import free_port, spec, status, until, why
 
-from launcher.logs.journal import Reader
+from launcher.logs.journal_reader import Reader
 from launcher.supervisor import channel, coordinator, peers
 from launcher.supervisor.channel import Channel, Decision
 from launcher.supervisor.coordinator import RECONNECT

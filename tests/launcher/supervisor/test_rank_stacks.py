@@ -15,7 +15,7 @@ from supervisors import Attempt, Node, attempt, spec, until
 
 from launcher.supervisor.events import Frame, RankExit, RankStacks, Stopping, Thread
 from launcher.supervisor.proc import proc_stat
-from launcher.supervisor.stacks import StackTaker, has_open, parse
+from launcher.supervisor.rank_stacks import StackTaker, has_open, parse
 
 WAIT = """
 import os, sys, time

@@ -13,7 +13,7 @@ from subprocess import Popen
 import pytest
 from supervisors import spec, until
 
-from launcher.logs.journal import Reader
+from launcher.logs.journal_reader import Reader
 from launcher.supervisor import rank_logs
 from launcher.supervisor.journal import Journal, Lines
 from launcher.supervisor.proc import proc_stat

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from supervisors import NPROC, Attempt, Node, attempt, spec, until
 
-from launcher.logs.journal import Reader
-from launcher.start.run_folders import SUPERVISOR, supervisor_file
+from launcher.logs.journal_reader import Reader
+from launcher.start.node_folders import SUPERVISOR, supervisor_file
 from launcher.supervisor.events import End, Environment
 from launcher.supervisor.journal import BALLAST, Journal
 from launcher.supervisor.main import time_to_save

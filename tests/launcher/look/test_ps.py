@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.follow.show_runs import RUN_HEAD, fitting
+from launcher.look.ps import RUN_HEAD, fitting
 
 ROW = "20261121-053000-abcd|RUNNING|1|64/64|me|11-22T10:34Z|epoch 3/10  step 120/400|gpu[1-64]"
 

@@ -7,18 +7,18 @@ import sys
 import threading
 from dataclasses import dataclass
 
-from ..engines.attempt import RunningAttempt, RunningNode
 from ..engines.base import Exec
+from ..engines.running import RunningAttempt, RunningNode
 from ..errors import CommandFailed, DdpctlError, UsageError
+from ..runs.newest_attempt import newest_attempt
+from ..runs.record import RunFolder
 from ..ssh.many import by_name, each_node, nodes_failed, try_each
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK
 from ..terminal.console import Console
+from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
-from .attempt import newest_attempt
-from .record import RunFolder
-from .report_errors import report_errors
 
 # Prints the two numbers in spec.json that define the ranks of a node. $1: its control folder.
 RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """

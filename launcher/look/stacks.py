@@ -19,16 +19,16 @@ from ..diagnosis.stack_groups import (
     stragglers,
     verdict,
 )
-from ..engines.attempt import RunningNode
+from ..engines.running import RunningNode
 from ..errors import CommandFailed, CommandTimeout
-from ..hosts.fold import names, ranges
-from ..logs.events import parsed
+from ..logs.event_reader import parsed
+from ..runs.newest_attempt import newest_attempt
+from ..runs.record import RunFolder
 from ..ssh.many import ask_each
 from ..supervisor.events import StackAnswer
 from ..terminal.console import Console
-from .attempt import newest_attempt
-from .record import RunFolder
-from .report_errors import report_unseen, unseen
+from ..terminal.host_errors import report_unseen, unseen
+from ..text import names, ranges
 
 TIMEOUT = 10  # seconds for a supervisor to answer
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK

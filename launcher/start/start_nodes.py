@@ -6,17 +6,17 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..engines.attempt import RunningAttempt, RunningNode
 from ..engines.choose import engine_of, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
+from ..engines.running import RunningAttempt, RunningNode
 from ..engines.status import LEASE, NodeStatus
 from ..errors import PreflightError
-from ..hosts.fold import names
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
-from .run_folders import prepare
+from ..text import names
+from .node_folders import prepare
 
 LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet

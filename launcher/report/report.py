@@ -6,13 +6,13 @@ from pathlib import Path
 import yaml
 
 from ..errors import DdpctlError, StateError, UsageError
-from ..runs.attempt import newest_attempt
+from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
-from ..runs.report_errors import report_unseen
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..state import write_atomically
 from ..terminal.console import Console
+from ..terminal.host_errors import report_unseen
 from .charts import charts, together
 from .journals import began, parse_journals
 from .page import Shown, comparison, page

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.journal import Reader
+from launcher.logs.journal_reader import Reader
 from launcher.logs.query import Wanted, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.supervisor.events import RankPids

@@ -5,40 +5,17 @@ import re
 import time
 
 from ..errors import UsageError
+from ..follow.interrupts import Interrupts
+from ..follow.monitor import Lines, Monitor
+from ..follow.run_lines import RunLines
 from ..logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
 from ..logs.store import Mark, known_marks
-from ..logs.torchrun_traceback import TorchrunTracebacks
-from ..runs.attempt import log_store, newest_attempt, sync_logs
+from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
-from ..runs.report_errors import report_unseen
 from ..terminal.console import Console
-from .monitor import Lines, Monitor
-from .signals import Interrupts
+from ..terminal.host_errors import report_unseen
 
 UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
-
-
-class RunLines:
-    """Prints a run's lines. fold: on a terminal, shorten torchrun's tracebacks, unless --verbose."""
-
-    def __init__(self, console: Console, *, fold: bool = True) -> None:
-        self._console = console
-        self._folds = fold and console.on_terminal and not console.verbose
-        self._tracebacks = TorchrunTracebacks()
-
-    def show(self, node_rank: int, text: bytes) -> None:
-        self._console.lines(self._tracebacks.feed(node_rank, text) if self._folds else text)
-
-    def settle(self) -> None:
-        """Print all lines that were held back, and a note about those left out."""
-        self._console.lines(self._tracebacks.take_held())
-        self._console.settle()
-        if count := len(self._tracebacks.left_out):
-            nodes = "1 node" if count == 1 else f"{count} nodes"
-            self._console.say(
-                f"torchrun: {nodes} ended with ChildFailedError; full text: ddpctl logs"
-            )
-        self._tracebacks.left_out.clear()
 
 
 def chosen(

@@ -17,7 +17,7 @@ from launcher.cli import application
 from launcher.commands.complete import hosts_files
 from launcher.facts.script import parse as parse_facts
 from launcher.hosts import load, parse
-from launcher.hosts.starter import Answers, Entry, compose, scalar, ssh_aliases
+from launcher.hosts.init import Answers, Entry, compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described
 
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)

@@ -10,8 +10,8 @@ import pytest
 from local_machine import Machine
 
 from launcher.errors import CommandFailed
+from launcher.follow import detach
 from launcher.runs.record import RunFolder
-from launcher.start import detach
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from .. import text as fold
 from ..errors import DdpctlError, StateError
-from ..hosts import fold
-from ..terminal.console import Console
+from .console import Console
 
 
 def report_errors(errors: Mapping[str, object], console: Console) -> None:

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.hosts.fold import errors, names, ranges
+from launcher.text import errors, names, ranges
 
 HOSTS = st.builds(
     "{}{:0{}}{}".format,

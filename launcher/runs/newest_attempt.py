@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from ..engines.attempt import RunningAttempt, RunningNode
 from ..engines.choose import engine_of
+from ..engines.running import RunningAttempt, RunningNode
 from ..errors import DdpctlError, StateError
 from ..hosts import load
-from ..logs.journal import Reader
+from ..logs.journal_reader import Reader
 from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
 from ..ssh.many import ask_each

@@ -12,7 +12,7 @@ from fakes import FakeCluster
 
 from launcher.engines.status import NodeStatus
 from launcher.facts.nvidia import GpuUse, Process, parse_use
-from launcher.runs.gpus import folded, joined, summary
+from launcher.look.gpu_use import folded, joined, summary
 
 Make = Callable[..., FakeCluster]
 ROOT = Path(__file__).parents[3]

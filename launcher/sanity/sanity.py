@@ -20,7 +20,7 @@ from ..start.attempt import NextAttempt
 from ..start.run_attempt import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
-from .report import Report, document, problems, text
+from .verdict import Report, document, problems, text
 
 SCRIPT = Path(__file__).with_name("collectives.py")
 TWO_CONTAINERS = (

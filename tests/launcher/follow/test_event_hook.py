@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
+from launcher.follow import hooks
+from launcher.follow.hooks import EventHook
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
-from launcher.start import hooks
-from launcher.start.hooks import EventHook
 from launcher.terminal.console import Console
 
 NOTE = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT [$DDPCTL_NODE_RANK] $DDPCTL_MESSAGE" >> "$HOME/events"'

@@ -8,7 +8,7 @@ import bisect
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..hosts.fold import names, ranges
+from ..text import names, ranges
 from .query import PREFIX
 
 LIMIT = 4096  # maximum number of open groups; bounds memory

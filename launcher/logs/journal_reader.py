@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ..supervisor.events import Event
-from .events import parsed_event
+from .event_reader import parsed_event
 
 LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long before this
 RECORD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t(.*)", re.DOTALL)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..engines.attempt import RunningAttempt
+from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, DdpctlError, UsageError
 from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
+from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
+from ..runs.record import RunFolder
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..terminal.console import Console
-from .attempt import log_store, newest_attempt, sync_logs
-from .record import RunFolder
-from .report_errors import unseen
+from ..terminal.host_errors import unseen
 
 # Prints a row for each complete file: sha256, two spaces, path in the run's folder, NUL. The names of
 # incomplete files start with a dot.

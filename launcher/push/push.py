@@ -16,10 +16,10 @@ from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
+from .files.push_tree import TreePush
 from .files.scan import Tree, scan_job, shown
-from .files.tree import TreePush
 from .image.push_image import Outcome, check_image, push_image
-from .progress import HostsNotReady, Progress, PushReport
+from .push_progress import HostsNotReady, Progress, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
 

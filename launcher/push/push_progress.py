@@ -13,10 +13,10 @@ from rich.console import Console as RichConsole
 from rich.filesize import decimal
 
 from ..errors import DdpctlError, HostUnreachable, PushFailed
-from ..hosts.fold import counted
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..terminal.sanitize import plain
+from ..text import counted
 
 INTERVAL = 10.0  # seconds between plain lines about one host
 

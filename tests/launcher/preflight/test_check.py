@@ -14,8 +14,8 @@ import pytest
 from namespaces import Namespaces
 
 from launcher.hosts import Cluster, Host, parse
+from launcher.preflight.check import Survey, survey_hosts
 from launcher.preflight.findings import Finding
-from launcher.preflight.run import Survey, survey_hosts
 from launcher.ssh.node import connected
 
 HERE = ("ssh", "clock", "disk", "network", "ports")  # docker is another test's

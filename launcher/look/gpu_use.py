@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.status import NodeStatus
-from ..facts.nvidia import BUSY_MIB, GpuUse, Process
-from ..hosts.fold import counted, names, ranges
+from ..facts.nvidia import BUSY, BUSY_MIB, IDLE, GpuUse, Process
+from ..text import counted, names, ranges
 
-IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
 GIB = 1024
 
 

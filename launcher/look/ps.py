@@ -12,19 +12,19 @@ from ..engines.claims import goes_first, rivals
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostsFileError
 from ..facts.nvidia import USE, GpuUse, parse_use
+from ..follow.trainer_progress import Progress, read_progress
 from ..hosts import Cluster, load
-from ..hosts.fold import names
 from ..runs.find import list_nodes
-from ..runs.gpus import GPU_HEAD, GpuRow, document, folded, joined, summary
 from ..runs.record import FINAL, run_folders, timestamp
-from ..runs.report_errors import report_unseen, unseen
 from ..runs.reported import ended_nodes
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..stop.kill import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
-from .progress import Progress, read_progress
+from ..terminal.host_errors import report_unseen, unseen
+from ..text import names
+from .gpu_use import GPU_HEAD, GpuRow, document, folded, joined, summary
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]

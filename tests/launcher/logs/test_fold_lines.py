@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_machine import Machine
 
-from launcher.logs.fold import Fold
+from launcher.logs.fold_lines import Fold
 
 LINES = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c: [0-3] d", b""])), max_size=60

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure, headline
 from launcher.diagnosis.stack_groups import grouped, located, verdict
-from launcher.logs import journal
-from launcher.logs.events import KINDS, Unreadable, clean, parsed_event
-from launcher.logs.journal import Reader, Record
+from launcher.logs import journal_reader as journal
+from launcher.logs.event_reader import KINDS, Unreadable, clean, parsed_event
+from launcher.logs.journal_reader import Reader, Record
 from launcher.supervisor.events import (
     Clock,
     End,

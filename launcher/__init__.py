@@ -6,7 +6,16 @@ run = ddpctl.launch("hosts.yaml", ["train.py"])  # a ddpctl.Run
 results = ddpctl.run(function, args, hosts="hosts.yaml")  # one per rank
 """
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+# In a checkout, `ddpctl` is a link to `launcher`. Imported under both names, every class would exist
+# twice, and `except DdpctlError` would miss the errors of the other copy.
+_OTHER_NAME = "ddpctl" if __name__ == "launcher" else "launcher"
+_other_file = getattr(sys.modules.get(_OTHER_NAME), "__file__", None)
+if _other_file and Path(_other_file).resolve() == Path(__file__).resolve():
+    raise ImportError(f"this package is already imported as {_OTHER_NAME}; use only that name")
 
 __version__ = "0.1.0"
 __all__ = ["DdpctlError", "RemoteError", "Run", "RunFailed", "find_run", "launch", "run"]

@@ -1,9 +1,12 @@
-"""What import-linter (see pyproject.toml) cannot check: code that runs on hosts needs only Python."""
+"""What import-linter (see pyproject.toml) cannot check about imports."""
 
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +33,28 @@ def test_what_runs_on_hosts_needs_nothing_but_python(path: Path) -> None:
 
 def test_the_supervisor_is_found() -> None:
     assert len(SUPERVISOR) > 10
+
+
+def test_every_package_that_the_launcher_imports_is_a_declared_dependency() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    plot = project["optional-dependencies"]["plot"]
+    declared = {re.split(r"[<>=]", name)[0] for name in [*project["dependencies"], *plot]}
+    torch_code = REPOSITORY / "launcher/sanity/collectives.py"  # sent to the hosts
+    sources = {*(REPOSITORY / "launcher").rglob("*.py")} - {torch_code}
+    packages = set().union(*map(imported, sources)) - sys.stdlib_module_names
+    assert {"pyyaml" if name == "yaml" else name for name in packages} == declared
+
+
+@pytest.mark.parametrize("names", ["launcher, ddpctl", "ddpctl, launcher.errors"])
+def test_a_checkout_cannot_be_imported_under_both_names(names: str) -> None:
+    argv = [sys.executable, "-c", f"import {names}"]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True)
+    first = names.split(",")[0]
+    assert f"is already imported as {first}; use only that name" in done.stderr
+
+
+def test_a_package_of_the_user_may_be_called_launcher(tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").touch()
+    (tmp_path / "ddpctl").symlink_to(REPOSITORY / "launcher")
+    code = "import launcher, ddpctl.errors"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

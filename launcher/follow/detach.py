@@ -13,7 +13,7 @@ from ..state import is_locked, locked
 from . import hooks
 
 READY = b"ready\n"
-RECORDER = f"{__package__}.recorder"
+RECORDER = f"{__package__.rpartition('.')[0]}.start.recorder"
 LOCK = ".recorder.lock"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 

@@ -1,13 +1,10 @@
-"""The facts that only `check` needs: disks, memory, network, GPUs, ports."""
+"""The facts that only `check` needs: disks, memory, GPUs, ports."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
-from . import network
-from .network import Interface, Route
 from .nvidia import Nvidia, parse_nvidia
 
 
@@ -39,9 +36,6 @@ class Details:
     memory_kib: int = 0
     memory_available_kib: int = 0
     memlock: str = "unlimited"  # or a number of KiB
-    interfaces: tuple[Interface, ...] = ()
-    network: str = ""  # boot id and namespace: equal if two hosts are one network stack
-    routes: tuple[Route, ...] = ()
     resolved: str | None = None  # the IP address that the host's own name resolves to
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
@@ -59,14 +53,6 @@ class Details:
     def disk(self, path: str) -> Disk | None:
         return next((disk for disk in self.disks if disk.path == path), None)
 
-    def interface(self, name: str) -> Interface | None:
-        return next((i for i in self.interfaces if i.name == name), None)
-
-    def gateway_to(self, ip: str) -> str | None:
-        """Return the gateway on the route to `ip`; None without a gateway or a route."""
-        route = next((route for route in self.routes if ip_address(ip) in route.network), None)
-        return (route.gateway or None) if route else None
-
 
 def details(sections: defaultdict[str, list[str]]) -> Details:
     """Parse the sections of the script's output. Unreadable values keep their defaults."""
@@ -82,9 +68,6 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         memory_kib=int(memory.get("MemTotal", 0)),
         memory_available_kib=int(memory.get("MemAvailable", 0)),
         memlock=first("memlock") or "unlimited",
-        interfaces=network.interfaces(sections["interfaces"]),
-        network=f"{boot} {first('network')}" if (boot := first("boot")) else "",
-        routes=network.routes(sections["net"]),
         resolved=first("resolved").partition(" ")[0].strip() or None,
         missing=tuple(sections["missing"]),
         home_error="" if "yes" in writable else first("writable") or "permission denied",

@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 _HEX = re.compile(r"[0-9A-F]{8}")
 
@@ -17,7 +17,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Route:
+class IpRoute:
     """gateway: "" for a directly attached network."""
 
     network: IPv4Network
@@ -36,7 +36,7 @@ class Interface:
     is_bridge: bool
 
 
-def routes(lines: Sequence[str]) -> tuple[Route, ...]:
+def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
     """Parse the rows of /proc/net/route; the most specific network comes first."""
     found = []
     for words in map(str.split, lines):
@@ -48,7 +48,7 @@ def routes(lines: Sequence[str]) -> tuple[Route, ...]:
             network = IPv4Network(f"{to}/{mask}", strict=False)
         except ValueError:
             continue
-        found.append(Route(network, str(via) if int(via) else "", words[0]))
+        found.append(IpRoute(network, str(via) if int(via) else "", words[0]))
     return tuple(sorted(found, key=lambda route: -route.network.prefixlen))
 
 
@@ -62,10 +62,11 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
         elif "/32 host LOCAL" in line:  # follows its address in fib_trie
             with contextlib.suppress(ValueError):
                 v4.append(IPv4Address(ip))
-        elif match := re.match(r"([0-9a-f]{32})( +[0-9a-f]{2}){4} +(\S+)$", line):
-            address = IPv6Address(int(match[1], 16))
-            if not address.is_link_local:
-                v6.append(Address(str(address), match[3]))
+        elif match := re.match(r"([0-9a-f]{32}) +\S+ +([0-9a-f]{2}) +\S+ +\S+ +(\S+)$", line):
+            six = IPv6Address(int(match[1], 16))
+            if not six.is_link_local and int(match[2], 16) <= six.max_prefixlen:
+                network = IPv6Network(f"{six}/{int(match[2], 16)}", strict=False)
+                v6.append(Address(str(six), match[3], str(network)))
     found = []
     for own in dict.fromkeys(v4):
         if own.is_loopback:

@@ -8,11 +8,12 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from . import network, rdma
 from .gpus import AMD, Gpu, amd_gpus, nvidia_gpus
 from .hardware import Details, details
-from .network import Address
+from .network import Address, Interface, IpRoute
 from .nvidia import OWNERS, printable
 from .rdma import RdmaPort
 
@@ -145,6 +146,9 @@ class Facts:
     infiniband: tuple[str, ...]  # devices, such as uverbs0
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
+    interfaces: tuple[Interface, ...] = ()
+    routes: tuple[IpRoute, ...] = ()  # of IPv4, the most specific first
+    network_stack: str = ""  # boot id and network namespace: equal if two hosts share addresses
     rdma_ports: tuple[RdmaPort, ...] = ()
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
     boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
@@ -175,6 +179,14 @@ class Facts:
     def network_of(self, ip: str) -> str:
         """Return the subnet that contains `ip`, or ""."""
         return next((a.network for a in self.addresses if a.ip == ip), "")
+
+    def interface(self, name: str) -> Interface | None:
+        return next((i for i in self.interfaces if i.name == name), None)
+
+    def gateway_to(self, ip: str) -> str | None:
+        """Return the gateway on the route to `ip`; None without a gateway or a route."""
+        route = next((route for route in self.routes if ip_address(ip) in route.network), None)
+        return (route.gateway or None) if route else None
 
 
 def parse(text: str) -> Facts:
@@ -211,7 +223,7 @@ def parse(text: str) -> Facts:
         int(row) for row in sections["gpugroups"][:64] if re.fullmatch("[1-9][0-9]{0,8}", row)
     }
     started, ended = clock("clock"), clock("end")
-    cores = first("cores")
+    cores, boot, namespace = first("cores"), first("boot"), first("network")
     return Facts(
         user=identity[2] or "",
         uid=int(identity[1]),
@@ -228,9 +240,12 @@ def parse(text: str) -> Facts:
         infiniband=tuple(sections["infiniband"]),
         gpus=gpus,
         gpu_error=gpu_error,
+        interfaces=network.interfaces(sections["interfaces"]),
+        routes=network.routes(sections["net"]),
+        network_stack=f"{boot} {namespace}" if boot and namespace else "",
         rdma_ports=rdma.rdma_ports(sections["rdma"]),
         gpu_groups=tuple(sorted(groups)),
-        boot_id=boot if _BOOT_ID.fullmatch(boot := first("boot")) else "",
+        boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
         seconds=max(0.0, ended - started),
         details=details(sections) if "disk" in sections else None,
         resolved=folder if (folder := first("folder")).startswith("/") else "",

@@ -25,23 +25,23 @@ def check_interfaces(machine: Machine, seen: Inventory) -> Iterator[Problem]:
 
     Large messages can hang between hosts with different MTUs.
     """
-    details = machine.details
-    there = ", ".join(i.name for i in details.interfaces if i.name != "lo")
+    details, facts = machine.details, machine.facts
+    there = ", ".join(i.name for i in facts.interfaces if i.name != "lo")
     for name in dict.fromkeys(host.interface for host in machine.hosts if host.interface):
-        nic = details.interface(name)
-        if nic is None and details.interfaces:
+        nic = facts.interface(name)
+        if nic is None and facts.interfaces:
             what = f"interface {name} does not exist; the host has {there}"
             yield failure(what, "correct interface: in the hosts file")
         elif nic is not None and nic.state == "down":
             remedy = f"run `ip link set {name} up` there, or choose another of {there}"
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(seen.machines) > 1:
-        what = f"its own name {machine.facts.hostname} resolves to {details.resolved} there"
+        what = f"its own name {facts.hostname} resolves to {details.resolved} there"
         remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
     def mtu(m: Machine) -> int | None:
-        nic = m.details.interface(seen.route(m).interface or "")
+        nic = m.facts.interface(seen.route(m).interface or "")
         return nic.mtu if nic and nic.name != "lo" else None
 
     if odd := odd_one_out(machine, seen.machines, mtu):
@@ -112,7 +112,7 @@ def _unreached(machine: Machine, seen: Inventory) -> Iterator[Problem]:
     if not others:
         return
     if not tried:
-        if named and machine.details.interfaces and not machine.details.interface(named):
+        if named and machine.facts.interfaces and not machine.facts.interface(named):
             return  # reported by check_interfaces
         what = f"interface {named}" if named else "the host"
         what += " has no address that other hosts could reach"
@@ -151,8 +151,8 @@ def _router(
     of ddpctl's, still arrive.
     """
     for source in (m for m in seen.machines if m.rank in bad):
-        hops = [source.details.gateway_to(ip)]
-        hops += [machine.details.gateway_to(a.ip) for a in candidates(source, seen.machines)]
+        hops = [source.facts.gateway_to(ip)]
+        hops += [machine.facts.gateway_to(a.ip) for a in candidates(source, seen.machines)]
         for via in filter(None, hops):
             for other in seen.machines:
                 if other not in (source, machine) and other.facts.interface_of(via):

@@ -80,7 +80,7 @@ class Machine:
 
     def shares_network_with(self, other: Machine) -> bool:
         """Return whether both have one network stack, and therefore the same addresses."""
-        return self is other or self.details.network == other.details.network != ""
+        return self is other or self.facts.network_stack == other.facts.network_stack != ""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def candidates(machine: Machine, others: Iterable[Machine]) -> list[Address]:
 
     def preference(address: Address) -> tuple[bool, int, bool, bool]:
         """Bridges last; then fast interfaces, the SSH address and IPv4 first."""
-        nic = machine.details.interface(address.interface) or Interface("", 0, "", 0, False)
+        nic = machine.facts.interface(address.interface) or Interface("", 0, "", 0, False)
         by_ssh = machine.facts.ssh_server_ip == address.ip
         return nic.is_bridge, -nic.speed, not by_ssh, ":" in address.ip
 

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.engines.engine_info import EngineInfo
 from launcher.facts.hardware import Details, Disk, Holder
-from launcher.facts.network import Interface, Route
+from launcher.facts.network import Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
 from launcher.facts.script import SCRIPT
 from launcher.facts.script import parse as parse_script
@@ -137,17 +137,6 @@ def test_the_output_as_values() -> None:
         ),
         memory_kib=24684084,
         memory_available_kib=24327088,
-        interfaces=(
-            Interface("eth0", 1500, "up", 25000, False),
-            Interface("docker0", 1500, "down", 0, True),
-            Interface("wlan0", 1500, "up", 0, False),
-        ),
-        network="boot net:[1]",
-        routes=(
-            Route(IPv4Network("10.0.0.3/32"), "10.0.0.1", "eth0"),
-            Route(IPv4Network("10.0.0.0/24"), "", "eth0"),
-            Route(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
-        ),
         resolved="127.0.1.1",
         firewalls=("ufw",),
         holder=Holder("eve", 99, "python serve.py"),
@@ -159,8 +148,23 @@ def test_the_output_as_values() -> None:
     )
 
 
+def test_interfaces_and_routes_as_values() -> None:
+    host = parse_script(SAMPLE)
+    assert host.interfaces == (
+        Interface("eth0", 1500, "up", 25000, False),
+        Interface("docker0", 1500, "down", 0, True),
+        Interface("wlan0", 1500, "up", 0, False),
+    )
+    assert host.network_stack == "boot net:[1]"
+    assert host.routes == (
+        IpRoute(IPv4Network("10.0.0.3/32"), "10.0.0.1", "eth0"),
+        IpRoute(IPv4Network("10.0.0.0/24"), "", "eth0"),
+        IpRoute(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
+    )
+
+
 def test_the_most_specific_route_counts() -> None:
-    found = read(SAMPLE)
+    found = parse_script(SAMPLE)
     assert found.gateway_to("10.0.0.3") == "10.0.0.1"
     assert found.gateway_to("10.0.0.2") is None
     assert found.gateway_to("10.9.9.9") == "10.0.0.254"
@@ -256,16 +260,16 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
             timeout=60,
             check=True,
         )
-    found = read(done.stdout)
+    host, found = parse_script(done.stdout), read(done.stdout)
     assert found.home_error == ""
     assert found.missing == ("/gone/a b",)
-    assert re.fullmatch(r"[0-9a-f-]{36} net:\[\d+\]", found.network)
+    assert re.fullmatch(r"[0-9a-f-]{36} net:\[\d+\]", host.network_stack)
     assert not list((tmp_path / ".ddpctl").iterdir())
     home = found.disk(f"{tmp_path}/.ddpctl")
     assert home is not None and home.kib > 0
     assert found.disk("/") is not None
     assert found.memory_kib > 0
-    assert found.interface("lo") is not None
+    assert host.interface("lo") is not None
     assert found.holder is not None
     assert found.holder.pid == os.getpid()
 

@@ -95,7 +95,9 @@ def test_ipv6_addresses_without_link_local_ones() -> None:
         "fe80000000000000020c29fffe000001 02 40 20 80     eth0\n"
         "fd000000000000000000000000000002 02 40 00 80     eth0\n"
     )
-    assert parse(output(net=ROUTES + FIB + lines)).addresses[4:] == (Address("fd00::2", "eth0"),)
+    found = parse(output(net=ROUTES + FIB + lines))
+    assert found.addresses[4:] == (Address("fd00::2", "eth0"),)
+    assert found.network_of("fd00::2") == "fd00::/64"
 
 
 def test_user_and_system() -> None:

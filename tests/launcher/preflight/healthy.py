@@ -44,6 +44,11 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
             infiniband=(),
             gpus=tuple(Gpu(i, f"GPU-{rank}-{i}", "NVIDIA H100", 81559) for i in range(4)),
             gpu_error=None,
+            interfaces=(
+                Interface("lo", 65536, "unknown", 0, False),
+                Interface("eth0", 1500, "up", 25000, False),
+                Interface("docker0", 1500, "down", 0, True),
+            ),
             details=Details(
                 disks=(
                     Disk("/home/ubuntu/.ddpctl", "/home", 900 * GIB, 500 * GIB, 10**8),
@@ -53,11 +58,6 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 ),
                 memory_kib=1000 * GIB,
                 memory_available_kib=900 * GIB,
-                interfaces=(
-                    Interface("lo", 65536, "unknown", 0, False),
-                    Interface("eth0", 1500, "up", 25000, False),
-                    Interface("docker0", 1500, "down", 0, True),
-                ),
                 resolved=f"10.0.0.{rank + 1}",
                 kernel_driver="550.54.15",
                 toolkit=True,

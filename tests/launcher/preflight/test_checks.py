@@ -511,7 +511,7 @@ def test_one_host_alone_may_call_itself_loopback() -> None:
 
 
 def test_another_mtu() -> None:
-    jumbo = with_details(machine(2), interfaces=(Interface("eth0", 9000, "up", 0, False),))
+    jumbo = with_facts(machine(2), interfaces=(Interface("eth0", 9000, "up", 0, False),))
     found = judge(machine(0), machine(1), jumbo)
     assert one(found).what == "MTU 9000 on eth0, while other hosts have 1500"
 

@@ -12,8 +12,7 @@ from healthy import cluster, machine, with_details, with_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.facts.network import Address, Interface
-from launcher.facts.network import Route as Row
+from launcher.facts.network import Address, Interface, IpRoute
 from launcher.hosts import Host
 from launcher.preflight import check as run
 from launcher.preflight.findings import Finding, lines
@@ -42,9 +41,11 @@ def some(count: int = 3) -> dict[int, Machine]:
 def with_second_network(made: Machine, speed: int = 100000) -> Machine:
     """A fast private network beside the first: ib0 with 192.168.0.N."""
     address = Address(f"192.168.0.{made.rank + 1}", "ib0")
-    more = with_facts(made, addresses=(*made.facts.addresses, address))
-    return with_details(
-        more, interfaces=(*made.details.interfaces, Interface("ib0", 1500, "up", speed, False))
+    nic = Interface("ib0", 1500, "up", speed, False)
+    return with_facts(
+        made,
+        addresses=(*made.facts.addresses, address),
+        interfaces=(*made.facts.interfaces, nic),
     )
 
 
@@ -88,7 +89,8 @@ def test_every_host_is_dialled_by_three_and_node_0_by_all(count: int) -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_names_of_one_machine_do_not_dial_each_other(networks: list[int]) -> None:
     machines = {
-        i: with_details(machine(i), network=f"boot {network}") for i, network in enumerate(networks)
+        i: with_facts(machine(i), network_stack=f"boot {network}")
+        for i, network in enumerate(networks)
     }
     for target, network in enumerate(networks):
         sources = {source for source, to in pairs(machines) if to == target}
@@ -287,10 +289,10 @@ def test_hosts_that_nobody_reaches_are_not_blamed_on_the_one_that_dials_them() -
 def test_a_host_that_drops_what_it_should_forward() -> None:
     machines = some()
     detour = (
-        Row(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),
-        Row(IPv4Network("10.0.0.0/24"), "", "eth0"),
+        IpRoute(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),
+        IpRoute(IPv4Network("10.0.0.0/24"), "", "eth0"),
     )
-    machines[2] = with_details(machines[2], routes=detour)
+    machines[2] = with_facts(machines[2], routes=detour)
     met = answers(machines) | {Dial(2, 1, "10.0.0.2"): Answer("timeout")}
     assert lines(judge(machines, met)) == [
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from 1 of 2 hosts (gpu3), on "
@@ -359,7 +361,7 @@ def test_a_host_with_no_address_for_others() -> None:
 
 
 def test_two_names_of_one_machine_need_no_way_to_each_other() -> None:
-    twins = {i: with_details(machine(0), network="boot net") for i in range(2)}
+    twins = {i: with_facts(machine(0), network_stack="boot net") for i in range(2)}
     twins[1] = replace(twins[1], ranks=(1,))
     assert pairs(twins) == []
     assert [route.address for route in choose(twins, {}).values()] == [None, None]

@@ -5,7 +5,7 @@
 # make box     three simulated hosts in containers: train across them, exit with the verdict
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
-# make check   lint, format, types
+# make check   lint, format, types, layers, shell scripts
 # make wheels  build the wheel and the sdist, install them in clean environments of every Python here, and try them
 # make docs    build the docs site into site/; a broken link is an error
 
@@ -51,6 +51,7 @@ check:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy launcher trainer
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck $$(find launcher -name '*.sh')
 
 box:
 	@scripts/engine

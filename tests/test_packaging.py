@@ -42,7 +42,8 @@ def _build(source: Path, target: str, out: Path) -> None:
 def tracked(folder: str) -> set[str]:
     done = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:  # an unpacked sdist is no checkout
-        return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}
+        files = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".sh")]
+        return {str(path.relative_to(ROOT)) for path in files}
     return {name for name in done.stdout.splitlines() if (ROOT / name).exists()}
 
 

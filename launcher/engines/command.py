@@ -8,40 +8,12 @@ that only one service runs, and detects a stale socket of a service that was kil
 import re
 
 from ..errors import DockerUnavailable
+from ..ssh import shell
+from ..ssh.script_files import load_script
 
-# Sets $engine to docker or podman. Non-interactive logins often lack the folder of `docker` in
-# PATH. Where both are installed, Podman serves users who may not use Docker. `docker` may itself be
-# Podman.
-SEARCH = """PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"
-engine=docker
-if command -v podman >/dev/null 2>&1; then
-  case $(docker version 2>&1) in
-    *"not found"*|*[Pp]odman*|*"ermission denied"*) engine=podman ;;
-  esac
-fi
-"""
-
-IS_DOCKER = f'{SEARCH} [ "$engine" = docker ]'
-
-# Connects standard input and output to the engine's API.
-DIAL = f"""{SEARCH}
-[ "$engine" = podman ] || exec docker system dial-stdio
-run=/run/podman
-if [ "$(id -u)" != 0 ]; then
-  run=${{XDG_RUNTIME_DIR:-/run/user/$(id -u)}}
-  [ -w "$run" ] || {{ echo "no runtime directory $run" >&2; exit 1; }}
-fi
-mkdir -p "$run"; sock=$run/ddpctl.sock; lock=$run/ddpctl.lock
-flock -n "$lock" rm -f "$sock"
-setsid flock -no "$lock" podman system service --time=300 "unix://$sock" \\
-  </dev/null >/dev/null 2>&1 &
-for _ in $(seq 100); do
-  [ -S "$sock" ] && exec podman --url "unix://$sock" system dial-stdio
-  sleep 0.1
-done
-echo "podman system service did not start: $(podman info 2>&1 >/dev/null | tail -n 1)" >&2
-exit 1
-"""
+ENGINE_NAME = load_script(__file__, "engine_name.sh")
+RUN_ENGINE = load_script(__file__, "run_engine.sh")
+DIAL = load_script(__file__, "dial_engine.sh")
 NOT_INSTALLED = "docker: not found"
 PROBLEMS = {  # pattern in the output of the engine or its command -> the problem
     "no runtime directory": "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none; "
@@ -58,6 +30,11 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
     "daemon is not running; on that host, run `sudo systemctl start docker` "
     "(rootless: `systemctl --user start docker`)",
 }
+
+
+def engine_command(*arguments: str) -> list[str]:
+    """Return a command for a host that runs its docker or podman with these arguments."""
+    return shell.script(RUN_ENGINE, arguments)
 
 
 def unavailable(name: str, printed: str) -> DockerUnavailable:

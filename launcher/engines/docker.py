@@ -10,9 +10,10 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.plan import LABEL, Container, EngineTraits, NodePlan, Place
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from . import images
 from .base import Exec
-from .command import SEARCH
+from .command import ENGINE_NAME, engine_command
 from .docker_client import Api, docker_of
 from .docker_exec import DockerExec
 from .engine_info import Capabilities, EngineInfo, parse_engine
@@ -20,10 +21,8 @@ from .status import NodeStatus, array, inspected, mapping, read_status, seen_in_
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
-PYTHON_IN_IMAGE = (
-    f'{SEARCH} exec $engine run --pull=never --rm -i --network host --entrypoint python3 "$0" "$@"'
-)
-FIND_MISSING = 'for d; do [ -e "$d" ] || printf "%s\\n" "$d"; done'
+PYTHON_IN_IMAGE = "run --pull=never --rm -i --network host --entrypoint python3".split()
+MISSING_PATHS = load_script(__file__, "missing_paths.sh")
 CONFLICT = 409  # the Engine API's status if a container runs or is being removed
 PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
@@ -153,7 +152,7 @@ class Docker:
 
         The command fails at once if the image is missing.
         """
-        return ("sh", "-c", PYTHON_IN_IMAGE, image)
+        return engine_command(*PYTHON_IN_IMAGE, image)
 
     def run_to_end(self, container: Container, timeout: int) -> str:
         """Run a container for at most `timeout` seconds, remove it, and return its output."""
@@ -178,7 +177,7 @@ class Docker:
         can = self._api.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
-            missing = self.node.script(FIND_MISSING, *sources).stdout.decode(errors="replace")
+            missing = self.node.script(MISSING_PATHS, *sources).stdout.decode(errors="replace")
             if missing:
                 raise CommandFailed(
                     f"{self.host}: could not {action}: {missing.splitlines()[0]} does not exist; "
@@ -266,6 +265,6 @@ def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:
     Raises DockerUnavailable if these are unknown. A host without an engine has none, unless
     `engine_required`.
     """
-    if not engine_required and node.script(f"{SEARCH} command -v $engine").code != 0:
+    if not engine_required and node.script(ENGINE_NAME).code != 0:
         return frozenset()
     return frozenset(path for row in Docker(node)._labelled(RUN_LABEL) for path in _mounted(row))

@@ -25,7 +25,7 @@ from urllib3.exceptions import HTTPError
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
-from .command import DIAL, IS_DOCKER, NOT_INSTALLED, unavailable
+from .command import DIAL, ENGINE_NAME, NOT_INSTALLED, unavailable
 from .engine_info import Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, by default
@@ -57,7 +57,7 @@ def _connect(node: Node) -> Api:
     name = node.name
     try:
         if node.host.is_local and (
-            os.environ.get("DOCKER_HOST") or node.script(IS_DOCKER).code == 0
+            os.environ.get("DOCKER_HOST") or node.script(ENGINE_NAME).stdout == b"docker\n"
         ):
             return Api(name, **local_endpoint())
         adapter = _Adapter(lambda: StreamSocket(name, node.open_script(DIAL)))

@@ -10,18 +10,15 @@ from requests.exceptions import RequestException
 
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
-from .command import SEARCH, unavailable
+from ..ssh.script_files import load_script
+from .command import engine_command, unavailable
 from .docker_client import docker_of
 from .engine_info import ImageInfo, parse_image
 from .status import array
 
+LIST_LAYERS = load_script(__file__, "list_layers.sh")
 TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
 LIST_TIMEOUT = 120.0  # seconds
-
-LIST_LAYERS = f"""{SEARCH}
-$engine image ls -aq --no-trunc | sort -u |
-  xargs -r $engine image inspect --format '{{{{json .RootFS.Layers}}}}'
-"""
 
 
 def inspect(node: Node, name: str) -> ImageInfo | None:
@@ -75,7 +72,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
 
 def pull(node: Node, name: str) -> ImageInfo:
     """Make the host pull the image with the host's own credentials. Raises CommandFailed."""
-    done = node.script(f'{SEARCH} exec $engine pull -q "$1"', name, timeout=TRANSFER_TIMEOUT)
+    done = node.run(engine_command("pull", "-q", name), timeout=TRANSFER_TIMEOUT)
     if done.code != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise CommandFailed(lines[-1] if lines else f"exit {done.code}")
@@ -94,7 +91,7 @@ def needs_diff_ids(node: Node) -> bool:
 
 def load_command(node: Node) -> tuple[str, ...]:
     """Return a command for the host that loads an image archive from stdin."""
-    return ("sh", "-c", f"{SEARCH} exec $engine load -q")
+    return (*engine_command("load", "-q"),)
 
 
 def save(node: Node, name: str) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..run_id import is_run_id
+from ..ssh.script_files import load_script
 
 BUSY_MIB = 500  # a GPU with at least this much memory in use is busy
 IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
@@ -29,34 +30,7 @@ _SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # [N/A] on a GPU that shares the CPU's m
 _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")
 _APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
 
-# Prints a row per pid: pid, user, container id, run id, start (unix seconds), name; empty if unknown.
-OWNERS = r"""
-owners() {
-boot=$(sed -n 's/^btime //p' /proc/stat)
-for pid; do
-  uid=$(sed -n 's/^Uid:.\([0-9]*\).*/\1/p' "/proc/$pid/status" 2>/dev/null)
-  user=$(id -nu "$uid" 2>/dev/null || echo "$uid")
-  container=$(grep -Eo '[0-9a-f]{64}' "/proc/$pid/cgroup" 2>/dev/null | tail -n 1)
-  run=$(tr '\0' '\n' 2>/dev/null < "/proc/$pid/environ" | sed -n 's/^DDPCTL_RUN_ID=//p' | head -n 1)
-  stat=$(cat "/proc/$pid/stat" 2>/dev/null)
-  set -- ${stat##*) }
-  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$pid" "$user" "$container" "$run" \
-    "${20:+$((boot + ${20:-0} / 100))}" "$(tr -d '\n\t' 2>/dev/null < "/proc/$pid/comm")"
-done 2>/dev/null
-}
-"""
-# Prints a row per GPU, a row per process on a GPU, and the rows of `owners` for these processes.
-USE = (
-    OWNERS
-    + r"""
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
-ask() { timeout 20 nvidia-smi "$@" --format=csv,noheader,nounits 2>/dev/null; }
-ask --query-gpu=index,uuid,utilization.gpu,memory.used,memory.total,name | sed 's/^/gpu, /'
-apps=$(ask --query-compute-apps=gpu_uuid,pid,used_memory)
-printf '%s\n' "$apps" | sed 's/^/app, /'
-owners $(printf '%s\n' "$apps" | cut -d , -f 2)
-"""
-)
+USE = load_script(__file__, "gpu_use.sh")
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-# Prints a row per port, then a row per GID that is an IPv4 address: index, address, type
-SCRIPT = r"""
-rdma() {
-for p in /sys/class/infiniband/*/ports/*; do
-  state='' layer='' rate=''
-  { read -r state < "$p/state"; read -r layer < "$p/link_layer"; read -r rate < "$p/rate"; } 2>/dev/null
-  d=${p%/ports/*}
-  printf 'port\t%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "${p##*/}" "$state" "$layer" "$rate"
-  for g in "$p"/gids/*; do
-    gid='' type=''
-    { read -r gid < "$g"; } 2>/dev/null
-    case $gid in 0000:0000:0000:0000:0000:ffff:*) ;; *) continue ;; esac
-    i=${g##*/}
-    { read -r type < "$p/gid_attrs/types/$i"; } 2>/dev/null
-    printf 'gid\t%s\t%s\t%s\n' "$i" "${gid#0000:0000:0000:0000:0000:ffff:}" "$type"
-  done
-done
-}
-"""
 _PORT = re.compile(
     r"port\t([\w.-]{1,64})\t([0-9]{1,3})\t(?:[0-9]: )?(\w{1,20})\t(\w{1,20})(?:\t([0-9]{1,6})\S* Gb.*)?"
 )

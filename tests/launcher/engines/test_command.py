@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.command import DIAL, SEARCH
+from launcher.engines.command import DIAL, ENGINE_NAME, RUN_ENGINE
 
 TOOLS = ("sh", "mkdir", "rm", "seq", "sleep", "flock", "setsid", "tail")
 USUAL = (
@@ -51,14 +51,14 @@ def run(tmp_path: Path) -> Run:
     for name in TOOLS:
         (folder / name).symlink_to(shutil.which(name) or name)
 
-    def start(text: str, **commands: str) -> subprocess.Popen[str]:
+    def start(text: str, *arguments: str, **commands: str) -> subprocess.Popen[str]:
         for name, script in {"id": "echo 1000", **commands}.items():
             file = folder / name
             if not file.exists():  # it may be running
                 file.write_text(f"#!/bin/sh\n{script}\n")
                 file.chmod(0o755)
         return subprocess.Popen(
-            ["sh", "-c", text.replace(USUAL, "")],
+            ["sh", "-c", text.replace(USUAL, ""), "sh", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,7 +81,15 @@ def run(tmp_path: Path) -> Run:
     ],
 )
 def test_docker_is_used_where_it_may_be(run: Run, commands: dict[str, str], engine: str) -> None:
-    assert run(f'{SEARCH} echo "$engine"', **commands).communicate()[0] == f"{engine}\n"
+    asked = run(ENGINE_NAME, **commands)
+    assert asked.communicate()[0] == f"{engine}\n"
+    assert (asked.returncode == 0) == bool(commands)  # it fails if no engine is installed
+
+
+def test_a_command_for_the_engine_goes_to_the_one_that_is_used(run: Run) -> None:
+    commands = {"docker": DENIED, "podman": 'echo "podman $@"'}
+    asked = run(RUN_ENGINE, "load", "-q", **commands)
+    assert asked.communicate()[0] == "podman load -q\n"
 
 
 def test_many_dials_share_one_service_of_podman(run: Run, tmp_path: Path) -> None:

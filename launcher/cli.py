@@ -18,7 +18,7 @@ import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from . import __version__
-from .commands.options import WithCommandLine, WithFolders
+from .commands.options import WithCommandLine
 from .errors import DdpctlError
 from .state import make_folder, state_home, write_atomically
 from .terminal.console import Console
@@ -26,7 +26,7 @@ from .terminal.console import Console
 COMMANDS = (  # each is a function in commands/, in the file of the same name
     "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
 ).split()
-KINDS = {"launch": WithCommandLine, "exec": WithCommandLine, "push": WithFolders}
+KINDS = {"launch": WithCommandLine, "exec": WithCommandLine}
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
 Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports

@@ -38,7 +38,7 @@ def index(commands: dict[str, Any]) -> str:
 
 def page(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=f"ddpctl {name}")
-    usage = " ".join(command.collect_usage_pieces(context)).replace("[[", "[").replace("]]", "]")
+    usage = " ".join(command.collect_usage_pieces(context))
     prose, examples = help_and_examples(command)
     parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose, ""]
     if examples:

@@ -1,16 +1,13 @@
 import sys
 
-import typer
-
 from ..errors import UsageError
 from . import options
 from .options import argument, flag, option
 
 
 def exec(
-    context: typer.Context,
     run: str | None = options.RUN,
-    command: list[str] | None = argument("-- COMMAND...", "The command to run."),
+    command: list[str] | None = argument("-- COMMAND", "The command to run."),
     hosts: str | None = options.LOOK_ON,
     node: int | None = option("--node", "Run it on this node (default: 0).", min=0, metavar="K"),
     rank: int | None = option("--rank", "Run it on the node of this rank.", min=0, metavar="R"),
@@ -34,8 +31,7 @@ def exec(
     from ..look.exec import ExecOptions, exec_in_run
     from ..runs.find import find
 
-    words = (*(command or ()), *context.args)  # what follows `--`
-    if not words:
+    if not command:
         raise UsageError("no command: put it after --, such as `ddpctl exec -- nvidia-smi`")
     if (node is not None) + (rank is not None) + on_all > 1:
         raise UsageError("--node, --rank and --all: use only one")
@@ -43,6 +39,6 @@ def exec(
         raise UsageError("--all: several commands cannot share stdin; drop -i and -t")
     if tty and not sys.stdin.isatty():
         raise UsageError("-t: stdin is not a terminal; use -i to forward it")
-    wanted = ExecOptions(words, node, rank, on_all, stdin or tty, tty)
+    wanted = ExecOptions(tuple(command), node, rank, on_all, stdin or tty, tty)
     console = options.console(quiet, verbose)
     return exec_in_run(find(run, hosts, console), wanted, console)

@@ -22,7 +22,7 @@ SSH_CONFIG = "~/.ssh/config"
 
 
 def init(
-    file: Path = typer.Argument(Path("hosts.yaml"), help="The file to write.", metavar="[FILE]"),
+    file: Path = typer.Argument(Path("hosts.yaml"), help="The file to write.", metavar="FILE"),
     host: list[str] | None = option(
         "--host",
         "Add a host, as `ssh` takes it, or local; repeatable.",

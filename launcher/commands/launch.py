@@ -1,18 +1,13 @@
 import os
 
-import typer
-
 from ..errors import UsageError
 from . import options
 from .options import argument, flag, option
 
 
 def launch(
-    context: typer.Context,
     hosts: str | None = options.HOSTS,
-    command: list[str] | None = argument(
-        "[-- COMMAND...]", "Override job.command: what torchrun runs."
-    ),
+    command: list[str] | None = argument("-- COMMAND", "Override job.command: what torchrun runs."),
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
@@ -35,10 +30,9 @@ def launch(
     time_limit: str | None = option(
         "--time-limit", "Override job.time_limit, such as 2h30m.", metavar="D"
     ),
-    wait: str | None = option(
-        "--wait",
-        "Wait in line while other runs have the GPUs; give up after DURATION.",
-        metavar="[DURATION]",
+    wait: bool = flag("--wait", "Wait in line while other runs have the GPUs or the port."),
+    wait_limit: str | None = option(
+        "--wait-limit", "Wait in line for at most D, such as 8h.", metavar="D"
     ),
     nodes: int | None = option(
         "--nodes", "Run on any N hosts whose GPUs are free.", min=1, metavar="N"
@@ -75,16 +69,12 @@ def launch(
     ddpctl launch hosts.yaml
     ddpctl launch hosts.yaml --detach -- train.py --epochs 90
     ddpctl launch -H gpu1:8,gpu2:8 -- -m trainer --model resnet50
-    ddpctl launch hosts.yaml --nodes 2 --wait 8h --detach
+    ddpctl launch hosts.yaml --nodes 2 --wait-limit 8h --detach
     ddpctl launch hosts.yaml -d --on-exit 'mail -s "$DDPCTL_RUN_ID $DDPCTL_STATE" me </dev/null'
     """
     from ..hosts import cluster_of
     from ..ssh.connect import connect_early
 
-    given = list(command or [])
-    if host_list and hosts:  # with -H, everything that is not a flag is the command
-        given, hosts = [hosts, *given], None
-    given += context.args  # what follows `--`
     flags = {
         "image": image,
         "dataset": dataset,
@@ -95,7 +85,7 @@ def launch(
         "master_port": master_port,
         "max_restarts": max_restarts,
         "time_limit": time_limit,
-        "command": given or None,
+        "command": command or None,
     }
     cluster = cluster_of(options.hosts_of(hosts, host_list), flags, include, exclude)
     if not dry_run:
@@ -111,7 +101,7 @@ def launch(
         push=not no_push,
         check=not no_check,
         hang_timeout=hang_timeout,
-        wait=wait_seconds(wait),
+        wait=wait_seconds(wait, wait_limit),
         nodes=nodes,
         on_exit=on_exit,
         on_event=on_event,
@@ -128,16 +118,16 @@ def launch(
     return 0
 
 
-def wait_seconds(text: str | None) -> int | None:
-    """Return --wait in seconds; 0: no limit; None: no --wait. text: "" for --wait alone."""
+def wait_seconds(wait: bool, limit: str | None) -> int | None:
+    """Return the limit of --wait or --wait-limit in seconds; 0: no limit; None: do not wait."""
     from ..hosts.values import seconds_in
 
-    seconds = seconds_in(text) if text else None
-    if text and not seconds:
-        raise UsageError(
-            f"--wait {text}: write 2h30m, for example, or --wait alone to wait forever"
-        )
-    return None if text is None else seconds or 0
+    if limit is None:
+        return 0 if wait else None
+    seconds = seconds_in(limit)
+    if not seconds:
+        raise UsageError(f"--wait-limit {limit}: write 2h30m, for example")
+    return seconds
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:

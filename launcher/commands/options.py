@@ -1,10 +1,11 @@
 """Arguments and flags that several commands share."""
 
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -14,66 +15,47 @@ from ..terminal.console import Console
 from . import complete
 
 
-class OptionalValues(TyperCommand):
-    """A command with options whose value may be missing, and is then empty.
-
-    optional: by option, a function that tells whether the next word is its value. typer itself has
-    no such options.
-    """
-
-    optional: ClassVar[Mapping[str, Callable[[str], bool]]]
+class WithCommandLine(TyperCommand):
+    """A command whose parameter `command` is everything after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        pairs = zip(args, [*args[1:], ""], strict=False)
-        words = [
-            f"{word}=" if word in self.optional and not self.optional[word](after) else word
-            for word, after in pairs
-        ]
-        return super().parse_args(ctx, words)
-
-
-class WithFolders(OptionalValues):
-    optional: ClassVar = dict.fromkeys(
-        ("--dataset", "--workdir"), lambda word: word != "" and Path(word).is_dir()
-    )
-
-
-class WithCommandLine(OptionalValues):
-    """A command that takes another command line after `--` and leaves it in `context.args`."""
-
-    optional: ClassVar = {"--wait": lambda word: word[:1].isdigit()}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        if at == len(args):
-            self._refuse_flags_of_the_script(ctx, args)
-        rest = super().parse_args(ctx, args[:at])
-        ctx.args = args[at + 1 :]
+        end = args.index("--") if "--" in args else len(args)
+        if not ctx.resilient_parsing:  # not while completing
+            self._refuse_script(ctx, args[:end], args[end + 1 :])
+        rest = super().parse_args(ctx, args[:end])
+        ctx.params["command"] = args[end + 1 :]
         return rest
 
-    def _refuse_flags_of_the_script(self, ctx: Any, args: list[str]) -> None:
-        """Exit with a hint if a flag after the script is not one of ours: the user forgot `--`.
+    def _refuse_script(self, ctx: Any, args: list[str], command: list[str]) -> None:
+        """Exit with the right command line if `args` contain a script, which belongs after `--`.
 
-        The script is `-m`, `--no-python`, a name in .py, or the second word that is neither a flag
-        nor the value of one.
+        The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
+        in .py or -H gives the hosts. What follows and is no flag of ours belongs to the script.
         """
         takes_value: dict[str, bool] = {}
         for param in self.get_params(ctx):
             takes_value |= dict.fromkeys(param.opts, not getattr(param, "is_flag", True))
-        script, positional, words = None, 0, iter(enumerate(args))
-        for at, word in words:
-            flag = word.partition("=")[0].replace("_", "-")
-            if not word.startswith("-"):
-                positional += 1
-            elif script is not None and not {flag, word[:2]} & {*takes_value}:  # -qv, -Ha:8
-                line = shlex.join([*args[:script], "--", *args[script:]])
-                Console().error(f"put `--` before the command: {ctx.command_path} {line}")
-                raise typer.Exit(2)
-            elif takes_value.get(word.replace("_", "-")):
-                next(words, None)
-            is_script = word in ("-m", "--no-python") or word.endswith(".py") or positional == 2
-            if is_script and script is None:
-                script = at
+        ours: list[str] = []
+        script: list[str] = []
+        has_hosts = any(word.startswith("-H") for word in args)
+        words = iter(args)
+        for word in words:
+            name = word.replace("_", "-")
+            if {name.partition("=")[0], word[:2]} & takes_value.keys():  # -qv, -Ha:8
+                ours += [word, *(islice(words, 1) if takes_value.get(name) else ())]
+            elif script or has_hosts or word.startswith("-") or word.endswith(".py"):
+                script.append(word)
+            else:
+                ours.append(word)
+                has_hosts = True
+        if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
+            return  # typer names an unknown flag
+        if "--wait" in ours and re.fullmatch(r"[0-9]+[smhd0-9]*", script[0]):
+            Console().error(f"--wait takes no value; write --wait-limit {script[0]}")
+            raise typer.Exit(2)
+        line = shlex.join([*ours, "--", *script, *command])
+        Console().error(f"put `--` before the command: {ctx.command_path} {line}")
+        raise typer.Exit(2)
 
 
 def flag(name: str, help: str, *more: str) -> Any:
@@ -95,14 +77,14 @@ def hosts_option(help: str) -> Any:
 
 
 HOSTS = argument(
-    "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
+    "HOSTS", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
 )
 HOST_LIST = option("-H", "Use these hosts instead of a file.", metavar="HOST:GPUS,...")
 INCLUDE = option("--include", "Use only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
 EXCLUDE = option("--exclude", "Skip these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
-RUN = argument("[RUN]", "A run id or a unique prefix (default: the newest run).", complete.runs)
+RUN = argument("RUN", "A run id or a unique prefix (default: the newest run).", complete.runs)
 RUN_OR_HOSTS = argument(
-    "[RUN or HOSTS]", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files
+    "RUN or HOSTS", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files
 )
 LOOK_ON = hosts_option("Look for the run on these hosts.")
 IMAGE = option("--image", "Override job.image.")
@@ -126,13 +108,11 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
     return made
 
 
-def hosts_of(hosts: str | None, host_list: str | None) -> str | None:
-    """Return HOSTS or -H; None if neither is given. Raises UsageError if both are."""
+def hosts_of(hosts: str | None, host_list: str | None) -> str | list[str] | None:
+    """Return HOSTS, or -H as a list; None if neither is given. Raises UsageError if both are."""
     if hosts and host_list:
         raise UsageError(f"hosts given twice, as {hosts!r} and with -H; use only one")
-    from ..hosts import HostList
-
-    return HostList(host_list) if host_list else hosts or None
+    return host_list.split(",") if host_list else hosts or None
 
 
 def can_ask() -> bool:

@@ -2,7 +2,7 @@ import typer
 
 from ..errors import UsageError
 from . import options
-from .options import flag, option
+from .options import flag
 
 
 def push(
@@ -11,12 +11,8 @@ def push(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     image: bool = flag("--image", "Push only the image (and other parts you name)."),
-    dataset: str | None = option(
-        "--dataset", "Push only the dataset; DIR overrides job.dataset.", metavar="[DIR]"
-    ),
-    workdir: str | None = option(
-        "--workdir", "Push only the code; DIR overrides job.workdir.", metavar="[DIR]"
-    ),
+    dataset: bool = flag("--dataset", "Push only the dataset (and other parts you name)."),
+    workdir: bool = flag("--workdir", "Push only the code (and other parts you name)."),
     prune: bool = flag("--prune", "Push nothing; delete unused data and code."),
     yes: bool = flag("--yes", "With --prune, do not ask; required without a terminal.", "-y"),
     as_json: bool = options.JSON,
@@ -28,7 +24,7 @@ def push(
     \b
     ddpctl push hosts.yaml
     ddpctl push hosts.yaml --workdir
-    ddpctl push hosts.yaml --dataset /data/imagenet
+    ddpctl push hosts.yaml --image --dataset
     ddpctl push hosts.yaml --prune
     """
     from ..hosts import cluster_of
@@ -46,11 +42,9 @@ def push(
             console.print(listed)
         return yes or typer.confirm("Delete these?", err=True)
 
-    folders = {"dataset": dataset or None, "workdir": workdir or None}
-    cluster = cluster_of(options.hosts_of(hosts, host_list), folders, include, exclude)
-    given: dict[pushing.Part, object] = {"image": image or None}
-    given |= {"dataset": dataset, "workdir": workdir}
-    parts = {part for part, value in given.items() if value is not None} or {*given}
+    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
+    chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
+    parts = {part for part, given in chosen.items() if given} or {*chosen}
     with connected(cluster.hosts) as nodes:
         if prune:
             pruned = prune_hosts(nodes, cluster, confirm, console)

@@ -7,7 +7,7 @@ from .options import argument, option
 
 def report(
     runs: list[str] | None = argument(
-        "[RUN [RUN]]",
+        "RUN",
         "A run id or a unique prefix (default: the newest run), or two to compare.",
         complete.runs,
     ),

@@ -1,7 +1,6 @@
 """The hosts file: read, validated as a whole, and kept as values."""
 
 from .files import user_environment
-from .hostfile import HostList
 from .load import Hosts, cluster_of, load, override_job, parse
 from .model import Cluster, Host, Job, dump
 from .select import select
@@ -9,7 +8,6 @@ from .select import select
 __all__ = [
     "Cluster",
     "Host",
-    "HostList",
     "Hosts",
     "Job",
     "cluster_of",

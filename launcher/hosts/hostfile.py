@@ -23,14 +23,10 @@ def is_hostfile(text: str) -> bool:
     return bool(_FIRST_LINE.fullmatch(first))
 
 
-class HostList(str):
-    """The argument of -H: always a list of hosts, even if it looks like a file name."""
-
-
 def is_host_list(hosts: str) -> bool:
     """Return whether `hosts` is a list such as `gpu1:8,gpu2:8`, and not an existing file."""
     looks_like_one = re.fullmatch(r"[^\s,/]+:\d+(,[^\s,/]+)*", hosts)
-    return isinstance(hosts, HostList) or bool(looks_like_one and not os.path.exists(hosts))  # noqa: PTH110
+    return bool(looks_like_one) and not os.path.exists(hosts)  # noqa: PTH110
 
 
 def read_hostfile(text: str, problems: list[Problem]) -> Tree:

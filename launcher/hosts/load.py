@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..errors import UsageError
 from ..state import current_folder, expanded
 from .files import Place, missing, text_of
-from .hostfile import HostList, is_host_list, is_hostfile, read_host_list, read_hostfile
+from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
 from .model import Cluster, Host, Job
 from .problems import Problem, Wrong, raise_any, shown
 from .rules import Entry, broken_rules
@@ -63,11 +63,11 @@ def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] =
             remedy = "pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
             raise UsageError(f"no hosts: {remedy}")
         hosts = DEFAULT_HOSTS
-    if not isinstance(hosts, (str, Path)):
-        hosts = HostList(",".join(hosts))
     if isinstance(hosts, str) and is_host_list(hosts):
+        hosts = hosts.split(",")
+    if not isinstance(hosts, (str, Path)):
         reading = _Reading("-H", "/")
-        made = reading.text(hosts, read_host_list)
+        made = reading.text(",".join(hosts), read_host_list)
     else:
         path = Path(hosts)
         reading = _Reading(str(hosts), path.parent)

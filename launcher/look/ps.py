@@ -37,7 +37,7 @@ Connected = Sequence[tuple[Cluster, Sequence[Node]]]
 
 @dataclass(frozen=True)
 class Selection:
-    hosts: str | None  # a hosts file or list; None: see `clusters`
+    hosts: str | Sequence[str] | None  # a hosts file or list; None: see `clusters`
     everything: bool  # finished runs too
     per_node: bool  # a row per node instead of a row per run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import Cluster, Host, HostList, Job, load, parse
+from launcher.hosts import Cluster, Host, Job, load, parse
 from launcher.hosts.hostfile import is_host_list, is_hostfile
 
 
@@ -28,7 +28,7 @@ def test_mpi_spellings() -> None:
 
 def test_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = (Host("gpu1", gpus=8), Host("gpu2", user="bob", gpus=0), Host("gpu3"))
-    assert load(HostList("gpu1:8,bob@gpu2:0,gpu3")).hosts == hosts
+    assert load(["gpu1:8", "bob@gpu2:0", "gpu3"]).hosts == hosts
     monkeypatch.chdir(tmp_path)
     assert load("gpu1:8,bob@gpu2:0,gpu3").hosts == hosts
     (tmp_path / "gpu1:8").write_text("hosts: [other]\n")
@@ -90,7 +90,7 @@ def test_a_wrong_hostfile(text: str, expected: str) -> None:
 )
 def test_a_wrong_flag(value: str, expected: str) -> None:
     with pytest.raises(HostsFileError) as caught:
-        load(HostList(value))
+        load(value.split(","))
     assert any(expected in line for line in caught.value.problems), caught.value.problems
     assert caught.value.problems[0].startswith("-H: ")
 
@@ -98,13 +98,13 @@ def test_a_wrong_flag(value: str, expected: str) -> None:
 def test_a_list_of_hosts_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     many = [f"gpu{i}.lab.example.org" for i in range(300)]
-    assert [host.host for host in load(HostList(",".join(many))).hosts] == many
+    assert [host.host for host in load(many).hosts] == many
     counted = ",".join(f"{name}:8" for name in many)
-    assert load(HostList(counted)).hosts == load(counted).hosts
+    assert load(counted.split(",")).hosts == load(counted).hosts
 
 
 def test_hosts_without_a_number_use_all_their_gpus() -> None:
-    assert load(HostList("a,b")).hosts == (Host("a"), Host("b"))
+    assert load(["a", "b"]).hosts == (Host("a"), Host("b"))
 
 
 def test_a_file_name_that_is_too_long_is_one_line() -> None:

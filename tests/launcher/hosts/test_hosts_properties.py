@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import HostsFileError
-from launcher.hosts import Cluster, Host, HostList, Job, dump, load, parse
+from launcher.hosts import Cluster, Host, Job, dump, load, parse
 from launcher.hosts.schema import HOST, JOB, SCHEMA, SECTIONS
 from launcher.hosts.values import SET_BY_DDPCTL
 
@@ -60,7 +60,7 @@ def accepts_or_explains(read: Any) -> None:
 def test_any_text(text: str) -> None:
     accepts_or_explains(lambda: parse(text, "x"))
     accepts_or_explains(lambda: parse("gpu1 slots=2\n" + text, "x"))
-    accepts_or_explains(lambda: load(HostList(text)))
+    accepts_or_explains(lambda: load([text]))
 
 
 @given(st.lists(st.sampled_from([*"{}[]:-&*!|>'\"%@`#,? \n\t", "a", "hosts", "<<", "\x00"])))

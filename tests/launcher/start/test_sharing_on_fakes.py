@@ -158,7 +158,7 @@ def test_a_launch_waits_until_the_gpus_are_free(
 def test_a_wait_ends_after_its_duration(make: Make) -> None:
     cluster = make("gpu0")
     first = cluster.launch("--detach")[1].strip()
-    code, _, err = cluster.launch("--wait", "1s")
+    code, _, err = cluster.launch("--wait-limit", "1s")
     assert code == 3 and "gave up waiting" in err and first in err
     assert cluster.tickets == [] and {node.run_id for node in cluster.nodes} == {first}
 
@@ -314,10 +314,10 @@ def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:
     code, out, _ = cluster.launch("--dry-run", "--nodes", "2", "--wait")
     assert code == 0 and "nodes         2, ranks" in out and "any hosts with free GPUs" in out
     assert "wait          as long as it takes" in out and "node 1 on gpu1" in out
-    assert "wait          5400 s" in cluster.launch("--dry-run", "--wait", "1h30m")[1]
+    assert "wait          5400 s" in cluster.launch("--dry-run", "--wait-limit", "1h30m")[1]
     code, _, err = cluster.launch("--nodes", "4")
     assert code == 2 and "has 3 hosts" in err
-    assert cluster.launch("--wait", "0", "--dry-run")[0] == 2
+    assert cluster.launch("--wait-limit", "0", "--dry-run")[0] == 2
 
 
 def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None:

@@ -1,10 +1,37 @@
-"""Short forms of long lists, as in clush: `0-3,5` for ranks, `gpu[1-3]` for host names."""
+"""Format and read lists, counts, durations and sizes, and make untrusted text safe to print. PURE."""
 
 import re
 from collections.abc import Iterable, Mapping
 
 FEW = 3  # equal errors of up to this many hosts stay separate lines
+LONGEST_LINE = 2000  # maximum characters of one line
+LONGEST_VALUE = 60  # maximum characters of a wrong value in a message
+LONGEST_PATH = 4096
+DAY = 86400  # seconds
+
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
+
+_CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colours
+# Titles and the like. They may not contain a start, because many starts would take quadratic time.
+ESCAPE_BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
+_STRING = ESCAPE_BODY + r"(?:\x07|\x1b\\|\x9c)"
+_OTHER = r"\x1b[ -/]*[0-~]"
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+ESCAPES = re.compile("|".join([_CSI, _STRING, _OTHER, _CONTROL]))
+_REPLACED: dict[int, str | None] = {
+    # they reverse the direction of text, which can disguise a line
+    **dict.fromkeys([0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]),
+    # neither UTF-8 nor XML can hold them
+    **dict.fromkeys([*range(0xD800, 0xE000), 0xFFFE, 0xFFFF], "\ufffd"),
+    **dict.fromkeys([0x2028, 0x2029], "\n"),  # line separators
+}
+
+_DURATION = re.compile(
+    r"(?=.)(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", re.ASCII
+)
+_CLOCK = re.compile(r"(\d{1,6}):([0-5]\d):([0-5]\d)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,30})\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
+_SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def ranges(numbers: Iterable[int], width: int = 0) -> str:
@@ -19,7 +46,7 @@ def ranges(numbers: Iterable[int], width: int = 0) -> str:
 
 
 def names(hosts: Iterable[str]) -> str:
-    """Format gpu1, gpu2, gpu3 and login as `gpu[1-3],login`.
+    """Format gpu1, gpu2, gpu3 and login as `gpu[1-3],login`, as clush does.
 
     Names fold at their last number: `gpu[1-2].lab`, `10.0.0.[7-9]`, `node[08-11]`. Groups are in
     the order of their first names.
@@ -43,6 +70,71 @@ def names(hosts: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """Format a count: `1 host`, `2 hosts`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as it is written in flags: `90s`, `30m`, `2h30m`, `1d`."""
+    if seconds != int(seconds):
+        return f"{seconds:g}s"
+    rest, parts = int(seconds), ""
+    for unit, size in {"d": DAY, "h": 3600, "m": 60, "s": 1}.items():
+        number, rest = divmod(rest, size)
+        parts += f"{number}{unit}" if number else ""
+    return parts or "0s"
+
+
+def seconds_in(text: str) -> int | None:
+    """Return the seconds of `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for any other text.
+
+    A bare number is no duration, because tools differ in its unit, except for 0. On None,
+    `duration_remedy` says what to write.
+    """
+    text = text.strip()
+    if clock := _CLOCK.fullmatch(text):
+        hours, minutes, seconds = map(int, clock.groups())
+        return 3600 * hours + 60 * minutes + seconds
+    if text == "0":
+        return 0
+    if not (match := _DURATION.fullmatch(text)):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return DAY * days + 3600 * hours + 60 * minutes + seconds
+
+
+def duration_remedy(text: str) -> str:
+    """Return what to write in place of a `text` that is no duration."""
+    if number := re.fullmatch(r"\s*([0-9]{1,9})\s*", text):
+        larger, smaller = "hm" if int(number[1]) < 100 else "ms"
+        return f"write {number[1]}{larger} or {number[1]}{smaller}"
+    return "write 90s, 30m, 2h30m, 1d or 24:00:00, for example"
+
+
+def bytes_in(text: str) -> int | None:
+    """Return the bytes of `16g`, `512m`, `16GiB` or a number; None for any other text."""
+    match = _SIZE.fullmatch(text.strip())
+    return int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else None
+
+
+def printable(text: str) -> str:
+    """Make text from a host, an image or a file safe to print and to store. Keeps newlines and tabs.
+
+    Removes escape sequences and control characters, which a terminal would obey, and characters
+    that reverse the direction of text. U+FFFD stands for what UTF-8 cannot encode.
+    """
+    return text if text.isprintable() else ESCAPES.sub("", text).translate(_REPLACED)
+
+
+def one_line(text: str, most: int = LONGEST_LINE) -> str:
+    """Make text safe to print, as one line of at most `most` characters."""
+    parts = (part.strip() for part in re.split(r"[\n\t]", printable(text)))
+    line = " ".join(filter(None, parts))
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def quoted(text: str, most: int = LONGEST_VALUE) -> str:
+    """Return a value as it is written, but in quotes, with escapes, if it would be misread otherwise."""
+    short = text if len(text) <= most else text[:most] + "..."
+    return short if short.isprintable() and short.strip() == short and short else repr(short)
 
 
 def errors(by_host: Mapping[str, object]) -> list[str]:

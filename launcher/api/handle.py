@@ -170,7 +170,7 @@ class JobOptions(TypedDict, total=False):
     max_restarts: int
     metrics_dir: str
     stop_timeout: int
-    time_limit: str | int
+    time_limit: str
 
 
 def launch(

@@ -120,13 +120,13 @@ def launch(
 
 def wait_seconds(wait: bool, limit: str | None) -> int | None:
     """Return the limit of --wait or --wait-limit in seconds; 0: no limit; None: do not wait."""
-    from ..hosts.values import seconds_in
+    from ..text import duration_remedy, quoted, seconds_in
 
     if limit is None:
         return 0 if wait else None
     seconds = seconds_in(limit)
     if not seconds:
-        raise UsageError(f"--wait-limit {limit}: write 2h30m, for example")
+        raise UsageError(f"--wait-limit {quoted(limit)}: not a duration; {duration_remedy(limit)}")
     return seconds
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..logs.event_reader import clean
+from ..logs.event_reader import LONGEST_TEXT
 from ..supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
+from ..text import printable
 from .failure_kinds import FailureKind
 
 FULL = 65536  # free bytes at or below which a disk counts as full
@@ -31,7 +32,8 @@ class NodeEvidence:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
     def lines(self, rank: int | None) -> list[str]:
-        return [clean(text.decode(errors="replace")) for _, who, text in self.tail if who == rank]
+        texts = (text[:LONGEST_TEXT] for _, who, text in self.tail if who == rank)
+        return [printable(text.decode(errors="replace")) for text in texts]
 
     @property
     def end(self) -> End | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..plan.plan import LABEL
 from ..run_id import RUN_ID
+from ..text import one_line
 
 GONE = ("exited", "cancelled", "dead", "created", "waiting")  # no process runs
 UNSTARTED = ("created", "waiting")
@@ -30,7 +31,6 @@ LABELS = {  # a node is skipped unless these labels match
     "gpus": re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII),
     "since": re.compile(r"([0-9]{1,11}(\.[0-9]{1,3})?)?"),
 }
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
 
@@ -102,19 +102,19 @@ def read_status(
         odd = ["node-rank"]
     if odd:
         warn_once(
-            f"ddpctl: warning: {host}: skipped {plain(handle)}, which has labels that ddpctl does not "
-            f"write: {odd[0]} {plain(text[odd[0]])!r}; remove it there if it is not in use"
+            f"ddpctl: warning: {host}: skipped {host_text(handle)}, which has labels that ddpctl does not "
+            f"write: {odd[0]} {host_text(text[odd[0]])!r}; remove it there if it is not in use"
         )
         return None
     port = str(bare.get("master-port"))
     return replace(
         seen,
         run_id=text["run-id"],
-        name=plain(bare.get("name")),
+        name=host_text(bare.get("name")),
         attempt=int(text["attempt"]),
         node_rank=int(text["node-rank"]),
         nnodes=int(text["nnodes"]),
-        owner=plain(bare.get("owner")),
+        owner=host_text(bare.get("owner")),
         host=host,
         handle=handle,
         master_port=port if re.fullmatch(r"[0-9]{1,5}", port) else "",
@@ -138,9 +138,9 @@ def inspected(answer: Mapping[str, Any]) -> NodeStatus:
         created=unix(answer.get("Created")),
         started=unix(state.get("StartedAt")),
         ended=unix(state.get("FinishedAt")) if ended else None,
-        error=plain(state.get("Error")),
-        image=plain(mapping(answer.get("Config")).get("Image")),
-        container=plain(answer.get("Id")),
+        error=host_text(state.get("Error")),
+        image=host_text(mapping(answer.get("Config")).get("Image")),
+        container=host_text(answer.get("Id")),
     )
 
 
@@ -161,9 +161,9 @@ def array(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def plain(text: object) -> str:
-    """Return a host's text, shortened and without control characters."""
-    return CONTROL.sub("", text)[:TEXT_LIMIT] if isinstance(text, str) else ""
+def host_text(value: object) -> str:
+    """Return a host's text on one line, shortened; "" if it is not a text."""
+    return one_line(value, TEXT_LIMIT) if isinstance(value, str) else ""
 
 
 def _state(text: object) -> str:

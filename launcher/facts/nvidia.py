@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..run_id import is_run_id
 from ..ssh.script_files import load_script
+from ..text import printable
 
 BUSY_MIB = 500  # a GPU with at least this much memory in use is busy
 IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
@@ -182,10 +183,3 @@ def _text(node: ElementTree.Element, path: str) -> str:
 def _number(text: str) -> int:
     match = re.match(r"[0-9]{1,12}", text)
     return int(match[0]) if match else 0
-
-
-def printable(line: str) -> str:
-    """Replace control characters, except tabs, in a line from a host."""
-    if line.replace("\t", "").isprintable():
-        return line
-    return "".join(c if c.isprintable() or c == "\t" else "?" for c in line)

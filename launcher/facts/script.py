@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from ..ssh.script_files import load_script
+from ..text import printable
 from . import network, rdma
 from .gpus import Gpu, amd_gpus, nvidia_gpus
 from .hardware import Details, details
 from .network import Address, Interface, IpRoute
-from .nvidia import printable
 from .rdma import RdmaPort
 
 SCRIPT = load_script(__file__, "facts.sh")

@@ -19,8 +19,7 @@ from ..engines.running import RunningNode
 from ..errors import DdpctlError
 from ..facts.nvidia import BUSY, IDLE
 from ..supervisor.events import Gpu, Stopping
-from ..terminal.sanitize import plain
-from ..text import counted, names, ranges
+from ..text import counted, names, printable, ranges
 from .monitor import NodeOutcome
 from .trainer_progress import Progress, read_progress
 
@@ -176,7 +175,7 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     if not words:
         who = host if line.rank is None else f"{host}:{line.rank}"
         text = line.text.rpartition(b"\r")[2] or line.text  # the newest state of a progress bar
-        words = f"[{who}] {plain(text[:LONGEST].decode(errors='replace'))[:LAST_LINE].strip()}"
+        words = f"[{who}] {printable(text[:LONGEST].decode(errors='replace'))[:LAST_LINE].strip()}"
     silent = now - line.time
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 

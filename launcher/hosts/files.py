@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import HostsFileError
+from ..text import LONGEST_PATH, quoted
 from .model import Job
-from .problems import LONGEST_PATH, Problem, raise_any, shown
+from .problems import Problem, raise_any
 from .schema import PathKind
 from .values import wrong_env_name
 
@@ -45,7 +46,7 @@ def missing(places: Iterable[Place]) -> Iterator[Problem]:
     """Yield a problem for each unusable file or folder, and for each wrong line of an env_file."""
     for place in places:
         if why := _why_unusable(place):
-            what = f"found {shown(place.path, LONGEST_PATH)}, which {why}"
+            what = f"found {quoted(place.path, LONGEST_PATH)}, which {why}"
             kind = "a folder" if place.kind == "folder" else "a file"
             # a "file" is a private key, which the user should not create here
             remedy = "correct the path" + (" or create it" if place.kind != "file" else "")
@@ -100,11 +101,11 @@ def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
         name = name.strip()
         if not line.strip() or name.startswith("#"):
             continue
-        found, remedy = f"the name {shown(name)}", wrong_env_name(name)
+        found, remedy = f"the name {quoted(name)}", wrong_env_name(name)
         if not equals or "\ufffd" in line or "\0" in line:
             found, remedy = "a line that is not NAME=value in UTF-8", "correct or remove it"
         if remedy:
-            key = f"{place.key}: {shown(place.path, LONGEST_PATH)} line {number}"
+            key = f"{place.key}: {quoted(place.path, LONGEST_PATH)} line {number}"
             what = f"found {found}"
             problems.append(Problem(place.line, key.removeprefix(": "), what, remedy, "NAME=value"))
         values[name] = value

@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Iterable
 
-from .problems import Problem, nearest, shown
+from ..text import quoted
+from .problems import Problem, nearest
 from .values import split_login
 from .yaml_tree import Tree, tree_of
 
@@ -56,7 +57,7 @@ def _hosts(lines: Iterable[tuple[int, str]], problems: list[Problem]) -> Tree:
         if unknown or len(given) < len(options) or not all(map(str.isdecimal, given.values())):
             near = nearest(unknown[0], _KNOWN) if unknown else None
             allowed = "HOST slots=N" if line else "HOST:GPUS, separated by commas"
-            what = f"found {shown(written)}"
+            what = f"found {quoted(written)}"
             problem = Problem(line, f"hosts[{len(hosts)}]", what, "correct it", allowed, near)
             problems.append(problem)
             given = {"slots": "0"}  # so that the line's GPUs cause no second problem

@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 from ..errors import UsageError
 from ..state import current_folder, expanded
+from ..text import quoted
 from .files import Place, missing, text_of
 from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
 from .model import Cluster, Host, Job
-from .problems import Problem, Wrong, raise_any, shown
+from .problems import Problem, Wrong, raise_any
 from .rules import Entry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
 from .select import select
@@ -231,7 +232,7 @@ def _long_form(item: Tree) -> Tree:
     parts = split_login(text(item))
     port = parts.get("port", "")
     if port.isdecimal() and 0 < int(port[:5]) < _AMBIGUOUS_PORT:
-        name = shown(parts["host"])
+        name = quoted(parts["host"])
         remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
         raise wrong(item, remedy, f"{item.shown}, which may mean a port or a number of GPUs")
     return tree_of(parts, item.line)

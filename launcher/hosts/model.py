@@ -6,6 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
+from ..text import duration
+
 Gpus: TypeAlias = Literal["all"] | int | tuple[int, ...]
 
 
@@ -115,7 +117,13 @@ def dump(cluster: Cluster) -> str:
 
 def _changed(part: Host | Job, default: Host | Job) -> dict[str, Any]:
     return {
-        name: list(value) if isinstance(value, tuple) else value
+        name: _written(name, value)
         for name, value in vars(part).items()
         if value != getattr(default, name)
     }
+
+
+def _written(key: str, value: object) -> object:
+    if key == "time_limit" and isinstance(value, int):
+        return duration(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import HostsFileError
-
-SHOWN = 60  # maximum characters of a wrong value in a message
-LONGEST_PATH = 4096
+from ..text import LONGEST_PATH, quoted
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Problem:
         return replace(self, key=key + self.key, allowed=self.allowed or allowed)
 
     def text(self, source: str) -> str:
-        place = shown(source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
+        place = quoted(source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
         near = f"did you mean '{self.near}'?" if self.near else ""
         text = "; ".join(filter(None, [self.what, allowed, self.remedy, near]))
@@ -48,12 +46,6 @@ def raise_any(source: str, problems: Sequence[Problem]) -> None:
     if problems:
         lines = [problem.text(source) for problem in sorted(problems, key=lambda p: p.line)]
         raise HostsFileError(list(dict.fromkeys(lines)))
-
-
-def shown(text: str, most: int = SHOWN) -> str:
-    """Return at most `most` characters of `text` on one line, safe for a terminal."""
-    short = text if len(text) <= most else text[:most] + "..."
-    return short if short.isprintable() and short.strip() == short and short else repr(short)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

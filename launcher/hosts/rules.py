@@ -5,8 +5,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..text import quoted
 from .model import Host, Job
-from .problems import Problem, shown
+from .problems import Problem
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 _CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
@@ -102,8 +103,8 @@ def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
         flat = os.path.normpath("/" + target.lstrip("/"))
         for folder, what in own.items():
             if flat == folder or flat.startswith(f"{folder}/"):
-                found = f"a mount at {shown(target)}, where {what} mounted"
+                found = f"a mount at {quoted(target)}, where {what} mounted"
                 yield key, found, "choose another folder in the container"
         if flat in taken:
-            yield key, f"two mounts at {shown(flat)}", "keep one of them"
+            yield key, f"two mounts at {quoted(flat)}", "keep one of them"
         taken.add(flat)

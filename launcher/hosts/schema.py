@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from ..text import quoted
 from . import values
-from .problems import Problem, nearest, shown
+from .problems import Problem, nearest
 from .values import Reader
 
 PathKind: TypeAlias = Literal["file", "env file", "folder"]
@@ -111,4 +112,4 @@ def unknown(name: str, line: int, known: Collection[str]) -> Problem:
         synonym = _SYNONYMS.get(name.lower().replace("-", "_"))
         near = synonym if synonym in known else nearest(name, known)
         remedy = "correct or remove it"
-    return Problem(line, shown(name), "found an unknown key", remedy, allowed, near)
+    return Problem(line, quoted(name), "found an unknown key", remedy, allowed, near)

@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 from typing import TypeAlias, TypeVar
 
-from .problems import Problem, Wrong, nearest, shown
+from ..text import bytes_in, duration_remedy, quoted, seconds_in
+from .problems import Problem, Wrong, nearest
 from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, Tree
 
 MIB = 1024**2
 LONGEST_DURATION = 365 * 86400  # seconds
-_DURATION = re.compile(
-    r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?|(\d{1,9})", re.ASCII
-)
-_SIZE = re.compile(r"(\d{1,30})\s*([kmgt]?)i?b?", re.IGNORECASE | re.ASCII)
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STARTS_PYTHON = re.compile(r"python[0-9.]*|torchrun")
 _UID_GID = re.compile(r"\d{1,10}:\d{1,10}", re.ASCII)
@@ -90,10 +86,10 @@ def mapping_of(
 
         def read_entry(name: str) -> tuple[str, T]:
             if remedy := remedy_for(name):
-                raise wrong(tree.entries[name], remedy, f"the name {shown(name)}")
+                raise wrong(tree.entries[name], remedy, f"the name {quoted(name)}")
             return name, read(tree.entries[name])
 
-        return dict(each(((f".{shown(name)}", name) for name in tree.entries), read_entry))
+        return dict(each(((f".{quoted(name)}", name) for name in tree.entries), read_entry))
 
     return read_mapping
 
@@ -113,8 +109,8 @@ def text(tree: Tree) -> str:
     """Read a non-empty scalar that YAML treats as text."""
     written = as_written(tree)
     if tree.kind != TEXT:
-        remedy = f'quote it if you mean the text: "{shown(written)}"'
-        raise wrong(tree, remedy, f"{shown(written)} ({tree.kind})")
+        remedy = f'quote it if you mean the text: "{quoted(written)}"'
+        raise wrong(tree, remedy, f"{quoted(written)} ({tree.kind})")
     if not written.strip():
         raise wrong(tree, "give a value or remove the key")
     return written
@@ -173,7 +169,7 @@ def host(tree: Tree) -> str:
     parts = split_login(word)
     is_login = len(parts) > 1 and all(parts.values()) and parts.get("port", "0").isdecimal()
     if is_login and not word.startswith("-"):
-        written = " and ".join(f"{key}: {shown(part)}" for key, part in parts.items())
+        written = " and ".join(f"{key}: {quoted(part)}" for key, part in parts.items())
         raise wrong(tree, f"write {written}")
     return _one_word(tree, _NOT_IN_HOST | {":", "%"})
 
@@ -189,7 +185,7 @@ def _one_word(tree: Tree, forbidden: set[str]) -> str:
     if word.startswith("-"):
         raise wrong(tree, "ssh would read a name that starts with `-` as an option")
     if bad:
-        raise wrong(tree, f"remove {shown(' '.join(bad))}")
+        raise wrong(tree, f"remove {quoted(' '.join(bad))}")
     if len(word) > 253:
         raise wrong(tree, "use at most 253 characters")
     return word
@@ -271,7 +267,7 @@ def command(tree: Tree) -> tuple[str, ...]:
     first = PurePosixPath(words[0]).name
     if _STARTS_PYTHON.fullmatch(first):
         raise wrong(
-            tree, f"remove {shown(first)}: ddpctl runs the script with torchrun", shown(words[0])
+            tree, f"remove {quoted(first)}: ddpctl runs the script with torchrun", quoted(words[0])
         )
     return words
 
@@ -280,7 +276,7 @@ def arguments(tree: Tree) -> tuple[str, ...]:
     """Read a list of arguments. Numbers and `yes` stay as written."""
     if tree.kind == TEXT and (words := tree.text.split()):
         listed = ", ".join(word for word in words if not _STARTS_PYTHON.fullmatch(word))
-        raise wrong(tree, f"write [{shown(listed)}]")
+        raise wrong(tree, f"write [{quoted(listed)}]")
     return list_of(as_written, "[--epochs, 10]")(tree)
 
 
@@ -307,27 +303,20 @@ def _capability(tree: Tree) -> str:
 
 
 def duration(tree: Tree) -> int:
-    """Read a duration in seconds: `2h30m`, `90s`, `1d` or a number."""
-    seconds = seconds_in(as_written(tree))
-    if not seconds or seconds > LONGEST_DURATION:
+    """Read a duration in seconds: `90s`, `2h30m`, `1d` or `24:00:00`."""
+    written = as_written(tree)
+    seconds = seconds_in(written)
+    if seconds is None:
+        raise wrong(tree, duration_remedy(written))
+    if not 0 < seconds <= LONGEST_DURATION:
         raise wrong(tree, "write a time from 1s to 365d")
     return seconds
 
 
-def seconds_in(text: str) -> int | None:
-    """Parse a duration into seconds; None if `text` is not one."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not match[0]:
-        return None
-    days, hours, minutes, seconds, plain = (int(part or 0) for part in match.groups())
-    return 86400 * days + 3600 * hours + 60 * minutes + seconds + plain
-
-
 def size(tree: Tree) -> int:
     """Read a size in bytes: `16g`, `512m`, `16GiB` or a number."""
-    match = _SIZE.fullmatch(as_written(tree).strip())
-    number = int(match[1]) * _UNITS[match[2].lower()] if match else 0
-    if not MIB <= number <= 2**50:
+    number = bytes_in(as_written(tree))
+    if number is None or not MIB <= number <= 2**50:
         raise wrong(tree, "write a size from 1m to 1024t")
     return number
 

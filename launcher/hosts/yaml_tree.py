@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from .problems import Problem, Wrong, shown
+from ..text import quoted
+from .problems import Problem, Wrong
 
 MAX_ALIASES = 100
 LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
@@ -48,7 +49,7 @@ class Tree:
     def shown(self) -> str:
         if self.kind in (LIST, MAPPING, NOTHING):
             return self.kind
-        return shown(self.text) if self.text.strip() else "empty text"
+        return quoted(self.text) if self.text.strip() else "empty text"
 
 
 def tree_of(value: object, line: int = 0) -> Tree:
@@ -69,12 +70,12 @@ def read_yaml(text: str, problems: list[Problem]) -> Tree:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else -1
         written = "".join(text.split("\n")[line : line + 1])
-        what, remedy = f"not YAML: {shown(error.problem or '?')}", "fix the YAML at this line"
+        what, remedy = f"not YAML: {quoted(error.problem or '?')}", "fix the YAML at this line"
         if "\t" in written[: len(written) - len(written.lstrip())]:
             what, remedy = "found a tab", "indent with spaces"
         raise Wrong(Problem(line + 1, "", what, remedy)) from None
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
-        what = f"not YAML: {shown(' '.join(str(error).split()))}"
+        what = f"not YAML: {quoted(' '.join(str(error).split()))}"
         raise Wrong(Problem(0, "", what, "save the file as UTF-8 text")) from None
     except RecursionError:
         raise Wrong(Problem(0, "", "found too many nested lists", "nest fewer")) from None
@@ -110,7 +111,7 @@ class _Composer:
             return self.anchors[event.anchor]
         tag = None if event.tag == "!" else event.tag
         if tag and tag not in _KINDS:
-            what = f"found the YAML tag {shown(tag)}"
+            what = f"found the YAML tag {quoted(tag)}"
             self.problems.append(Problem(line, path, what, "remove the tag", "plain values"))
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Tree] = []
@@ -131,7 +132,7 @@ class _Composer:
         merged: list[Tree] = []
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self._tree(event, path)
-            inner = f"{path}.{shown(key.text)}".removeprefix(".")
+            inner = f"{path}.{quoted(key.text)}".removeprefix(".")
             value = replace(self._tree(next(self.events), inner), line=key.line)
             if key.kind in (LIST, MAPPING):
                 what = "found a key that is not text"

@@ -6,17 +6,16 @@ definition, becomes Unreadable. Unknown fields are ignored.
 
 import dataclasses
 import json
-import re
 import types
 import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..supervisor.events import Event
+from ..text import printable
 
 LARGEST = 1e11  # seconds, of times and durations: prevents calendar overflows
 LONGEST_TEXT = 1 << 16
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
 KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # the supervisor's events by kind
 
 
@@ -35,11 +34,6 @@ def parsed_event(text: bytes) -> Event:
         return parsed(kind, document) if kind else Unreadable(known=False)
     except (ValueError, TypeError, KeyError, RecursionError):
         return Unreadable()
-
-
-def clean(text: str) -> str:
-    """Return the text, shortened, with U+FFFD for control characters other than tab and newline."""
-    return CONTROL.sub("\ufffd", text[:LONGEST_TEXT])
 
 
 T = typing.TypeVar("T")
@@ -67,13 +61,17 @@ def _value(hint: Any, value: Any) -> Any:
     if origin in (tuple, list) and isinstance(value, list):
         return origin(_value(args[0], each) for each in value)
     if origin is dict and isinstance(value, dict):
-        return {clean(key): _value(args[1], each) for key, each in value.items()}
+        return {_text(key): _value(args[1], each) for key, each in value.items()}
     if dataclasses.is_dataclass(hint):
         return parsed(typing.cast(type, hint), value)
     if hint is str and isinstance(value, str):
-        return clean(value)
+        return _text(value)
     if hint is float and type(value) in (int, float) and abs(value) < LARGEST:
         return float(value)
     if type(value) is hint and (hint is bool or (hint is int and abs(value) < 1 << 63)):
         return value
     raise ValueError(f"not {hint}: {value!r:.100}")
+
+
+def _text(value: str) -> str:
+    return printable(value[:LONGEST_TEXT])

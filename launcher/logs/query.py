@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import seconds_in
 from .store import Mark, known_marks, read_index
 
 PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
@@ -108,8 +109,9 @@ def _batches(
 
 
 def parse_since(text: str, now: float) -> float:
-    """Convert 10s, 5m, 2h, 3d (ago) or an RFC 3339 time to unix seconds. Raises ValueError."""
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return now - float(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    """Convert a duration (ago) or an RFC 3339 time to unix seconds. Raises ValueError."""
+    seconds = seconds_in(text)
+    if seconds is not None:
+        return now - seconds
     moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
     return moment.timestamp()

@@ -14,6 +14,7 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unseen
+from ..text import duration_remedy, quoted
 
 UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
 
@@ -96,10 +97,8 @@ def since_time(text: str | None) -> float | None:
     try:
         return None if text is None else parse_since(text, time.time())
     except (ValueError, OverflowError):
-        raise UsageError(
-            f"--since {text!r}: give a duration such as 30s, 10m, 2h or 3d, or a time such as "
-            "2026-11-21T15:30:00Z"
-        ) from None
+        remedy = f"{duration_remedy(text or '')}, or a time such as 2026-11-21T15:30:00Z"
+        raise UsageError(f"--since {quoted(text or '')}: not a duration; {remedy}") from None
 
 
 def pattern(text: str | None) -> re.Pattern[bytes] | None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from ..terminal.sanitize import plain
-from ..text import names
+from ..text import names, one_line
 from .findings import Problem, failure, warning
 from .inventory import Answer, Inventory, Machine, common, odd_one_out
 from .reach_routes import candidates
@@ -200,9 +199,7 @@ def _holder(machine: Machine) -> str:
     if holder is None:
         return "a process"
     pid = f", pid {holder.pid}" if holder.pid else ""
-    command = plain(holder.command) or "a process"
-    if len(command) > LONGEST_COMMAND:
-        command = f"{command[:LONGEST_COMMAND]}..."
+    command = one_line(holder.command, LONGEST_COMMAND) or "a process"
     return f"{command} (user {holder.user}{pid})"
 
 

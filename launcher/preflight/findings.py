@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..terminal.sanitize import plain
-from ..text import names
+from ..text import names, one_line
 
 Severity = Literal["failure", "warning"]
 LONGEST = 400  # maximum characters of a clause
@@ -35,16 +34,16 @@ class Problem(NamedTuple):
     remedy: str
 
     def at(self, host: str, check: str) -> Finding:
-        return Finding(self.severity, host, check, _one_line(self.what), _one_line(self.remedy))
+        return Finding(
+            self.severity,
+            host,
+            check,
+            *(one_line(text, LONGEST) for text in (self.what, self.remedy)),
+        )
 
 
 failure = functools.partial(Problem, "failure")
 warning = functools.partial(Problem, "warning")
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(plain(text).split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def split(message: str, host: str) -> tuple[str, str]:

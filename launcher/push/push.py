@@ -17,7 +17,7 @@ from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .files.push_tree import TreePush
-from .files.scan import Tree, scan_job, shown
+from .files.scan import Tree, path_text, scan_job
 from .image.push_image import Outcome, check_image, push_image
 from .push_progress import HostsNotReady, Progress, PushReport
 from .transfer.fanout import Fanout
@@ -96,7 +96,7 @@ class _Push:
         for tree in self.trees.values():
             if tree.skipped:
                 more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
-                notice = f"{shown(tree.skipped[0])}{more}: not a file, folder or link; skipped"
+                notice = f"{path_text(tree.skipped[0])}{more}: not a file, folder or link; skipped"
                 progress.say(notice)
         self.digests = {part: tree.manifest.digest for part, tree in self.trees.items()}
         progress.report.dataset_digest = self.digests.get("dataset")

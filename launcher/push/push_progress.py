@@ -15,8 +15,7 @@ from rich.filesize import decimal
 from ..errors import DdpctlError, HostUnreachable, PushFailed
 from ..ssh.node import Node
 from ..terminal.console import Console
-from ..terminal.sanitize import plain
-from ..text import counted
+from ..text import counted, printable
 
 INTERVAL = 10.0  # seconds between plain lines about one host
 
@@ -127,7 +126,7 @@ class Progress:
         if self._bars.disable:
             self._console.say(text)
         else:
-            self._bars.console.print(f"ddpctl: {plain(text)}", markup=False, highlight=False)
+            self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
     def begin(self, node: Node, part: str, total: int) -> None:
         """Start the row of a part on a host. total: bytes; 0 if unknown."""

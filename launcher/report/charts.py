@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 import pygal
 from pygal.etree import etree
 
-from ..logs.event_reader import CONTROL
 from ..logs.metrics import entries, number
+from ..text import printable
 
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; text is 11 units high
 COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
@@ -145,11 +145,7 @@ def is_detail(name: str) -> bool:
 
 
 def text(value: object) -> str:
-    return escape(printable(value))
-
-
-def printable(value: object) -> str:
-    return CONTROL.sub("\ufffd", str(value))
+    return escape(printable(str(value)))
 
 
 def figures(charts: Sequence[Chart]) -> str:

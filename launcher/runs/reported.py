@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..engines.status import NodeStatus, plain
+from ..engines.status import NodeStatus, host_text
 from ..errors import DdpctlError, UsageError
 from ..facts.shared_homes import OWN
 from ..hosts import Cluster
@@ -112,9 +112,9 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
             state="cancelled" if cancelled else "exited" if end else "unknown",
             exit_code=end.exit_code if end else None,
             run_id=run_id,
-            name=plain(run.name),
+            name=host_text(run.name),
             nnodes=max(len(run.hosts), rank + 1),
-            owner=plain(run.owner),
+            owner=host_text(run.owner),
             ended=float(written),
         )
         yield status, run

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..start.attempt import NextAttempt
 from ..start.run_attempt import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
+from ..text import bytes_in, quoted
 from .verdict import Report, document, problems, text
 
 SCRIPT = Path(__file__).with_name("collectives.py")
@@ -101,10 +101,10 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
 
 def size_of(text: str) -> int:
     """Parse a size such as 64m or 1g into bytes. Raises UsageError."""
-    match = re.fullmatch(r"(\d+)([kmg]?)i?b?", text.strip().lower())
-    if match is None or int(match[1]) == 0:
-        raise UsageError(f"--max-size {text!r}: use a size such as 64m or 1g")
-    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+    size = bytes_in(text)
+    if not size:
+        raise UsageError(f"--max-size {quoted(text)}: not a size; write 64m or 1g, for example")
+    return size
 
 
 def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .sanitize import Sanitizer, plain
+from ..text import one_line, printable
+from .sanitize import Sanitizer
 
 if TYPE_CHECKING:
     from ..logs.fold_lines import Fold
@@ -157,7 +158,7 @@ class Console:
                 self._live.hide()
                 self._try_stdout(lambda: sys.stdout.flush())  # earlier output comes first
             try:
-                sys.stderr.write(plain(text) + "\n")
+                sys.stderr.write(printable(text) + "\n")
                 sys.stderr.flush()
             except OSError:
                 _abandon(sys.stderr)
@@ -201,7 +202,7 @@ def table(
     rows: Sequence[Sequence[str]], head: Sequence[str], colours: Mapping[str, str] | None = None
 ) -> str:
     """Format plain columns, two spaces apart, like docker. colours: SGR colour by cell text."""
-    cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in [head, *rows]]
+    cells = [[one_line(cell) for cell in row] for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def drawn(text: str, width: int) -> str:

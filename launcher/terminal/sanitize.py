@@ -1,39 +1,25 @@
-"""Make untrusted text safe for a terminal: log lines keep only colours, messages no sequences at all.
+"""Make log lines safe for a terminal: of all escape sequences, only colours stay.
 
 A terminal obeys escape sequences: they move its cursor, set its title and write to the clipboard.
-Hosts, images and scripts control the text of logs, labels and error messages.
+Hosts, images and scripts control the text of logs. See `text.printable` for messages.
 """
 
 import codecs
 import re
 
+from ..text import ESCAPE_BODY, ESCAPES
+
 LONGEST = 4096  # maximum characters of an unfinished escape sequence
 
-_CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colours
-# Titles and the like. They may not contain a start, because many starts would take quadratic time.
-_BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
-_STRING = _BODY + r"(?:\x07|\x1b\\|\x9c)"
-_OTHER = r"\x1b[ -/]*[0-~]"
-_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_ACTIVE = re.compile("|".join([_CSI, _STRING, _OTHER, _CONTROL]))
-_UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
+_UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
 # Text that a carriage return would overwrite, as in progress bars; the prefix [host:rank] stays.
 _OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
-_REORDERING = dict.fromkeys([0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
-
-
-def plain(text: str) -> str:
-    """Remove escape sequences and control characters, except newlines and tabs.
-
-    Also removes characters that reverse the direction of text, which can disguise a line.
-    """
-    return _ACTIVE.sub("", text).translate(_REORDERING)
 
 
 def coloured(text: str) -> str:
-    """Like `plain`, but keep colours and bold type (SGR sequences)."""
-    return _ACTIVE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", text)
+    """Remove escape sequences other than colours and bold type (SGR), and control characters."""
+    return ESCAPES.sub(lambda match: match[0] if _COLOUR.fullmatch(match[0]) else "", text)
 
 
 class Sanitizer:

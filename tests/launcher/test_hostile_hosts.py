@@ -43,7 +43,8 @@ from launcher.runs.reported import parse_reports
 from launcher.stop import clean
 from launcher.stop.kill import carriers
 from launcher.supervisor.usage import parse_gpus
-from launcher.terminal.sanitize import Sanitizer, plain
+from launcher.terminal.sanitize import Sanitizer
+from launcher.text import printable
 
 pytestmark = pytest.mark.slow
 
@@ -307,7 +308,7 @@ def test_terminal(pieces: list[bytes], message: str) -> None:
     sanitizer = Sanitizer()
     shown = "".join(sanitizer.feed(piece) for piece in pieces)
     assert not ESCAPE.search(re.sub(r"\x1b\[[0-9;:]*m", "", shown))
-    assert not ESCAPE.search(plain(message))
+    assert not ESCAPE.search(printable(message))
     assert not ESCAPE.search(str(UsageError(message)))
 
 

@@ -1,13 +1,25 @@
-"""Folded lists of ranks and host names say exactly what the whole lists say."""
+"""Folded lists name exactly what full lists name; durations read back; untrusted text becomes safe."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.text import errors, names, ranges
+from launcher.text import (
+    bytes_in,
+    duration,
+    duration_remedy,
+    errors,
+    names,
+    one_line,
+    printable,
+    quoted,
+    ranges,
+    seconds_in,
+)
 
 HOSTS = st.builds(
     "{}{:0{}}{}".format,
@@ -60,3 +72,89 @@ def test_one_error_of_many_hosts_is_one_line_and_of_few_a_line_each() -> None:
     assert errors(said) == ["gpu[1-40]: no answer; try `ssh gpu1`"]
     few = {**dict([*said.items()][:2]), "gpu7": "gpu7: refused"}
     assert errors(few) == [*few.values()]
+
+
+@given(st.integers(0, 400 * 86400))
+def test_durations_read_back(seconds: int) -> None:
+    assert seconds_in(duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("2h30m", 9000),
+        ("1d", 86400),
+        ("24:00:00", 86400),
+        ("1:02:03", 3723),
+        ("0", 0),
+        ("", None),
+        ("24", None),
+        ("1.5h", None),
+        ("30m2h", None),
+        ("24:00", None),
+        ("1:60:00", None),
+        ("2 hours", None),
+        ("-1s", None),
+        ("\u0663s", None),
+    ],
+)
+def test_durations(text: str, seconds: int | None) -> None:
+    assert seconds_in(text) == seconds
+
+
+def test_the_remedy_for_a_bare_number_shows_units() -> None:
+    assert duration_remedy("24") == "write 24h or 24m"
+    assert duration_remedy("3600") == "write 3600m or 3600s"
+    assert "2h30m" in duration_remedy("soon")
+
+
+def test_sizes() -> None:
+    assert [bytes_in(text) for text in ("64m", "1G", "16GiB", "512", "2 tb")] == [
+        64 << 20,
+        1 << 30,
+        16 << 30,
+        512,
+        2 << 40,
+    ]
+    assert [bytes_in(text) for text in ("big", "", "1.5g", "-1m")] == [None] * 4
+
+
+HOSTILE = "\x1b[]0;mJ\x07\x9b\x90 \n\t\u202e\ud800\ufffe\u2028"
+TEXTS = st.text() | st.text(st.characters(max_codepoint=0xFFFF)) | st.text(HOSTILE)
+
+
+@given(TEXTS)
+def test_printable_text_has_nothing_that_a_terminal_obeys_or_a_file_cannot_hold(text: str) -> None:
+    safe = printable(text)
+    safe.encode()
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029\ufffe\uffff]", safe)
+    assert printable(safe) == safe
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp"])))
+def test_ordinary_text_is_printed_as_it_is(text: str) -> None:
+    assert printable(f"{text}\t\n") == f"{text}\t\n"
+
+
+@given(TEXTS, st.integers(4, 50))
+def test_one_line_is_one_line_of_bounded_length(text: str, most: int) -> None:
+    line = one_line(text, most)
+    assert len(line) <= most and len(line.splitlines()) <= 1
+    assert printable(line) == line
+
+
+@given(TEXTS)
+def test_a_quoted_value_is_one_printable_line(text: str) -> None:
+    assert quoted(text).isprintable() and quoted(text).isprintable()
+
+
+def test_only_values_that_would_be_misread_are_quoted() -> None:
+    assert [quoted(text) for text in ("gpu1", "", " a", "a\nb", "x" * 99)] == [
+        "gpu1",
+        "''",
+        "' a'",
+        r"'a\nb'",
+        "x" * 60 + "...",
+    ]

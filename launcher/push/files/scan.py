@@ -28,6 +28,7 @@ from pathspec import GitIgnoreSpec
 from ...errors import PushFailed
 from ...hosts import Job
 from ...state import cache_home, home_folder, read_cache, state_home, write_cache
+from ...text import LONGEST_PATH, quoted
 from . import manifest
 from .manifest import Entry, Manifest
 
@@ -91,10 +92,9 @@ def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
     }
 
 
-def shown(path: bytes) -> str:
-    """Make a path printable on one line, whatever its bytes are."""
-    text = path.decode(errors="backslashreplace")
-    return text if text.isprintable() else repr(text)[1:-1]
+def path_text(path: bytes) -> str:
+    """Return a path as text on one line, whatever its bytes are."""
+    return quoted(path.decode(errors="backslashreplace"), LONGEST_PATH)
 
 
 def open_file(path: bytes) -> FileIO:
@@ -157,7 +157,7 @@ class _Walk:
                 inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
                 if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
                     self.problems.append(
-                        f"{shown(child.path)}: is a link out of the folder (to {shown(target)}), "
+                        f"{path_text(child.path)}: is a link out of the folder (to {path_text(target)}), "
                         "which would be broken on the hosts; replace it with what it links to"
                     )
                 else:
@@ -168,7 +168,7 @@ class _Walk:
             self.problem(path, error)
 
     def problem(self, path: bytes, error: OSError) -> None:
-        where = shown(os.path.join(self.root, path))
+        where = path_text(os.path.join(self.root, path))
         self.problems.append(
             f"{where}: {error.strerror}; make it readable or remove it; .ddpctlignore can exclude "
             "it from a workdir"

@@ -12,7 +12,7 @@ from tarfile import TarInfo
 
 from ...errors import PushFailed
 from .manifest import Entry
-from .scan import Tree, open_file, shown
+from .scan import Tree, open_file, path_text
 
 CHUNK = 256 * 1024  # bytes
 END = bytes(2 * tarfile.BLOCKSIZE)
@@ -75,7 +75,9 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     try:
         file = open_file(path)
     except OSError as error:
-        raise PushFailed(f"{shown(path)}: {error.strerror} during the push; push again") from None
+        raise PushFailed(
+            f"{path_text(path)}: {error.strerror} during the push; push again"
+        ) from None
     with file:
         left, digest = entry.size, hashlib.sha256()
         while left:
@@ -87,4 +89,4 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
             yield block
         if left or digest.hexdigest().encode() != entry.content:
             changed = "changed during the push; push again when it is complete"
-            raise PushFailed(f"{shown(path)}: {changed}")
+            raise PushFailed(f"{path_text(path)}: {changed}")

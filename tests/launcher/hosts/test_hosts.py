@@ -141,7 +141,7 @@ def test_ways_to_write_a_host(written: str, host: Host) -> None:
         ("shm_size: 1073741824", "shm_size", 2**30),
         ("time_limit: 2h30m", "time_limit", 9000),
         ("time_limit: 1d1s", "time_limit", 86401),
-        ("time_limit: 90", "time_limit", 90),
+        ("time_limit: 24:00:00", "time_limit", 86400),
         ("workdir: ../code", "workdir", "/etc/code"),
         ("workdir: '/a b/$(c)'", "workdir", "/a b/$(c)"),
         ("image: reg.lab:5000/team/x:1.10", "image", "reg.lab:5000/team/x:1.10"),

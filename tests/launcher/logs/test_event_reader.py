@@ -15,7 +15,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure, headline
 from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
-from launcher.logs.event_reader import KINDS, Unreadable, clean, parsed_event
+from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
 from launcher.logs.journal_reader import Reader, Record
 from launcher.supervisor.events import (
     Clock,
@@ -105,9 +105,8 @@ def test_texts_are_short_and_have_no_terminal_escapes() -> None:
     reason = Reason("start", "\x1b[2Jboom\r\ud800\x9b1m\n" + "x" * 100_000, 0)
     event = parsed_event(json.dumps(document(Stopping(reason))).encode())
     assert isinstance(event, Stopping)
-    assert event.reason.message.startswith("\ufffd[2Jboom\ufffd\ufffd\ufffd1m\nxxx")
-    assert len(event.reason.message) == 1 << 16
-    assert clean("plain\ttext\n") == "plain\ttext\n"
+    assert event.reason.message.startswith("boom\ufffd\nxxx")
+    assert len(event.reason.message) <= 1 << 16
 
 
 # --- any damage to a real journal -----------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_rows_that_a_host_makes_up_are_skipped_and_move_no_cursor() -> None:
     text = "gpu, 0, GPU-1, 5, 6, [N/A], H\x1b[2J\ngpu, 1, ../x, 5, 6, 7, H\napp, GPU-1, 7, 5\n"
     text += f"7\teve\t{CONTAINER}\t../../run\t99\tpython\n"
     [found] = parse_use(text)
-    assert (found.name, found.total) == ("H?[2J", None)
+    assert (found.name, found.total) == ("H", None)
     assert found.processes == (Process(7, 5, "python", "eve", CONTAINER, "", 99.0),)
 
 

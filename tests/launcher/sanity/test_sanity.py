@@ -130,10 +130,10 @@ def test_wrong_results_and_a_check_that_broke_off() -> None:
     assert "exited with 1" in problems(report(DONE), None, None, code=1)[0]
 
 
-def test_sizes_in_words() -> None:
-    assert (size_of("64m"), size_of("1G"), size_of("512")) == (64 << 20, 1 << 30, 512)
-    with pytest.raises(UsageError, match="--max-size 'big'"):
-        size_of("big")
+@pytest.mark.parametrize("text", ["big", "0"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--max-size {text}: .*64m"):
+        size_of(text)
 
 
 def test_a_host_that_is_not_there_is_told_in_the_document_too(tmp_path: Path) -> None:

@@ -62,8 +62,9 @@ class Journals:
 
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
         """Return the charts of resource usage. began: unix seconds at which the x axis begins."""
-        drawn: dict[str, dict[str, list[Point]]] = {title: {} for title in TOPS}
+        curves: dict[str, list[Curve]] = {title: [] for title in TOPS}
         for node in self.nodes:
+            points: dict[str, list[Point]] = {}
             for time, usage in node.of(Usage):
                 values = {"CPU cores busy": usage.cores}
                 if gpus := usage.gpus:
@@ -71,16 +72,13 @@ class Journals:
                     values["GPU memory (GiB)"] = sum(gpu.used for gpu in gpus) / 1024
                 for title, value in values.items():
                     point = (number((time - began) / 60) or 0.0, number(value) or 0.0)
-                    drawn[title].setdefault(node.name, []).append(point)
+                    points.setdefault(title, []).append(point)
+            for title, line in points.items():
+                curves[title].append(Curve(node.name, tuple(line)))
         return tuple(
-            Chart(
-                title,
-                tuple(Curve(n, tuple(p)) for n, p in curves.items()),
-                "minute",
-                top=TOPS[title],
-            )
-            for title, curves in drawn.items()
-            if 0 < len(curves) <= MOST_CURVES
+            Chart(title, tuple(lines), "minute", top=TOPS[title])
+            for title, lines in curves.items()
+            if 0 < len({line.name for line in lines}) <= MOST_CURVES
         )
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..diagnosis.first_failure import headline
 from ..diagnosis.stack_groups import newest_groups, verdict
 from ..engines.choose import engine_traits
 from ..look.stacks import block
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from ..text import names, ranges
-from .charts import Chart, figures, text, together, totals
+from .charts import Chart, together, totals
+from .drawing import figures, text
 from .journals import Journals, changes
 
 # The policy is a second line of defence: even unescaped data could not run or load anything.
@@ -54,12 +56,12 @@ def page(run: Shown) -> str:
         *notes(run),
         *failures(record),
         section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
+        section("Attempts", _timeline(record.attempts, run.now)),
+        section("Nodes", _nodes(record)),
         '<div class="facts">',
         section("Results", table(results(run).items())),
-        section("Attempts", _timeline(record.attempts, run.now)),
         section("Stacks of the last attempt", preformatted("\n".join(stacks)) if groups else ""),
         section("Changes between attempts", table(changed, ("attempt", "what", "before", "now"))),
-        section("Nodes", _nodes(record)),
         section("Plan", table(planned)),
         "</div>",
         '<div class="screen">',
@@ -183,7 +185,7 @@ def results(run: Shown) -> dict[str, str]:
                 found[f"{chart.title}, {name}"] = f"{curve.points[-1][1]:.5g}"
         else:
             mean = statistics.fmean(value for curve in chart.curves for _, value in curve.points)
-            found[f"{chart.title}, mean"] = f"{mean:.5g}"
+            found[f"{chart.title}, mean"] = f"{mean:.3g}"
     return found
 
 
@@ -221,7 +223,7 @@ def failures(record: RunRecord, of: str = "") -> Iterator[str]:
             values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
             yield '<section class="failure">'
             yield f"<h2>{text(f'First failure of {of}attempt {attempt.attempt}')}</h2>"
-            yield f"<p><strong>{text(failure.message or 'no message')}</strong></p>"
+            yield f"<p><strong>{text(headline(failure))}</strong></p>"
             yield table([(key, value) for key, value in values if value is not None])
             yield preformatted(failure.excerpt) if failure.excerpt else ""
             yield f"<p>Remedy: {text(failure.remedy)}</p>" if failure.remedy else ""

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from reported_run import metrics_lines
+from reported_run import BEGAN, journals_of, metrics_lines
 
 from launcher.logs.metrics import LARGEST, number
-from launcher.report.charts import (
+from launcher.report.charts import Chart, Curve, charts, together
+from launcher.report.drawing import (
+    LETTER,
     MOST_POINTS,
-    Chart,
-    Curve,
-    charts,
+    WIDTH,
     colour_of,
     figures,
-    powers,
+    label,
+    linear_axis,
+    log_axis,
     thinned,
-    together,
 )
 
 
@@ -85,19 +83,6 @@ def test_other_scripts_have_no_charts() -> None:
     assert figures(()) == ""
 
 
-def test_an_installed_lxml_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "lxml").mkdir()
-    (tmp_path / "lxml" / "etree.py").touch()
-    program = (
-        "from launcher.report.charts import figures\n"
-        "from launcher.report.charts import Chart, Curve\n"
-        "print(figures([Chart('a', (Curve('b', ((0, 1), (1, 2))),))]))"
-    )
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert "b: 2 at step 1" in done.stdout, done.stderr
-
-
 NUMBERS = st.one_of(
     st.floats(), st.integers(), st.sampled_from([1.0, 1 + 2**-52, 1e16, 1e16 + 2, 5e-324, -1e29])
 )
@@ -120,22 +105,78 @@ def test_a_diverged_loss_is_drawn_and_what_is_no_number_is_not() -> None:
     assert number(float("nan")) is None and number("1") is None and number(True) is None
 
 
-def test_losses_have_a_logarithmic_axis_with_a_tick_for_each_power_of_ten() -> None:
+def labels(drawn: str, axis: str) -> list[str]:
+    return re.findall(rf'<text class="{axis}"[^>]*>([^<]*)</text>', drawn)
+
+
+def test_losses_have_a_logarithmic_axis_with_a_label_for_each_power_of_ten() -> None:
     points = tuple((float(x), 10.0 ** (2 - x)) for x in range(5))
     drawn = figures([Chart("Loss", (Curve("train", points),), log=True)])
     dots = [float(y) for y in re.findall(r'<circle cx="[^"]*" cy="([^"]*)"', drawn)]
     gaps = [round(b - a) for a, b in itertools.pairwise(dots)]
     assert len(set(gaps)) == 1 and gaps[0] > 20  # equal steps for equal factors
-    labels = re.findall(r'<text x="-[^>]*>([^<]*)</text>', drawn)
-    assert labels == ["0.01", "0.1", "1", "10", "100"]
-    assert powers(0.3, 0.9) == [0.5]
-    assert "0.01 at step 4" in drawn
+    assert labels(drawn, "y") == ["0.01", "0.1", "1", "10", "100"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.3, 0.9, [0.4, 0.6, 0.8]),
+        (0.02, 2.5, [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2]),
+        (1e-30, 1e30, [1e-30, 1e-23, 1e-16, 1e-9, 1e-2, 1e5, 1e12, 1e19, 1e26]),
+    ],
+)
+def test_a_logarithmic_axis_has_a_few_round_numbers(
+    low: float, high: float, ticks: list[float]
+) -> None:
+    assert log_axis(low, high).ticks == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0, 90, ["0", "20", "40", "60", "80"]),
+        (0.12, 0.31, ["0.15", "0.2", "0.25", "0.3"]),
+        (-3, 3, ["-2", "0", "2"]),
+        (0, 54_321, ["0", "20,000", "40,000"]),
+        (5, 5, ["4.6", "4.8", "5", "5.2", "5.4"]),
+    ],
+)
+def test_a_linear_axis_has_a_few_round_numbers(low: float, high: float, shown: list[str]) -> None:
+    assert [label(tick) for tick in linear_axis(low, high).ticks] == shown
+
+
+@given(NUMBERS, NUMBERS)
+def test_every_axis_has_two_to_nine_labels_between_its_ends(one: float, other: float) -> None:
+    low, high = sorted(number(value) or 0.0 for value in (one, other))
+    axes = [linear_axis(low, high)] + ([log_axis(low, high)] if low > 0 else [])
+    for axis in axes:
+        assert 2 <= len(axis.ticks) <= 9
+        assert all(axis.low <= tick <= axis.high for tick in axis.ticks)
+        assert 0 <= axis.share(low) <= axis.share(high) <= 1
 
 
 def test_a_value_is_shown_where_the_reader_points() -> None:
     drawn = figures(charts(metrics_lines()))
-    assert ">eval: 0.625 at step 100</text>" in drawn
-    assert drawn.count("<circle") == drawn.count('class="tip"') == 22
+    assert "<title>eval: 0.625 at step 100</title></circle>" in drawn
+    assert drawn.count("<circle") == drawn.count("<title>") == 22
+
+
+def test_no_line_joins_two_attempts() -> None:
+    chart = next(c for c in journals_of().usage_charts(BEGAN) if c.title == "CPU cores busy")
+    drawn = figures([chart])
+    assert drawn.count("<polyline") == 4  # two nodes in two attempts
+    assert drawn.count("<li") == 2  # but a node has one entry in the legend
+
+
+def test_long_labels_stay_inside_the_chart() -> None:
+    points = tuple((x * 1e6, 1e6 + x) for x in range(11))
+    drawn = figures([Chart("many", (Curve("a", points),))])
+    assert labels(drawn, "x")[-1] == "10,000,000" and labels(drawn, "y")[0] == "1,000,000"
+    ends = re.findall(r'<text class="x" x="([^"]*)"[^>]*>([^<]*)</text>', drawn)
+    assert all(float(x) + len(written) * LETTER / 2 <= WIDTH + 0.1 for x, written in ends)
+    starts = re.findall(r'<text class="y" x="([^"]*)"[^>]*>([^<]*)</text>', drawn)
+    assert all(float(x) - len(written) * LETTER >= 0 for x, written in starts)
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends_and_spikes() -> None:
@@ -153,5 +194,5 @@ def test_one_legend_names_every_curve_and_no_two_share_a_colour() -> None:
     drawn = figures([Chart("many", curves), Chart("again", curves[:3])])
     assert drawn.count('<ul class="legend">') == 1 and drawn.count("<li") == 64
     assert len(set(re.findall(r"--c:([^}]*)}", drawn))) == 64
-    assert drawn.count('class="series color-2"') == 2 * 2  # its line and its points
+    assert drawn.count('class="series color-2"') == 2  # in both charts
     assert all(f"--c:{colour_of(n)}" in drawn for n in range(64))

@@ -15,8 +15,11 @@ from launcher.report.page import comparison, page
 pytestmark = pytest.mark.real
 
 WIDTHS = (375, 768, 1280)
-SHOWN_TIPS = """[...document.querySelectorAll(".tip")]
-    .filter(tip => getComputedStyle(tip).display != "none").map(tip => tip.textContent)"""
+OVERLAPS = """[...document.querySelectorAll(".chart svg")].flatMap(svg => {
+  const boxes = [...svg.querySelectorAll("text")].map(text => text.getBoundingClientRect());
+  return boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right
+    && b.left < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom));
+}).length"""
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -68,16 +71,26 @@ def test_it_is_dark_where_the_system_is(tab: Page, pages: dict[str, Path]) -> No
     assert tab.evaluate(BACKGROUND) == "rgb(20, 24, 29)"
 
 
+def test_no_label_of_a_chart_covers_another(tab: Page, pages: dict[str, Path]) -> None:
+    for width in WIDTHS:
+        tab.open(pages["one"], width)
+        assert tab.evaluate("document.querySelectorAll('.chart text').length") > 40
+        assert tab.evaluate(OVERLAPS) == 0
+
+
 def test_pointing_at_a_curve_shows_its_value_and_the_legend_hides_it(
     tab: Page, pages: dict[str, Path]
 ) -> None:
     tab.open(pages["one"], 1280)
-    assert tab.evaluate(SHOWN_TIPS) == []
-    dot = "document.querySelector('.chart circle').getBoundingClientRect()"
+    dot = "document.querySelector('.chart circle')"
+    opacity = f"getComputedStyle({dot}).opacity"
     tab.evaluate("document.querySelector('.chart').scrollIntoView()")
-    x, y, size = (tab.evaluate(f"{dot}.{side}") for side in ("x", "y", "width"))
+    assert tab.evaluate(opacity) == "0"
+    box = f"{dot}.getBoundingClientRect()"
+    x, y, size = (tab.evaluate(f"{box}.{side}") for side in ("x", "y", "width"))
     tab.hover(x + size / 2, y + size / 2)
-    assert tab.evaluate(SHOWN_TIPS) == ["train: 2.5 at step 0"]
+    assert tab.evaluate(opacity) == "1"
+    assert tab.evaluate(f"{dot}.textContent") == "train: 2.5 at step 0"  # the browser's tooltip
     tab.evaluate("document.querySelector('#s0').click()")
     line = "getComputedStyle(document.querySelector('.series.color-0')).display"
     assert tab.evaluate(line) == "none"

@@ -20,6 +20,7 @@ from typer.completion import completion_init, install_callback, show_callback  #
 from . import __version__
 from .commands.options import WithCommandLine
 from .errors import DdpctlError
+from .outcomes import Exit, Outcome
 from .state import make_folder, state_home, write_atomically
 from .terminal.console import Console
 
@@ -27,8 +28,6 @@ COMMANDS = (  # each is a function in commands/, in the file of the same name
     "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
 ).split()
 KINDS = {"launch": WithCommandLine, "exec": WithCommandLine}
-INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
-INTERRUPTED = 130
 Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports
 
 
@@ -80,24 +79,25 @@ def root(
     pass
 
 
-def exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """Wrap a command for typer: its return value, or its error, becomes the exit code."""
+def exiting(function: Callable[..., int | Outcome]) -> Callable[..., None]:
+    """Wrap a command for typer: its outcome, or its error, becomes the exit code."""
 
     @functools.wraps(function)
     def command(*args: object, **kwargs: object) -> None:
         try:
-            code = function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            code = result.exit if isinstance(result, Outcome) else result
         except DdpctlError as error:
             Console().error(str(error))
             code = error.exit_code
         except KeyboardInterrupt:
             Console().error("interrupted")
-            code = INTERRUPTED
+            code = Exit.INTERRUPTED
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
             Console().error(internal_error(error))
-            code = INTERNAL_ERROR
+            code = Exit.INTERNAL
         raise typer.Exit(code)
 
     return command

@@ -1,6 +1,8 @@
 """How runs, nodes and commands end: one word and one exit code for each."""
 
 import enum
+from collections.abc import Collection
+from dataclasses import dataclass
 
 
 class Exit(enum.IntEnum):
@@ -37,10 +39,18 @@ class RunState(enum.StrEnum):
     def is_final(self) -> bool:
         return self in EXIT_OF
 
-    @property
-    def words(self) -> str:
-        """The state in a sentence: `run X succeeded`."""
-        return self.lower()
+
+class NodeState(enum.StrEnum):
+    """The state of one node of an attempt."""
+
+    WAITING = "WAITING"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"  # ended because another node had failed
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"  # ended without an exit code, or not seen
 
 
 EXIT_OF = {
@@ -48,3 +58,34 @@ EXIT_OF = {
     RunState.FAILED: Exit.FAILED,
     RunState.CANCELLED: Exit.CANCELLED,
 }
+
+
+def run_state(nodes: Collection[NodeState], nnodes: int) -> RunState:
+    """Derive the state of an attempt from the states of its nodes. nnodes: how many it has."""
+    if NodeState.RUNNING in nodes:
+        return RunState.RUNNING
+    if NodeState.WAITING in nodes:
+        return RunState.WAITING
+    if {*nodes} == {NodeState.PENDING}:
+        return RunState.PENDING
+    if NodeState.CANCELLED in nodes:
+        return RunState.CANCELLED
+    if NodeState.FAILED in nodes:
+        return RunState.FAILED
+    all_succeeded = {*nodes} == {NodeState.SUCCEEDED} and len(nodes) == nnodes
+    return RunState.SUCCEEDED if all_succeeded else RunState.UNKNOWN
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command leaves the run that it started or followed."""
+
+    state: RunState  # a live state: the run goes on without this command
+    interrupted: bool = False  # a signal ended the command
+
+    @property
+    def exit(self) -> Exit:
+        if self.interrupted:
+            unknown = self.state is RunState.UNKNOWN
+            return Exit.UNCONFIRMED if unknown else Exit.INTERRUPTED
+        return EXIT_OF.get(self.state, Exit.DONE)

@@ -19,6 +19,7 @@ from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
 from ..logs.event_reader import parsed
+from ..outcomes import RunState
 from ..plan.plan import Place
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
@@ -48,8 +49,8 @@ class Raised:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Outcome of one rank. result: a JSON value. pickle: in base64, loaded only with trust=True."""
+class RankResult:
+    """RankResult of one rank. result: a JSON value. pickle: in base64, loaded only with trust=True."""
 
     host: str
     result: Any = None
@@ -105,7 +106,7 @@ def run(
     return results(run.load(), outcomes, trust)
 
 
-def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> list[Any]:
+def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) -> list[Any]:
     """Return the results by rank. Raises the exception of the first rank that failed, or RunFailed."""
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
@@ -114,7 +115,7 @@ def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> 
         first = min(raised)
     if first in raised:  # otherwise that rank was killed, and the others raised because of it
         raise_again(record.run_id, first, outcomes[first], trust)
-    if record.state != "SUCCEEDED":
+    if record.state is not RunState.SUCCEEDED:
         why = headline(failure) if failure else record.state.lower()
         raise RunFailed(record.run_id, why)
     missing = [rank for rank in range(record.attempt.world_size) if rank not in outcomes]
@@ -124,7 +125,7 @@ def results(record: RunRecord, outcomes: Mapping[int, Outcome], trust: bool) -> 
     return [unpickled(each) if trust else each.result for each in ordered]
 
 
-def raise_again(run_id: str, rank: int, outcome: Outcome, trust: bool) -> None:
+def raise_again(run_id: str, rank: int, outcome: RankResult, trust: bool) -> None:
     assert outcome.error
     error = outcome.error
     remote = RemoteError(run_id, outcome.host, rank, error.type, error.message, error.traceback)
@@ -140,18 +141,18 @@ def raise_again(run_id: str, rank: int, outcome: Outcome, trust: bool) -> None:
     raise remote
 
 
-def unpickled(outcome: Outcome) -> Any:
+def unpickled(outcome: RankResult) -> Any:
     try:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
         raise CommandFailed(f"{outcome.host}: cannot unpickle its result: {error}") from None
 
 
-def read_outcomes(attempt: RunningAttempt) -> dict[int, Outcome]:
+def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
     """Return the outcomes of the ranks that wrote one, by rank. Raises CommandFailed or NodesFailed."""
     folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
     texts = each_node([*folders.values()], lambda node: _read(node, attempt.by_node[node].place))
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, RankResult] = {}
     first: dict[int, tuple[str, bytes]] = {}
     for node, found in texts.items():
         for rank, text in found.items():
@@ -184,13 +185,13 @@ def split(data: bytes, host: str) -> dict[int, bytes]:
     return texts
 
 
-def parsed_outcome(host: str, text: bytes) -> Outcome:
+def parsed_outcome(host: str, text: bytes) -> RankResult:
     try:
         document = json.loads(text)
         error, pickled = document.get("error"), document.get("pickle")
         if not isinstance(pickled, str | None):
             raise ValueError("the pickle is not text")
         raised = None if error is None else parsed(Raised, error)
-        return Outcome(host, document.get("result"), raised, pickled)
+        return RankResult(host, document.get("result"), raised, pickled)
     except (ValueError, AttributeError, RecursionError) as error:
         raise CommandFailed(f"{host}: cannot read a result: {error}") from None

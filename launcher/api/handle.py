@@ -16,10 +16,11 @@ from ..logs.query import Wanted, merged
 from ..logs.store import Mark, known_marks
 from ..look.fetch import fetch
 from ..look.logs import chosen
+from ..outcomes import RunState
 from ..plan.plan import LaunchOptions
 from ..runs.find import find
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import FINAL, RunFolder
+from ..runs.record import RunFolder
 from ..ssh.many import nodes_failed
 from ..ssh.node import connected
 from ..start.launch import launch as start_launch
@@ -49,10 +50,10 @@ class Run:
         return self._folder.run_id
 
     @property
-    def state(self) -> str:
-        """State of the newest attempt, as recorded on this machine. Contacts no host.
+    def state(self) -> RunState:
+        """Return the state of the newest attempt, as recorded on this machine. Contact no host.
 
-        PENDING, WAITING, RUNNING, SUCCEEDED, FAILED, CANCELLED or UNKNOWN.
+        It equals one of the texts WAITING, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED, UNKNOWN.
         """
         return self._folder.load().state
 
@@ -61,19 +62,19 @@ class Run:
         """Which rank of the newest attempt failed first, and why. None if none has failed."""
         return self._folder.load().attempt.first_failure
 
-    def wait(self, timeout: float | None = None) -> str:
+    def wait(self, timeout: float | None = None) -> RunState:
         """Wait until the run and all its automatic restarts have ended; return the final state.
 
         Raises TimeoutError after `timeout` seconds. The run continues after that, and after Ctrl-C.
         """
         began = time.monotonic()
-        if self.state not in FINAL and not has_recorder(self._folder):
+        if not self.state.is_final and not has_recorder(self._folder):
             start_recorder(self._folder)  # the last one was killed, or ran on another machine
         while has_recorder(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")
             time.sleep(POLL)
-        if self.state not in FINAL:
+        if not self.state.is_final:
             log = self._folder.path / "recorder.log"
             raise CommandFailed(
                 f"{self.id}: its recorder stopped before the run ended, see {log}; call wait() again"

@@ -1,3 +1,4 @@
+from ..outcomes import Outcome
 from . import options
 
 
@@ -10,7 +11,7 @@ def attach(
     plain: bool = options.PLAIN,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
-) -> int:
+) -> Outcome:
     """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
     Exits as the run did. --on-exit and --on-event are in addition to those given to `launch`.
@@ -25,7 +26,7 @@ def attach(
 
     console = options.console(quiet, verbose, plain, fold)
     folder = find(run, hosts, console)
-    code = attaching.attach(folder, console, on_event)
-    if on_exit is not None and (record := folder.load()).state not in hooks.LIVE:
-        hooks.run_on_exit(on_exit, folder, record, code, console)
-    return code
+    outcome = attaching.attach(folder, console, on_event)
+    if on_exit is not None and not (record := folder.load()).state.is_live:
+        hooks.run_on_exit(on_exit, folder, record, outcome.exit, console)
+    return outcome

@@ -1,6 +1,7 @@
 import os
 
 from ..errors import UsageError
+from ..outcomes import Exit, Outcome
 from . import options
 from .options import argument, flag, option
 
@@ -50,7 +51,7 @@ def launch(
     plain: bool = options.PLAIN,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
-) -> int:
+) -> Outcome | Exit:
     """Check, push, start torchrun on every node and follow the logs.
 
     Your script saves to $DDPCTL_CHECKPOINT_DIR, which a resume finds again, and to
@@ -93,6 +94,7 @@ def launch(
 
     from ..plan import render
     from ..plan.plan import LaunchOptions
+    from ..runs.record import document
     from ..start import launch as launching
 
     wanted = LaunchOptions(
@@ -109,13 +111,17 @@ def launch(
     console = options.console(quiet, verbose, plain, fold)
     first = launching.new_run(cluster, wanted)
     if not dry_run:
-        return launching.launch(first, console)
+        console.document_only = as_json
+        outcome = launching.launch(first, console)
+        if as_json:
+            console.json(document(first.folder.load()))
+        return outcome
     plan = launching.dry_run(first)
     if as_json:
         console.json(render.plan_document(plan))
     else:
         console.print(render.plan_text(plan))
-    return 0
+    return Exit.DONE
 
 
 def wait_seconds(wait: bool, limit: str | None) -> int | None:

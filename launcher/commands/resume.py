@@ -1,3 +1,4 @@
+from ..outcomes import Outcome
 from . import options
 from .options import flag, hosts_option
 
@@ -13,7 +14,7 @@ def resume(
     plain: bool = options.PLAIN,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
-) -> int:
+) -> Outcome:
     """Start a run's next attempt from its newest checkpoint.
 
     \b

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..outcomes import NodeState
 from ..plan.plan import LABEL
 from ..run_id import RUN_ID
 from ..text import one_line
@@ -68,6 +69,20 @@ class NodeStatus:
     @property
     def alive(self) -> bool:
         return self.state not in GONE
+
+    @property
+    def node_state(self) -> NodeState:
+        if self.waits:
+            return NodeState.WAITING
+        if self.alive:
+            return NodeState.RUNNING
+        if self.state == "created":
+            return NodeState.PENDING
+        if self.state == "cancelled":
+            return NodeState.CANCELLED
+        if self.exit_code is None:
+            return NodeState.UNKNOWN
+        return NodeState.FAILED if self.exit_code else NodeState.SUCCEEDED
 
     @property
     def waits(self) -> bool:

@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..errors import CommandFailed
+from ..outcomes import Outcome, RunState
 from ..runs.record import RunFolder
 from ..state import is_locked, locked
+from ..terminal.console import Console
 from . import hooks
 
 READY = b"ready\n"
@@ -24,6 +26,14 @@ import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 """
+
+
+def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
+    """Leave the run to a recorder on this machine. Print the run id."""
+    console.print(folder.run_id)
+    start_recorder(folder)
+    console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
+    return Outcome(state)
 
 
 def start_recorder(folder: RunFolder) -> None:

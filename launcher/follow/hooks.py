@@ -5,16 +5,20 @@ the run: the launching command or, once that has ended, the recorder. They are n
 because that is sent to the hosts and a command line may contain a token.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from ..diagnosis.first_failure import headline
 from ..errors import DdpctlError
+from ..outcomes import Exit
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..state import current_folder, write_atomically
@@ -24,7 +28,6 @@ ON_EXIT = "on-exit"
 HANDED_OVER = "on-exit.detached"  # marks that the recorder must run the hook
 ON_EVENT = "on-event"
 EVENT_TIMEOUT = 60.0  # seconds for the hook of one event
-LIVE = ("WAITING", "PENDING", "RUNNING")
 
 
 def keep(folder: RunFolder, options: LaunchOptions) -> None:
@@ -52,39 +55,48 @@ def hand_over(folder: RunFolder) -> None:
         (folder.path / ON_EXIT).rename(folder.path / HANDED_OVER)
 
 
-def with_on_exit(
-    folder: RunFolder, console: Console, run: Callable[[], int], kept: str = ON_EXIT
-) -> int:
-    """Return run()'s exit code. Then, even after an error, run the stored hook if the run has ended."""
-    code = 1
-    try:
-        code = run()
-    except DdpctlError as error:
-        code = error.exit_code
-        raise
-    finally:
-        path = folder.path / kept
-        if path.exists():
-            record = folder.load_if_readable(console)
-            if record is None:
-                console.say(f"warning: the --on-exit command did not run; it is in {path}")
-            elif record.state not in LIVE:
-                taken = path.with_name(f"{kept}.{os.getpid()}")
-                try:
-                    path.rename(taken)  # so that it runs only once
-                    command = taken.read_text()
-                    taken.unlink()
-                except FileNotFoundError:
-                    pass  # another process took it
-                except (OSError, ValueError) as error:
-                    console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
-                else:
-                    run_on_exit(command, folder, record, code, console)
-    return code
+class ExitHook:
+    """Runs the stored --on-exit command when the block has ended, if the run has ended too.
+
+    exit: the exit code that the command gets; set it before the block ends.
+    """
+
+    def __init__(self, folder: RunFolder, console: Console, kept: str = ON_EXIT) -> None:
+        self._folder, self._console, self._kept = folder, console, kept
+        self.exit: Exit = Exit.FAILED
+
+    def __enter__(self) -> ExitHook:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, DdpctlError):
+            self.exit = Exit(error.exit_code)
+        path = self._folder.path / self._kept
+        if not path.exists():
+            return
+        record = self._folder.load_if_readable(self._console)
+        if record is None:
+            self._console.say(f"warning: the --on-exit command did not run; it is in {path}")
+        elif not record.state.is_live and (command := self._take(path)):
+            run_on_exit(command, self._folder, record, self.exit, self._console)
+
+    def _take(self, path: Path) -> str | None:
+        """Return the command. Only one of several processes gets it."""
+        taken = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.rename(taken)
+            command = taken.read_text()
+            taken.unlink()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
+            return None
+        return command
 
 
 def run_on_exit(
-    command: str, folder: RunFolder, record: RunRecord, code: int, console: Console
+    command: str, folder: RunFolder, record: RunRecord, code: Exit, console: Console
 ) -> None:
     _run(command, _environment(folder, record, code), "--on-exit", console)
 
@@ -92,7 +104,7 @@ def run_on_exit(
 class EventHook:
     """Runs `command` in the background, for one event at a time. None: does nothing.
 
-    close() waits until all queued events have been handled.
+    Use it in a `with` statement: at its end, all queued events have been handled.
     """
 
     def __init__(self, folder: RunFolder, command: str | None, console: Console) -> None:
@@ -110,6 +122,12 @@ class EventHook:
 
     def close(self) -> None:
         self._commands.shutdown()
+
+    def __enter__(self) -> EventHook:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _run(
@@ -142,7 +160,7 @@ def _run(
             console.say(f"warning: the {flag} command exited with {done.returncode}")
 
 
-def _environment(folder: RunFolder, record: RunRecord, code: int | None) -> dict[str, str]:
+def _environment(folder: RunFolder, record: RunRecord, code: Exit | None) -> dict[str, str]:
     """Return the outcome as environment variables; unknown values are empty."""
     failure = record.attempt.first_failure
     return {
@@ -150,7 +168,7 @@ def _environment(folder: RunFolder, record: RunRecord, code: int | None) -> dict
         "DDPCTL_RUN_ID": record.run_id,
         "DDPCTL_NAME": record.name,
         "DDPCTL_STATE": record.state,
-        "DDPCTL_EXIT_CODE": "" if code is None else str(code),
+        "DDPCTL_EXIT_CODE": "" if code is None else str(int(code)),
         "DDPCTL_ATTEMPT": str(record.attempt.attempt),
         "DDPCTL_RUN_DIR": str(folder.path),
         "DDPCTL_FIRST_FAILURE": headline(failure) if failure else "",

@@ -17,6 +17,7 @@ from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
 from ..logs.event_reader import Unreadable
 from ..logs.store import LogStore, Mark, offset_in
+from ..outcomes import NodeState
 from ..supervisor.events import End, Event, Usage
 from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Item, NodeWatcher
 
@@ -84,6 +85,13 @@ class NodeOutcome(NodeEvidence):
     @property
     def failed(self) -> bool:
         return self.done and not self.succeeded
+
+    @property
+    def state(self) -> NodeState:
+        """The state of a node that has ended."""
+        if self.succeeded:
+            return NodeState.SUCCEEDED
+        return NodeState.CANCELLED if self.cancelled else NodeState.FAILED
 
 
 Seen = Lines | NodeOutcome | list[ContactChange] | str | None

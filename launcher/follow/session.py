@@ -6,81 +6,103 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import text as fold
+from .. import text
 from ..diagnosis.evidence import Evidence
 from ..diagnosis.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure, headline
 from ..engines.running import RunningAttempt
 from ..errors import DdpctlError
 from ..logs.store import Mark
+from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..stop.kill import stop_run
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..terminal.live import Live, wanted
+from . import detach
+from .hooks import EventHook
 from .interrupts import Interrupts
 from .monitor import ContactChange, Lines, Monitor, NodeOutcome
 from .panel import Panel
 from .run_lines import RunLines
 
-EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 7}
-EXIT_UNCONFIRMED = 6
-EXIT_INTERRUPTED = 130
 PEER_STOP_TIMEOUT = 8.0  # seconds for supervisors to stop each other before the launcher stops them
 
 
-@dataclass
-class Session:
-    """An attempt that this command follows."""
+@dataclass(frozen=True)
+class StartedRun:
+    """A run whose newest attempt has started."""
 
     attempt: RunningAttempt
     folder: RunFolder
     record: RunRecord
-    console: Console
-    interrupts: Interrupts
-    start_recorder: Callable[[RunFolder], None]  # keeps recording after this command ends
-    on_event: Callable[..., None]  # receives the event's name, the record and values
-    owned: bool = True  # whether Ctrl-C can stop the run; if not, it only leaves
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
-    known: Mapping[int, Mark] = field(default_factory=dict)  # what was already shown, by node rank
+    shown: Mapping[int, Mark] = field(default_factory=dict)  # end of the lines on screen, by rank
 
-    def __post_init__(self) -> None:
+
+def follow(
+    run: StartedRun,
+    events: EventHook,
+    interrupts: Interrupts,
+    console: Console,
+    *,
+    owned: bool = True,
+) -> Outcome:
+    """Follow the attempt until it has ended or the user leaves.
+
+    owned: whether Ctrl-C can stop the run; if not, it only leaves.
+    """
+    with interrupts.held(), log_store(run.folder, console) as store:
+        monitor = Monitor(run.attempt, run.shown, store)
+        session = Session(run, monitor, events, interrupts, console, owned)
+        with session.panel():
+            try:
+                return session.to_the_end()
+            except DdpctlError:
+                raise
+            except Exception as error:
+                error.add_note(f"the run goes on: `ddpctl attach {run.folder.run_id}`")
+                raise
+
+
+class Session:
+    """One command that follows an attempt."""
+
+    def __init__(
+        self,
+        run: StartedRun,
+        monitor: Monitor,
+        events: EventHook,
+        interrupts: Interrupts,
+        console: Console,
+        owned: bool,
+    ) -> None:
+        self.run, self.record, self.owned = run, run.record, owned
+        self.monitor, self.events, self.interrupts = monitor, events, interrupts
+        self.console = console
+        self._lines = RunLines(console)
         self._stopping: threading.Thread | None = None
         self._unconfirmed: Mapping[str, DdpctlError] = {}
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
         self._unsaved = False  # nodes have ended since the record was saved
-        self._lines = RunLines(self.console)
-
-    def follow(self) -> int:
-        """Follow the attempt until it has ended or the user leaves; return the exit code."""
-        with contextlib.ExitStack() as stack:
-            store = stack.enter_context(log_store(self.folder, self.console))
-            self._monitor = Monitor(self.attempt, self.known, store)
-            stack.enter_context(self.interrupts.held())
-            if wanted(plain=self.console.plain, quiet=self.console.quiet):
-                stack.enter_context(self._panel())
-            try:
-                return self._to_the_end()
-            except DdpctlError:
-                raise
-            except Exception as error:
-                error.add_note(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
-                raise
 
     @contextlib.contextmanager
-    def _panel(self) -> Iterator[None]:
-        """Show nodes and progress below the log lines."""
+    def panel(self) -> Iterator[None]:
+        """Show nodes and progress below the log lines, if this is a terminal."""
+        if not wanted(plain=self.console.plain, quiet=self.console.quiet):
+            yield
+            return
         attempt = self.record.attempt
         began = parse_timestamp(attempt.started) or time.time()
-        panel = Panel(self.record.run_id, attempt.attempt, began, self._monitor.outcomes)
+        panel = Panel(self.record.run_id, attempt.attempt, began, self.monitor.outcomes)
         closed = threading.Event()
-        poll = (self.attempt.members[0], closed)
+        poll = (self.run.attempt.members[0], closed)
         threading.Thread(target=panel.poll_progress, args=poll, daemon=True).start()
         try:
             with self.console.live(Live(panel.lines)):
@@ -88,8 +110,8 @@ class Session:
         finally:
             closed.set()
 
-    def _to_the_end(self) -> int:
-        for event in self._monitor.events():
+    def to_the_end(self) -> Outcome:
+        for event in self.monitor.events():
             if isinstance(event, Lines):
                 self._lines.show(event.node_rank, event.text)
                 continue
@@ -101,23 +123,26 @@ class Session:
             elif event is None and self._unsaved:
                 # once for all nodes that ended together, because the record lists every node
                 self._unsaved = False
-                self.folder.try_save(self.record, self.console)
+                self._save()
             elif isinstance(event, str):
                 self.console.say(event)
             number = self.interrupts.take()
             if number is not None and self._handle_signal(number):
-                return self._detach()
+                return self._leave()
             if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
                 self._stop(cancel=False)
             if self._only_unreachable_left():
                 break
         return self._conclude()
 
+    def _save(self) -> None:
+        self.run.folder.try_save(self.record, self.console)
+
     def _contact_changed(self, changes: list[ContactChange]) -> None:
-        for line in fold.errors({change.host: change.text for change in changes}):
+        for line in text.errors({change.host: change.text for change in changes}):
             self.console.say(line)
         for change in changes:
-            self.on_event(
+            self.events(
                 "contact-lost" if change.lost else "contact-restored",
                 self.record,
                 host=change.host,
@@ -127,12 +152,12 @@ class Session:
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
-        known = node.state in ("SUCCEEDED", "FAILED")  # an earlier command has reported it
+        is_news = node.state not in (NodeState.SUCCEEDED, NodeState.FAILED)
         node.exit_code = outcome.exit_code
-        node.state = "SUCCEEDED" if outcome.succeeded else "FAILED"
+        node.state = NodeState.SUCCEEDED if outcome.succeeded else NodeState.FAILED
         self._unsaved = True
-        if not known:
-            self.on_event(
+        if is_news:  # otherwise an earlier command has reported it
+            self.events(
                 "node-ended",
                 self.record,
                 host=outcome.host,
@@ -155,7 +180,7 @@ class Session:
             self.console.say(
                 "press Ctrl-C again to stop the run on all hosts. To leave it running, close this "
                 f"terminal or run `kill -HUP {os.getpid()}`; to follow it again, "
-                f"`ddpctl attach {self.folder.run_id}`"
+                f"`ddpctl attach {self.record.run_id}`"
             )
             return False
         self._interrupted = True
@@ -165,16 +190,16 @@ class Session:
     def _stop(self, *, cancel: bool) -> None:
         if self._stopping is not None:
             return
-        hosts = len({node.name for node in self.attempt.nodes})
-        self.console.say(f"stopping the run on {fold.counted(hosts, 'host')}")
-        timeout: float = self.record.stop_timeout
+        nodes, record = self.run.attempt.nodes, self.record
+        hosts = len({node.name for node in nodes})
+        self.console.say(f"stopping the run on {text.counted(hosts, 'host')}")
+        timeout: float = record.stop_timeout
         if not cancel:
             timeout = min(timeout, PEER_STOP_TIMEOUT)
 
         def stop() -> None:
-            nodes, engine = self.attempt.nodes, self.record.engine
             _, self._unconfirmed = stop_run(
-                nodes, engine, self.folder.run_id, timeout, remove=False, cancel=cancel
+                nodes, record.engine, record.run_id, timeout, remove=False, cancel=cancel
             )
 
         self._stopping = threading.Thread(target=stop, daemon=True)
@@ -184,63 +209,63 @@ class Session:
         """Return whether the stop is complete except for nodes that are out of reach."""
         if not self._interrupted or self._stopping is None or self._stopping.is_alive():
             return False
-        waiting = [o for o in self._monitor.outcomes.values() if not o.done]
+        waiting = [o for o in self.monitor.outcomes.values() if not o.done]
         return bool(waiting) and all(o.host in self._unconfirmed for o in waiting)
 
-    def _detach(self) -> int:
-        self._monitor.close()
+    def _leave(self) -> Outcome:
+        """Let the run go on, in the care of a recorder."""
+        self.monitor.close()
         self._lines.settle()
         if self._unsaved:
-            self.folder.try_save(self.record, self.console)
-        if self._monitor.store:
+            self._save()
+        if self.monitor.store:
             with contextlib.suppress(OSError):  # the disk is full, which was reported already
-                self._monitor.store.close()
+                self.monitor.store.close()
             try:
-                self.start_recorder(self.folder)
+                detach.start_recorder(self.run.folder)
             except DdpctlError as error:
                 self.console.error(str(error))
-        self.console.say(f"the run goes on: `ddpctl attach {self.folder.run_id}`")
-        return EXIT_INTERRUPTED
+        self.console.say(f"the run goes on: `ddpctl attach {self.record.run_id}`")
+        return Outcome(RunState.RUNNING, interrupted=True)
 
     # --- the end -------------------------------------------------------------------------------
 
-    def _conclude(self) -> int:
-        self._monitor.close()
+    def _conclude(self) -> Outcome:
+        self.monitor.close()
         self._lines.settle()
         if self._stopping:
             self._stopping.join()
-        outcomes = list(self._monitor.outcomes.values())
+        outcomes = list(self.monitor.outcomes.values())
         attempt = self.record.attempt
-        attempt.ended = timestamp()
-        if all(outcome.succeeded for outcome in outcomes):
-            attempt.state = "SUCCEEDED"
-        elif self._interrupted and self._unconfirmed:
-            attempt.state, attempt.ended = "UNKNOWN", None
-        elif self._interrupted or any(outcome.cancelled for outcome in outcomes):
-            attempt.state = "CANCELLED"
-        else:
-            attempt.state = "FAILED"
-        if attempt.state != "SUCCEEDED":
-            for outcome, skew in zip(outcomes, self.clock_skews, strict=False):
+        attempt.state = self._final_state(outcomes)
+        attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
+        if attempt.state is not RunState.SUCCEEDED:
+            for outcome, skew in zip(outcomes, self.run.clock_skews, strict=False):
                 outcome.clock_skew = skew
             failure = first_failure(Evidence(attempt.world_size, outcomes))
-            if attempt.state == "FAILED" or (failure and failure.kind == FailureKind.TIME_LIMIT):
+            timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
+            if attempt.state is RunState.FAILED or timed_out:
                 attempt.first_failure = failure
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
         self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
-        self.folder.try_save(self.record, self.console)
+        self._save()
         report_unconfirmed(self._unconfirmed, self.console)
-        report_end(self.folder.run_id, attempt, self.console)
-        self.on_event("attempt-ended", self.record, message=attempt.state)
+        report_end(self.record.run_id, attempt, self.console)
+        self.events("attempt-ended", self.record, message=attempt.state)
+        return Outcome(attempt.state, interrupted=self._interrupted)
+
+    def _final_state(self, outcomes: Sequence[NodeOutcome]) -> RunState:
+        if all(outcome.succeeded for outcome in outcomes):
+            return RunState.SUCCEEDED
         if self._interrupted:
-            return EXIT_UNCONFIRMED if self._unconfirmed else EXIT_INTERRUPTED
-        return EXIT[attempt.state]
+            return RunState.UNKNOWN if self._unconfirmed else RunState.CANCELLED
+        return run_state([outcome.state for outcome in outcomes], len(outcomes))
 
 
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """Print how the attempt ended, and its first failure."""
-    if attempt.state == "UNKNOWN":
+    if attempt.state is RunState.UNKNOWN:
         console.say(
             f"run {run_id} may still be alive on these hosts; ddpctl will stop it on next contact"
         )

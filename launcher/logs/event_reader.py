@@ -5,6 +5,7 @@ definition, becomes Unreadable. Unknown fields are ignored.
 """
 
 import dataclasses
+import enum
 import json
 import types
 import typing
@@ -62,6 +63,8 @@ def _value(hint: Any, value: Any) -> Any:
         return origin(_value(args[0], each) for each in value)
     if origin is dict and isinstance(value, dict):
         return {_text(key): _value(args[1], each) for key, each in value.items()}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)  # raises ValueError
     if dataclasses.is_dataclass(hint):
         return parsed(typing.cast(type, hint), value)
     if hint is str and isinstance(value, str):

@@ -14,8 +14,9 @@ from ..errors import DdpctlError, HostsFileError
 from ..facts.nvidia import USE, GpuUse, parse_use
 from ..follow.trainer_progress import Progress, read_progress
 from ..hosts import Cluster, load
+from ..outcomes import Exit, RunState, run_state
 from ..runs.find import list_nodes
-from ..runs.record import FINAL, run_folders, timestamp
+from ..runs.record import run_folders, timestamp
 from ..runs.reported import ended_nodes
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
@@ -29,7 +30,6 @@ from .gpu_use import GPU_HEAD, GpuRow, document, folded, joined, summary
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
 DROPPED = ("ATTEMPT", "OWNER", "SINCE", "NODES", "EXIT", "MEMORY")  # least important first
-EXIT_UNSEEN = 4
 TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
 DEFAULT_HOSTS = Path("hosts.yaml")
 Connected = Sequence[tuple[Cluster, Sequence[Node]]]
@@ -52,7 +52,7 @@ class Selection:
         files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
         for folder in run_folders():
             record = folder.load_if_readable(console)
-            if self.everything or record is None or record.state not in FINAL:
+            if self.everything or record is None or not record.state.is_final:
                 files.append(folder.hosts_file)
         clusters: dict[object, Cluster] = {}
         for file in files:
@@ -84,21 +84,8 @@ class Run:
         return any(node.alive or node.waits for node in self.nodes)
 
     @property
-    def state(self) -> str:
-        if any(node.alive for node in self.nodes):
-            return "RUNNING"
-        if self.is_live:
-            return "WAITING"
-        states = {node.state for node in self.nodes}
-        if states == {"created"}:
-            return "PENDING"
-        if "cancelled" in states:
-            return "CANCELLED"
-        codes = {node.exit_code for node in self.nodes}
-        if codes - {0, None}:
-            return "FAILED"
-        complete = len(self.nodes) == self.nodes[0].nnodes
-        return "SUCCEEDED" if complete and codes == {0} else "UNKNOWN"
+    def state(self) -> RunState:
+        return run_state([node.node_state for node in self.nodes], self.nodes[0].nnodes)
 
     def document(self) -> dict[str, Any]:
         of_run = ("run_id", "name", "nnodes", "owner")
@@ -111,19 +98,20 @@ class Run:
 
     def row(self, progress: Progress | None) -> list[str]:
         first, state = self.nodes[0], self.state
+        shown = str(state)
         since = min((node.started for node in self.nodes if node.started), default=None)
-        if state == "WAITING":
+        if state is RunState.WAITING:
             since = first.since
             ahead = ", ".join(self.waits_for)
-            state = f"WAITING for {ahead}" if ahead else "WAITING to start"
-        if state != "RUNNING":
+            shown = f"{state} for {ahead}" if ahead else f"{state} to start"
+        if state is not RunState.RUNNING:
             since = max((node.ended for node in self.nodes if node.ended), default=since)
         alive = sum(node.alive for node in self.nodes)
         return [
             first.run_id,
-            state,
+            shown,
             str(first.attempt),
-            f"{alive}/{first.nnodes}" if state == "RUNNING" else str(first.nnodes),
+            f"{alive}/{first.nnodes}" if state is RunState.RUNNING else str(first.nnodes),
             first.owner,
             _time(since),
             progress.brief if progress else "-",
@@ -252,7 +240,7 @@ def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) 
     return text
 
 
-def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
+def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     """Print the tables. Return 0, or 4 if a host did not answer."""
     with (
         selection.connected(console) as clusters,
@@ -274,7 +262,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> int:
         if tables := seen.tables():
             console.print("\n\n".join(tables))
     report_unseen(seen.failures, console)
-    return EXIT_UNSEEN if seen.failures else 0
+    return Exit.UNREACHABLE if seen.failures else Exit.DONE
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:

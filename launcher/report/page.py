@@ -11,6 +11,7 @@ from ..diagnosis.first_failure import headline
 from ..diagnosis.stack_groups import newest_groups, verdict
 from ..engines.choose import engine_traits
 from ..look.stacks import block
+from ..outcomes import NodeState, RunState
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
 from ..text import names, ranges
 from .charts import Chart, together, totals
@@ -137,7 +138,7 @@ def state(word: str) -> str:
 
 
 def _kind(word: str) -> str:
-    return word if word in ("SUCCEEDED", "FAILED") else "other"
+    return word if word in (RunState.SUCCEEDED, RunState.FAILED) else "other"
 
 
 def notes(run: Shown) -> list[str]:
@@ -211,7 +212,7 @@ def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
 
     The code is "" if it is unknown, or if a failure elsewhere stopped the node.
     """
-    if node.state == "STOPPED" and attempt.first_failure:
+    if node.state is NodeState.STOPPED and attempt.first_failure:
         return f"stopped because node {attempt.first_failure.node_rank} failed", ""
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
 

@@ -17,13 +17,13 @@ from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, dump, load
 from ..logs.event_reader import parsed
+from ..outcomes import NodeState, RunState
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
 
 VERSION = 1
-FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 
 
@@ -49,16 +49,16 @@ class NodeRecord:
     node_rank: int
     host: str
     run_dir: str  # on the host
-    state: str = "PENDING"  # after its end: SUCCEEDED FAILED STOPPED CANCELLED
+    state: NodeState = NodeState.PENDING
     exit_code: int | None = None
 
 
 @dataclass
 class AttemptRecord:
-    """One start of a run. state: WAITING PENDING RUNNING SUCCEEDED FAILED CANCELLED UNKNOWN."""
+    """One start of a run."""
 
     attempt: int
-    state: str
+    state: RunState
     created: str
     nodes: list[NodeRecord]
     world_size: int
@@ -81,10 +81,12 @@ class AttemptRecord:
         """
         first = self.first_failure.node_rank if self.first_failure else None
         for node in self.nodes:
-            if node.state == "FAILED" and self.state == "CANCELLED":
-                node.state = "CANCELLED"
-            elif node.state == "FAILED" and first not in (None, node.node_rank):
-                node.state = "STOPPED"
+            if node.state is not NodeState.FAILED:
+                continue
+            if self.state is RunState.CANCELLED:
+                node.state = NodeState.CANCELLED
+            elif first not in (None, node.node_rank):
+                node.state = NodeState.STOPPED
 
 
 @dataclass
@@ -107,13 +109,18 @@ class RunRecord:
     adopted: bool = False  # started on another machine; `command` is that of the local hosts file
 
     @property
-    def state(self) -> str:
-        return self.attempts[-1].state if self.attempts else "PENDING"
+    def state(self) -> RunState:
+        return self.attempts[-1].state if self.attempts else RunState.PENDING
 
     @property
     def attempt(self) -> AttemptRecord:
         """The newest attempt."""
         return self.attempts[-1]
+
+
+def document(record: RunRecord) -> dict[str, Any]:
+    """Return the content of run.json."""
+    return {"version": VERSION, "state": record.state, **dataclasses.asdict(record)}
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
@@ -159,9 +166,8 @@ class RunFolder:
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def save(self, record: RunRecord) -> None:
-        document = {"version": VERSION, "state": record.state, **dataclasses.asdict(record)}
         make_folder(self.path)
-        write_atomically(self.record_file, json.dumps(document, indent=2) + "\n")
+        write_atomically(self.record_file, json.dumps(document(record), indent=2) + "\n")
         _unsaved.pop(self.path, None)
 
     def try_save(self, record: RunRecord, console: Console) -> None:
@@ -179,10 +185,10 @@ class RunFolder:
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:
-            document = json.loads(self.record_file.read_text())
-            if isinstance(document, dict) and document.get("version") != VERSION:
-                raise ValueError(f"its version is {document.get('version')}, not {VERSION}")
-            record = parsed(RunRecord, document)
+            saved = json.loads(self.record_file.read_text())
+            if isinstance(saved, dict) and saved.get("version") != VERSION:
+                raise ValueError(f"its version is {saved.get('version')}, not {VERSION}")
+            record = parsed(RunRecord, saved)
             if record.run_id != self.run_id:
                 raise ValueError(f"run_id is not {self.run_id}")
             if not record.attempts:
@@ -223,7 +229,7 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
     }
     attempt = AttemptRecord(
         attempt=plan.attempt,
-        state="PENDING",
+        state=RunState.PENDING,
         created=timestamp(),
         nodes=[NodeRecord(n.node_rank, n.host.name, n.place.run_dir) for n in plan.nodes],
         world_size=plan.world_size or 0,

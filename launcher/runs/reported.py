@@ -17,6 +17,7 @@ from ..facts.shared_homes import OWN
 from ..hosts import Cluster
 from ..logs.event_reader import parsed
 from ..logs.journal_reader import Reader
+from ..outcomes import RunState
 from ..run_id import is_run_id
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
@@ -44,7 +45,7 @@ done
 """
 )
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
-STATE = re.compile("PENDING|RUNNING|SUCCEEDED|FAILED|CANCELLED")
+STATE = re.compile("|".join(state for state in RunState if state is not RunState.WAITING))
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 DIGEST = re.compile(r"[a-z0-9:]{1,100}")
 
@@ -54,7 +55,7 @@ class ReportedAttempt:
     """The fields of an attempt that are taken from a host's run.json."""
 
     attempt: int
-    state: str = "UNKNOWN"
+    state: str = ""
     created: str = ""
     started: str | None = None
     ended: str | None = None
@@ -216,9 +217,9 @@ def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> R
     attempts = []
     for number in range(1, newest + 1):
         entry = reported.get(number, ReportedAttempt(number))
-        state, created = _valid(entry.state, STATE), _valid(entry.created, TIME)
-        ranks = max(0, entry.world_size)
-        attempt = AttemptRecord(number, state or "UNKNOWN", created or "", [], ranks, "", 0)
+        state = RunState(_valid(entry.state, STATE) or RunState.UNKNOWN)
+        created, ranks = _valid(entry.created, TIME) or "", max(0, entry.world_size)
+        attempt = AttemptRecord(number, state, created, [], ranks, "", 0)
         attempt.started, attempt.ended = _valid(entry.started, TIME), _valid(entry.ended, TIME)
         attempts.append(attempt)
     return RunRecord(

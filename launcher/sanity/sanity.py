@@ -11,11 +11,12 @@ from pathlib import Path
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..hosts import Cluster, override_job
+from ..outcomes import Exit
 from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
 from ..ssh.node import connected
-from ..start.attempt import NextAttempt
+from ..start.request import Request
 from ..start.run_attempt import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
@@ -60,8 +61,8 @@ class RecordingConsole(Console):
         pass
 
 
-def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> int:
-    """Run the check and print the results. Return 0, 1 for a problem, or the 4 or 130 of `launch`."""
+def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:
+    """Run the check and print the results. Return FAILED for a problem."""
     report = Report([host.name for host in cluster.hosts])
     recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
@@ -72,7 +73,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
         launch = LaunchOptions(name="sanity", network_only=True)
         try:
-            code = run_attempt(NextAttempt(job, launch, new_run_id("sanity")), recording)
+            code = run_attempt(Request(job, launch, new_run_id("sanity")), recording).exit
         except DdpctlError as error:
             if as_json:
                 console.json(document(report, str(error).splitlines()))
@@ -96,7 +97,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     if options.plot and report.sizes:
         plot(report, Path(options.plot))
         console.say(f"plot: {options.plot}")
-    return 1 if found and code not in (4, 130) else code
+    return Exit.FAILED if found and code is not Exit.INTERRUPTED else code
 
 
 def size_of(text: str) -> int:

@@ -6,19 +6,20 @@ import warnings
 from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
-from ..follow import hooks
+from ..follow.hooks import ExitHook
 from ..hosts import Cluster, Job
+from ..outcomes import Outcome
 from ..plan.plan import LaunchOptions, Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
 from ..text import counted
-from .attempt import NextAttempt
+from .request import Request
 from .restart import restart_until_done
 from .run_attempt import run_attempt
 
 
-def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
-    """Return the first attempt of a new run. Raises UsageError for a bad name or too many nodes."""
+def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
+    """Return the request for a new run. Raises UsageError for a bad name or too many nodes."""
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
             f"--nodes {options.nodes}: {cluster.source} has {counted(cluster.nnodes, 'host')}; "
@@ -29,35 +30,32 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> NextAttempt:
             f"--name {options.name!r}: use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, "
             "a letter or digit first"
         )
-    return NextAttempt(cluster, options, new_run_id(options.name))
+    return Request(cluster, options, new_run_id(options.name))
 
 
-def launch(first: NextAttempt, console: Console) -> int:
-    """Launch a new run. Return its exit code, one of those in docs/your-script.md."""
-    if first.options.check and (hint := check_command(first.cluster.job)):
+def launch(request: Request, console: Console) -> Outcome:
+    """Launch a new run."""
+    if request.options.check and (hint := check_command(request.cluster.job)):
         console.say(hint)
-    return run_with_restarts(first, console)
+    return run_to_the_end(request, console)
 
 
-def dry_run(first: NextAttempt) -> Plan:
+def dry_run(request: Request) -> Plan:
     """Return the plan as far as it is known without contacting hosts. --nodes takes the first."""
-    if first.options.check:
-        check_command(first.cluster.job)
-    hosts = first.cluster.hosts[: first.options.nodes]
-    cluster = dataclasses.replace(first.cluster, hosts=hosts)
-    return dataclasses.replace(first, cluster=cluster).plan()
+    if request.options.check:
+        check_command(request.cluster.job)
+    hosts = request.cluster.hosts[: request.options.nodes]
+    cluster = dataclasses.replace(request.cluster, hosts=hosts)
+    return dataclasses.replace(request, cluster=cluster).plan()
 
 
-def run_with_restarts(first: NextAttempt, console: Console) -> int:
-    """Run an attempt, then the restarts that the job allows. Return the last exit code."""
-
-    def run() -> int:
-        code = run_attempt(first, console)
-        if first.options.detach:  # the recorder restarts it
-            return code
-        return restart_until_done(first.folder, first.options, code, console)
-
-    return hooks.with_on_exit(first.folder, console, run)
+def run_to_the_end(request: Request, console: Console) -> Outcome:
+    """Run an attempt and the restarts that the job allows. Then run --on-exit."""
+    with ExitHook(request.folder, console) as hook:
+        outcome = run_attempt(request, console)
+        outcome = restart_until_done(request.folder, request.options, outcome, console)
+        hook.exit = outcome.exit
+    return outcome
 
 
 def check_command(job: Job) -> str | None:

@@ -1,4 +1,4 @@
-"""Claim an attempt, and fill the folders of a node on its host: one `sh` script each."""
+"""Fill the folders of a node on its host, or remove them: one `sh` script each."""
 
 import functools
 import io
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import CommandFailed, UsageError
+from ..errors import CommandFailed
 from ..plan.build import writes_as_another_user
 from ..plan.plan import NodePlan, Place, Plan
 from ..plan.supervisor_spec import BUNDLE
@@ -18,17 +18,6 @@ from ..ssh.node import Node
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
-TAKEN = 17  # exit code of CLAIM if the attempt was claimed before
-
-# Creates the control folder $1; only the first of several commands succeeds. The file `host` says
-# which host it belongs to; see facts.shared_homes.
-CLAIM = r"""
-umask 077
-mkdir -p "${1%/*}" || exit 1
-mkdir "$1" 2>/dev/null && uname -n > "$1/host" && exit 0
-[ -d "$1" ] && exit 17
-mkdir "$1"
-"""
 
 # $1: run folder, $2: control folder, $3: code to copy or "", $4: "open" if another user must write.
 # stdin: a tar stream with the control files.
@@ -56,16 +45,9 @@ fi
 """
 
 
-def claim(node: Node, place: Place) -> None:
-    """Claim the attempt on its node 0, so that only one of several commands starts it."""
-    done = node.script(CLAIM, place.control_dir)
-    if done.code == TAKEN:
-        raise UsageError(
-            f"{node.name}: attempt {place.attempt} was already started, by another command or "
-            "from another machine; `ddpctl ps HOSTS` shows it"
-        )
-    if done.code != 0:
-        raise _failed(node, place.control_dir, done.reason)
+def discard(node: Node, place: Place) -> None:
+    """Remove the control folder of an attempt that never started."""
+    node.run(["rm", "-rf", "--", place.control_dir])
 
 
 def prepare(

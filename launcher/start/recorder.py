@@ -12,11 +12,12 @@ from pathlib import Path
 from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.detach import READY, recording
+from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
-from ..runs.record import RunFolder
+from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from .attach import attach
-from .attempt import NextAttempt
+from .request import Request
 from .restart import restart_until_done
 from .run_attempt import run_attempt
 
@@ -29,32 +30,39 @@ def main() -> int:
         folder.load()
         with recording(folder):
             report_ready()
-            return record(folder, console)
+            return record_run(folder, console).exit
     except DdpctlError as error:
         console.error(str(error))
         return error.exit_code
 
 
-def record(folder: RunFolder, console: Console) -> int:
-    def run() -> int:
-        record, on_event = folder.load(), hooks.kept_for_events(folder)
-        options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
-        if record.state == "WAITING":
-            earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
-            wanted = NextAttempt(
-                folder.kept_cluster(),
-                options,
-                folder.run_id,
-                earlier if earlier.attempts else None,
-                since=record.attempt.waiting_since,  # it keeps its place in line
-                until=record.attempt.waiting_until,
-            )
-            code = run_attempt(wanted, console)
+def record_run(folder: RunFolder, console: Console) -> Outcome:
+    """Take care of the run until it has ended for good."""
+    record, on_event = folder.load(), hooks.kept_for_events(folder)
+    options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
+    with hooks.ExitHook(folder, console, hooks.HANDED_OVER) as hook:
+        if record.state is RunState.WAITING:
+            outcome = run_attempt(still_waiting(folder, record, options), console)
         else:
-            code = attach(folder, console, on_event)
-        return restart_until_done(folder, options, code, console)
+            outcome = attach(folder, console, on_event)
+        outcome = restart_until_done(folder, options, outcome, console)
+        hook.exit = outcome.exit
+    return outcome
 
-    return hooks.with_on_exit(folder, console, run, hooks.HANDED_OVER)
+
+def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
+    """Return the request of a run that keeps its place in line."""
+    attempt = record.attempt
+    earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
+    return Request(
+        folder.kept_cluster(),
+        options,
+        folder.run_id,
+        earlier if earlier.attempts else None,
+        attempt.attempt,
+        since=attempt.waiting_since,
+        until=attempt.waiting_until,
+    )
 
 
 def report_ready() -> None:

@@ -10,13 +10,14 @@ from ..diagnosis.failure_kinds import FailureKind
 from ..engines.choose import engine_of
 from ..errors import UsageError
 from ..hosts import Cluster, Host
+from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
-from .attempt import NextAttempt
+from .request import Request
 from .run_attempt import run_attempt
 
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
@@ -27,27 +28,27 @@ PROGRESS = 'find "$1/checkpoints" -type f -newer "$2/spec.json" 2>/dev/null | he
 
 
 @dataclass(frozen=True)
-class Decision:
+class RestartDecision:
     restart: bool
     why: str
     wait: float = 0.0  # seconds
 
 
-def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> Decision:
+def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> RestartDecision:
     failure = attempts[-1].first_failure
     name = failure.kind if failure else "unknown"
     kind = FailureKind.named(name)
     # automatic attempts since the user last launched or resumed the run
     restarts = _in_a_row(attempts, lambda attempt: attempt.by == "restart")
     if kind is None or not kind.restartable:
-        return Decision(False, f"a failure of kind `{name}` would happen again")
+        return RestartDecision(False, f"a failure of kind `{name}` would happen again")
     if restarts >= max_restarts:
-        return Decision(False, f"{restarts} of {max_restarts} restarts are used up")
+        return RestartDecision(False, f"{restarts} of {max_restarts} restarts are used up")
     idle = _in_a_row(attempts, lambda attempt: not attempt.progress)
     if idle >= NO_PROGRESS_LIMIT:
-        return Decision(False, f"{idle} attempts in a row saved no new checkpoint")
+        return RestartDecision(False, f"{idle} attempts in a row saved no new checkpoint")
     wait = BACKOFF[min(restarts, len(BACKOFF) - 1)]
-    return Decision(True, f"restart {restarts + 1} of {max_restarts}", wait)
+    return RestartDecision(True, f"restart {restarts + 1} of {max_restarts}", wait)
 
 
 def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord], bool]) -> int:
@@ -55,39 +56,49 @@ def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord]
 
 
 def restart_until_done(
-    folder: RunFolder, options: LaunchOptions, code: int, console: Console
-) -> int:
-    """Restart a run that failed with `code` as often as the job allows; return the last exit code."""
+    folder: RunFolder, options: LaunchOptions, outcome: Outcome, console: Console
+) -> Outcome:
+    """Restart a run that has failed as often as the job allows. Return the last outcome."""
+    while outcome.state is RunState.FAILED:
+        request = next_attempt(folder, options, console)
+        if request is None:
+            break
+        outcome = run_attempt(request, console)
+    return outcome
+
+
+def next_attempt(folder: RunFolder, options: LaunchOptions, console: Console) -> Request | None:
+    """Return the request for a restart, after a pause, or None if the run is not restarted."""
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
-    while code == 1:
-        try:
-            cluster = folder.kept_cluster()
-            if cluster.job.max_restarts == 0:
-                break
-            record = folder.load()
-        except (UsageError, OSError) as error:
-            console.error(f"no restart: {error}")
-            break
-        record.attempt.progress = has_saved(folder, record, console)
-        folder.try_save(record, console)
-        decision = decide(record.attempts, cluster.job.max_restarts)
-        if not decision.restart:
-            console.say(f"no restart: {decision.why}; {by_hand}")
-            break
-        console.say(f"{decision.why} in {decision.wait:g} s")
-        time.sleep(decision.wait)
-        available = wait_for_hosts(cluster, record, console)
-        if available.missing:
-            missing = "; ".join(available.missing)
-            console.say(f"no restart: no spare is left, and {missing}; {by_hand}")
-            break
-        code = run_attempt(
-            NextAttempt(
-                available.cluster, options.for_restart(), folder.run_id, record, available.former
-            ),
-            console,
-        )
-    return code
+    try:
+        cluster = folder.kept_cluster()
+        if cluster.job.max_restarts == 0:
+            return None
+        record = folder.load()
+    except (UsageError, OSError) as error:
+        console.error(f"not restarting: {error}")
+        return None
+    record.attempt.progress = has_saved(folder, record, console)
+    folder.try_save(record, console)
+    decision = decide(record.attempts, cluster.job.max_restarts)
+    if not decision.restart:
+        console.say(f"not restarting: {decision.why}; {by_hand}")
+        return None
+    console.say(f"{decision.why} in {decision.wait:g} s")
+    time.sleep(decision.wait)
+    available = wait_for_hosts(cluster, record, console)
+    if available.missing:
+        missing = "; ".join(available.missing)
+        console.say(f"not restarting: no spare is left, and {missing}; {by_hand}")
+        return None
+    return Request(
+        available.cluster,
+        options.for_restart(),
+        folder.run_id,
+        record,
+        record.attempt.attempt + 1,
+        available.former,
+    )
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:

@@ -6,14 +6,15 @@ import shlex
 
 from ..errors import UsageError
 from ..hosts import Cluster, Job, load, user_environment
+from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder
 from ..ssh.node import connected
 from ..terminal.console import Console
 from ..text import counted
-from .attempt import NextAttempt
-from .launch import run_with_restarts
+from .launch import run_to_the_end
+from .request import Request
 
 
 def resume(
@@ -25,15 +26,15 @@ def resume(
     on_exit: str | None = None,
     on_event: str | None = None,
     force: bool = False,
-) -> int:
-    """Resume a run and return the exit code. Refuses a live run and, without force, a successful one."""
+) -> Outcome:
+    """Resume a run. Refuses a live run and, without force, a successful one."""
     folder: RunFolder | None = None
     if hosts is not None and not names_hosts(target):
         with contextlib.suppress(UsageError):  # then only the hosts may know it
             folder = find_run(target)
     folder = folder or find(target, hosts, console)
     run_id, record = folder.run_id, folder.load()
-    if record.state == "SUCCEEDED" and not force:
+    if record.state is RunState.SUCCEEDED and not force:
         raise UsageError(
             f"{run_id} has already succeeded: `ddpctl resume {run_id} --force` starts another "
             "attempt anyway"
@@ -72,7 +73,8 @@ def resume(
     if hosts is not None:
         kept["nodes"] = None  # use all hosts of the new file
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
-    return run_with_restarts(NextAttempt(cluster, options, run_id, record, former), console)
+    number = record.attempt.attempt + 1
+    return run_to_the_end(Request(cluster, options, run_id, record, number, former), console)
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

@@ -1,164 +1,125 @@
-"""Run an attempt as soon as the GPUs are free: at once, or after waiting in line with --wait."""
+"""One attempt of a run: check, push, plan, claim, start, follow."""
 
-import contextlib
-import dataclasses
-import signal
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from ..errors import PreflightError, RunKilled
-from ..facts.gather import gather_one
-from ..facts.script import Facts
-from ..follow.detach import start_recorder
+from ..follow import detach
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
-from ..follow.session import EXIT_INTERRUPTED
-from ..plan.build import Found
-from ..plan.topology import gpu_ids, same_subnet_first
-from ..runs.record import RunFolder, timestamp
-from ..ssh.many import by_name, nodes_failed, try_each
+from ..follow.session import StartedRun, follow
+from ..hosts import user_environment
+from ..outcomes import Outcome, RunState
+from ..plan.build import writes_as_another_user
+from ..plan.plan import Plan
+from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.node import Node, connected
-from ..state import locked, make_folder, require_writable
-from ..terminal.console import Console
-from ..text import counted, names
-from .attempt import NextAttempt, detach, remember, start_and_follow
-from .node_folders import claim
-from .start_nodes import GpusTaken, attempt_of
-from .waiting_line import POLL, Line
+from ..state import require_writable
+from ..stop.kill import finish_pending
+from ..terminal.console import QUIET_BEFORE, Console
+from ..text import counted
+from .checkpoints import distribute_checkpoint
+from .choose_hosts import choose_hosts
+from .claim_gpus import Claim, Refused, claim_gpus
+from .prepare import HostSurvey, check, make_plan, push
+from .remember import failed_start_recorded, remember
+from .request import Request
+from .reservation import Reservation
+from .start_nodes import NodeInputs, start_nodes
+from .waiting_line import PlaceInLine
 
-WAITING = "waiting.lock"  # locked by the process that waits in line for the run
+SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
 
-def run_attempt(wanted: NextAttempt, console: Console) -> int:
-    """Check, push, start on every node, then follow to the end or detach. Return the exit code."""
+def run_attempt(request: Request, console: Console) -> Outcome:
+    """Start the attempt on every node, wait in line first if asked to, and follow it to its end."""
     with (
-        connected(wanted.cluster.hosts) as nodes,
-        connected(wanted.former) as former,
+        connected(request.cluster.hosts) as hosts,
+        connected(request.former) as former,
         Interrupts() as interrupts,
-        contextlib.ExitStack() as place,
-        record_failed_start(wanted.folder, wanted.options.on_event, console),
+        EventHook(request.folder, request.options.on_event, console) as events,
+        failed_start_recorded(request, events, console),
+        PlaceInLine(request, interrupts, console) as line,
     ):
-        require_writable(wanted.folder.path.parent)
-        line: Line | None = None
+        require_writable(request.folder.path.parent)
+        finish_pending(hosts, request.cluster, console)
+        reservation = Reservation(request, hosts, console)
         while True:
-            chosen, limit = wanted, wanted.options.wait
-            try:
-                chosen, its_nodes = choose_hosts(wanted, nodes, console)
-                return start_and_follow(chosen, its_nodes, former, interrupts, console, line)
-            except GpusTaken as taken:
-                if limit is None:
-                    raise
-                again = chosen is not wanted  # another launch was faster on one of these hosts
-                until = wanted.until or (time.time() + limit if limit else None)
-                wanted = dataclasses.replace(wanted, since=taken.plan.since, until=until)
-                if again:
-                    time.sleep(POLL)
-                    continue
-                if line is None:
-                    place.enter_context(locked(make_folder(wanted.folder.path) / WAITING))
-                    any_port = wanted.cluster.job.master_port == "auto"
-                    line = Line(taken.attempt, taken.plan, ignored_port=any_port)
-                    place.callback(line.close)
-                code = wait(line, wanted, taken, interrupts, console)
-                if code is not None:
-                    return code
+            choice = choose_hosts(request, hosts, line.since, console)
+            if isinstance(choice, Refused):
+                reservation.take()
+                if outcome := line.wait(choice):
+                    return outcome
+                continue
+            survey = check(choice, console)
+            pushed = push(survey, console)
+            plan = make_plan(survey, pushed, line.since, console)
+            reservation.take()
+            record = remember(choice.request, plan)
+            send_checkpoint(request, survey, plan, former, console)
+            line.confirm()
+            inputs = NodeInputs(
+                survey.uids, user_environment(request.cluster.job), for_hosts(record)
+            )
+            with interrupts.held():  # a signal waits until nothing is half done
+                claim = claim_gpus(plan, survey.nodes, inputs, console)
+                if isinstance(claim, Claim):
+                    started = start(claim, survey, record, events, console)
+                    line.leave(claim)
+                    if not request.options.detach:
+                        return follow(started, events, interrupts, console)
+                    events.close()
+                    return detach.detach(request.folder, RunState.RUNNING, console)
+            if outcome := line.wait(claim):
+                return outcome
 
 
-def wait(
-    line: Line, wanted: NextAttempt, taken: GpusTaken, interrupts: Interrupts, console: Console
-) -> int | None:
-    """Record that the run waits, and wait in line.
+def send_checkpoint(
+    request: Request, survey: HostSurvey, plan: Plan, former: Sequence[Node], console: Console
+) -> None:
+    """Before a resume, say what has changed, and send the newest checkpoint where it is missing."""
+    if request.earlier is None:
+        return
+    compare(request.earlier, plan, console)
+    users = zip(plan.nodes, survey.uids, strict=True)
+    open_to_all = any(writes_as_another_user(plan, node, uid) for node, uid in users)
+    distribute_checkpoint(survey.nodes, former, request.earlier, console, open_to_all=open_to_all)
 
-    Return None when it is this run's turn, or the exit code if another process took over.
-    """
-    folder, record = remember(wanted, taken.plan)
-    record.attempt.state = "WAITING"
-    record.attempt.waiting_since, record.attempt.waiting_until = wanted.since, wanted.until
+
+def start(
+    claim: Claim, survey: HostSurvey, record: RunRecord, events: EventHook, console: Console
+) -> StartedRun:
+    """Start the nodes; then record, print and report that the attempt has started."""
+    plan, attempt, folder = claim.plan, record.attempt, survey.request.folder
+    start_nodes(plan, claim.attempt, console)
+    attempt.state, attempt.started = RunState.RUNNING, timestamp()
     folder.try_save(record, console)
-    for text in taken.lines:
-        console.say(f"run {folder.run_id} waits: {text}")
-    line.join()
-    if wanted.options.detach:
-        line.abandon()
-        return detach(folder, console)
-    needed = wanted.options.nodes or wanted.cluster.nnodes
-    number = line.wait(needed, wanted.until, taken.lines, interrupts, console)
-    if number is None:
-        return None
-    if number != signal.SIGHUP:
-        raise KeyboardInterrupt
-    line.abandon()
-    start_recorder(folder)
-    return EXIT_INTERRUPTED
+    number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
+    console.say(
+        f"run {plan.run_id}{number} started: {counted(plan.nnodes, 'node')}, "
+        f"{counted(attempt.world_size, 'rank')}, master {plan.master_addr}:{plan.master_port}"
+    )
+    if times := where_time_went(console.steps):
+        console.say(times)
+    console.steps.clear()
+    events("attempt-started", record, message=attempt.by)
+    return StartedRun(claim.attempt, folder, record, [facts.clock_skew for facts in survey.facts])
 
 
-@contextlib.contextmanager
-def record_failed_start(
-    folder: RunFolder, on_event: str | None, console: Console
-) -> Iterator[None]:
-    """If the block fails, record the attempt's end and run --on-event."""
-    try:
-        yield
-    except BaseException as error:
-        record = folder.load_if_readable(console)
-        if record and record.state in ("WAITING", "PENDING"):
-            cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
-            record.attempt.state = "CANCELLED" if cancelled else "FAILED"
-            record.attempt.ended = timestamp()
-            folder.try_save(record, console)
-            with contextlib.closing(EventHook(folder, on_event, console)) as hook:
-                hook("attempt-ended", record, message=record.attempt.state)
-        raise
+def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
+    """Print which digests differ from the previous attempt."""
+    for what, before, now in (
+        ("image", earlier.image_digest, plan.image_digest),
+        ("dataset", earlier.dataset_digest, plan.dataset_digest),
+        ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
+    ):
+        if before != now:
+            last = earlier.attempt.attempt
+            console.say(f"attempt {plan.attempt}: the {what} differs from that of attempt {last}")
 
 
-def choose_hosts(
-    wanted: NextAttempt, nodes: Sequence[Node], console: Console
-) -> tuple[NextAttempt, Sequence[Node]]:
-    """Return `wanted` and its nodes; with --nodes N, N hosts with free GPUs. Raises GpusTaken."""
-    count = wanted.options.nodes or len(nodes)
-    if count >= len(nodes):
-        return wanted, nodes
-    with console.step(f"asking {counted(len(nodes), 'host')} which GPUs are free"):
-        facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
-    for error in failures.values():
-        console.say(f"left out: {error}")
-    able = with_requested_gpus(facts)
-    if len(able) < count:
-        if failures:
-            raise nodes_failed(by_name(nodes, failures))
-        raise PreflightError(
-            f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file "
-            "names; `ddpctl check` shows what is wrong"
-        )
-    usable = with_hosts(wanted, able)
-    since = wanted.since or time.time() + facts[able[0]].clock_skew
-    plan = usable.plan(Found(tuple(facts[node] for node in able), (), since=since))
-    attempt = attempt_of(plan, able)
-    line = Line(attempt, plan, ignored_port=True)
-    ahead = line.ahead()
-    free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
-    if len(free) < count:
-        if wanted.options.wait is not None and wanted.since is None:
-            claim(able[0], plan.nodes[0].place)  # start_and_follow will not, after the wait
-        raise GpusTaken(line.describe(ahead), attempt, plan)
-    subnets = [facts[able[r]].network_of(plan.nodes[r].internal_ip) for r in free]
-    picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
-    console.say(f"runs on {names(node.name for node in picked)}")
-    return with_hosts(wanted, picked), picked
-
-
-def with_hosts(wanted: NextAttempt, nodes: Sequence[Node]) -> NextAttempt:
-    cluster = dataclasses.replace(wanted.cluster, hosts=tuple(node.host for node in nodes))
-    return dataclasses.replace(wanted, cluster=cluster)
-
-
-def with_requested_gpus(facts: dict[Node, Facts]) -> list[Node]:
-    """Return the nodes with the GPUs that the hosts file names; all nodes if none has a GPU."""
-    if not any(each.gpus for each in facts.values()):
-        return list(facts)
-    return [
-        node
-        for node, each in facts.items()
-        if {*gpu_ids(node.host, each)} <= {gpu.index for gpu in each.gpus}
-        and (each.gpus or node.host.gpus == 0)
-    ]
+def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
+    """Summarise the steps of a start, given as (name, seconds). Return "" for a quick start."""
+    total = sum(seconds for _, seconds in steps)
+    if total < QUIET_BEFORE:
+        return ""
+    shown = [f"{what} {seconds:.1f} s" for what, seconds in steps if seconds >= SHORTEST]
+    return f"took {total:.1f} s: {', '.join(shown)}"

@@ -1,169 +1,95 @@
-"""Wait in line for GPUs: `launch --wait` leaves a ticket on each of its hosts.
+"""A run's place in line for GPUs that other runs have: `launch --wait`."""
 
-A ticket stops later launches, and `ps` shows it. It expires unless it is renewed, so it does not
-outlive its launch for long. Removing the tickets, as `kill` does, ends the wait.
-"""
+from __future__ import annotations
 
-import secrets
-import threading
+import contextlib
+import signal
 import time
-from collections.abc import Sequence
 
-from .. import text as fold
-from ..engines.choose import engines_on
-from ..engines.claims import goes_first, rivals, undecided
-from ..engines.running import RunningAttempt
-from ..engines.status import LEASE, NodeStatus
-from ..errors import DdpctlError, PreflightError, RunKilled
+from ..follow import detach
 from ..follow.interrupts import Interrupts
-from ..plan.plan import Plan
-from ..ssh.many import ask_each, by_name, nodes_failed, try_each
-from ..ssh.node import Node
+from ..outcomes import Outcome, RunState
+from ..state import locked, make_folder
 from ..terminal.console import Console
-from .start_nodes import rival_lines
+from .claim_gpus import Claim, Refused
+from .remember import remember
+from .request import Request
+from .tickets import POLL, Tickets
 
-POLL = 5.0  # seconds between checks of the hosts
-RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
-TICK = 0.2  # seconds between checks for signals
+WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
-class Line:
-    """A launch's place in line on the hosts that it may use."""
+class PlaceInLine:
+    """A run's place in line, from the first refusal until the run starts or this command ends.
 
-    def __init__(self, attempt: RunningAttempt, plan: Plan, *, ignored_port: bool) -> None:
-        """plan: for a start on all these hosts. ignored_port: do not wait for the master port."""
-        self.plan, self._members = plan, attempt.by_node
-        self._plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
-        port = {f"port {plan.master_port}"} if ignored_port else set()
-        self._wanted = {node: plan.resources(each) - port for node, each in self._plans.items()}
-        self._seen: dict[Node, float] = {}  # when a ticket was last seen
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._keeper: threading.Thread | None = None
-        self._killed = False
-        self.unseen: dict[Node, DdpctlError] = {}
+    Use it in a `with` statement: at its end, the run leaves the line, unless another process has
+    taken over its place.
+    """
 
-    def join(self) -> None:
-        """Take a place in line, and keep it until `close`. Does nothing if it has one already."""
-        if self._keeper:
-            return
-        put, failures = ask_each([*self._members], self._put)
-        if not put:
-            raise nodes_failed(failures)
-        self._keeper = threading.Thread(target=self._keep, daemon=True, name="line")
-        self._keeper.start()
+    def __init__(self, request: Request, interrupts: Interrupts, console: Console) -> None:
+        self._request, self._interrupts, self._console = request, interrupts, console
+        self._tickets: Tickets | None = None
+        self._lock = contextlib.ExitStack()
+        self.since, self.until = request.since, request.until
 
-    def close(self) -> None:
-        """Remove the tickets, including those of an earlier waiting process, unless abandoned."""
-        if not self._closed.is_set():
-            self._closed.set()
-            with self._lock:
-                try_each([*self._members], self._remove_all)
+    def __enter__(self) -> PlaceInLine:
+        return self
 
-    def abandon(self) -> None:
-        """Leave the tickets for another process, which must renew them before they expire."""
-        self._closed.set()
+    def __exit__(self, *_: object) -> None:
+        if self._tickets:
+            self._tickets.close()
+        self._lock.close()
 
-    def ahead(self) -> dict[Node, list[NodeStatus]]:
-        """Return the rivals that are ahead or undecided, for each host that answered.
+    def wait(self, refused: Refused) -> Outcome | None:
+        """Wait until it is this run's turn; then return None. If this command leaves, return how.
 
-        Raises RunKilled if the run was killed.
+        Raises PreflightError without --wait or after its limit, and RunKilled after a `kill`.
         """
-        listed = self._look()
-        return {
-            node: [
-                rival
-                for rival in rivals(self.plan.run_id, self._wanted[node], listed[node])
-                if goes_first(rival, self.plan.key) or undecided(rival)
-            ]
-            for node in listed
-        }
+        request, limit = self._request, self._request.options.wait
+        if limit is None:
+            raise refused.error()
+        self.since = refused.plan.since
+        self.until = self.until or (time.time() + limit if limit else None)
+        if refused.choose_again:  # another launch was faster on one of the chosen hosts
+            time.sleep(POLL)
+            return None
+        if self._tickets is None:
+            self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
+            any_port = request.cluster.job.master_port == "auto"
+            self._tickets = Tickets(refused.attempt, refused.plan, ignored_port=any_port)
+        self._record(refused)
+        self._tickets.join()
+        if request.options.detach:
+            self._tickets.abandon()
+            return detach.detach(request.folder, RunState.WAITING, self._console)
+        needed = request.options.nodes or request.cluster.nnodes
+        number = self._tickets.wait(
+            needed, self.until, refused.rivals, self._interrupts, self._console
+        )
+        if number is None:
+            return None
+        if number != signal.SIGHUP:
+            raise KeyboardInterrupt
+        self._tickets.abandon()
+        detach.start_recorder(request.folder)
+        return Outcome(RunState.WAITING, interrupted=True)
 
-    def describe(self, ahead: dict[Node, list[NodeStatus]]) -> list[str]:
-        """Return a line per rival and per silent host."""
-        unseen = fold.errors(by_name([*self._members], self.unseen))
-        return [*rival_lines(ahead, self._wanted, self._plans), *unseen]
+    def confirm(self) -> None:
+        """Raise RunKilled if the run was killed while it waited."""
+        if self._tickets:
+            self._tickets.ahead()
 
-    def wait(
-        self,
-        needed: int,
-        deadline: float | None,
-        printed: Sequence[str],
-        interrupts: Interrupts,
-        console: Console,
-    ) -> int | None:
-        """Wait until no rival is ahead on `needed` hosts. Return None, or a signal that arrived.
+    def leave(self, claim: Claim) -> None:
+        """Leave the line, because the run has started."""
+        if self._tickets is None and self.since is not None:  # an earlier process waited
+            self._tickets = Tickets(claim.attempt, claim.plan, ignored_port=True)
+        if self._tickets:
+            self._tickets.close()
 
-        deadline: time.time() after which PreflightError is raised. printed: lines already printed.
-        """
-        with interrupts.held():
-            while True:
-                ahead = self.ahead()
-                if sum(not listed for listed in ahead.values()) >= needed:
-                    return None
-                lines = self.describe(ahead)
-                if deadline is not None and time.time() >= deadline:
-                    raise PreflightError("\n".join(f"{line}; gave up waiting" for line in lines))
-                for line in lines:
-                    if line not in printed:
-                        console.say(f"run {self.plan.run_id} waits: {line}")
-                printed = lines
-                for _ in range(round(POLL / TICK)):
-                    time.sleep(TICK)
-                    if (number := interrupts.take()) is not None:
-                        return number
-
-    def _keep(self) -> None:
-        """Renew the tickets while the launch is busy with other work."""
-        while not self._closed.wait(POLL):
-            try:
-                self._look()
-            except RunKilled:
-                return
-
-    def _look(self) -> dict[Node, list[NodeStatus]]:
-        """List all nodes on each host, and renew this run's tickets there. Raises RunKilled."""
-        with self._lock:
-            listed, self.unseen = try_each([*self._members], self._list)
-            own = {node: self._own(node, listed[node]) for node in listed}
-            recent = {n for n in listed if now() - self._seen.get(n, -LEASE) < LEASE}
-            self._killed |= bool(recent) and not any(own.values())
-            if self._killed:
-                raise RunKilled(f"run {self.plan.run_id} was killed while it waited in line")
-            if self._keeper and not self._closed.is_set():
-                self._seen |= {node: now() for node in listed if own[node]}
-                # a ticket that has just vanished is not renewed: `kill` may be removing them all
-                due = [n for n in listed if own[n] or n not in recent]
-                old = [n for n in due if all(ticket.age > RENEW for ticket in own[n])]
-                try_each(old, lambda node: self._replace(node, own[node]))
-            return listed
-
-    def _list(self, node: Node) -> list[NodeStatus]:
-        return [s for e in engines_on(node, self.plan.engine.name) for s in e.claims()]
-
-    def _own(self, node: Node, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
-        mine = (self.plan.run_id, self._plans[node].node_rank)
-        return [s for s in listed if s.state == "waiting" and (s.run_id, s.node_rank) == mine]
-
-    def _put(self, node: Node) -> None:
-        member = self._members[node]
-        name = f"{member.place.container}-{secrets.token_hex(3)}"
-        member.engine.wait_in_line(name, self._plans[node].container.labels)
-        self._seen[node] = now()
-
-    def _replace(self, node: Node, own: Sequence[NodeStatus]) -> None:
-        if self._closed.is_set():  # abandoned meanwhile
-            return
-        self._put(node)
-        for ticket in own:
-            self._members[node].engine.withdraw(ticket)
-
-    def _remove_all(self, node: Node) -> None:
-        engine = self._members[node].engine
-        for ticket in self._own(node, engine.claims()):
-            engine.withdraw(ticket)
-
-
-def now() -> float:
-    """Return the seconds of a clock that keeps running while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    def _record(self, refused: Refused) -> None:
+        folder, record = self._request.folder, remember(self._request, refused.plan)
+        record.attempt.state = RunState.WAITING
+        record.attempt.waiting_since, record.attempt.waiting_until = self.since, self.until
+        folder.try_save(record, self._console)
+        for line in refused.rivals:
+            self._console.say(f"run {folder.run_id} waits: {line}")

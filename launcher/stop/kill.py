@@ -14,9 +14,10 @@ from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, UsageError
 from ..facts.shared_homes import OWN
 from ..hosts import Cluster, load
+from ..outcomes import Exit, RunState
 from ..run_id import is_run_id
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
-from ..runs.record import FINAL, UnreadableRecord, run_folder, run_folders, timestamp
+from ..runs.record import UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
@@ -111,7 +112,7 @@ class Killed:
 
 def kill(
     target: str | None, hosts: str | None, console: Console, *, everything: bool, as_json: bool
-) -> int:
+) -> Exit:
     """Stop runs. Return 0 if every host was seen to be clean, else 6."""
     prefix = None if names_hosts(target) else target
     cluster = load(hosts_for(target, hosts), job_files=False)
@@ -129,7 +130,7 @@ def kill(
         console.json({"version": 1, "runs": [run.document() for run in killed]})
     elif not killed:
         console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
-    return 6 if any(run.unconfirmed for run in killed) else 0
+    return Exit.UNCONFIRMED if any(run.unconfirmed for run in killed) else Exit.DONE
 
 
 def hosts_for(target: str | None, hosts: str | None) -> str:
@@ -220,9 +221,9 @@ def kill_run(
     if record:
         elsewhere = set(record.pending_stop) - {node.name for node in nodes}
         record.pending_stop = sorted({*killed.unconfirmed, *elsewhere})
-        unknown = record.state == "UNKNOWN" and not record.pending_stop
-        if (everywhere and record.state not in FINAL) or unknown:
-            record.attempt.state, record.attempt.ended = "CANCELLED", timestamp()
+        unknown = record.state is RunState.UNKNOWN and not record.pending_stop
+        if (everywhere and not record.state.is_final) or unknown:
+            record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
         folder.try_save(record, console)
     return killed
 

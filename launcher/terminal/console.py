@@ -41,12 +41,15 @@ class Console:
         self.stdout_closed = _reserve("stdout")
         _reserve("stderr")
         self.fold: Fold | None = None  # if set, identical lines of many ranks are folded
+        self.document_only = False  # stdout gets one JSON document and nothing else
         self._live: Live | None = None
         self._lock = threading.RLock()
         self._sanitizer = Sanitizer()
 
     def lines(self, text: bytes) -> None:
         """Print whole lines of a result."""
+        if self.document_only:
+            return
         if fold := self.fold:
             now = time.monotonic()
             lines = (line + b"\n" for line in text.split(b"\n")[:-1])
@@ -77,7 +80,8 @@ class Console:
                 display.close()
 
     def json(self, document: dict[str, Any]) -> None:
-        self.print(json.dumps(document, indent=2))
+        self._write(json.dumps(document, indent=2).encode() + b"\n")
+        self._flush()
 
     def print(self, text: str) -> None:
         self.lines(text.encode(errors="surrogateescape") + b"\n")

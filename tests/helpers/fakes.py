@@ -344,11 +344,10 @@ class FakeCluster:
         monkeypatch.setattr(ssh_node, "SshMachine", self._machine)
         monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)
-        for module in ("attempt", "attach", "run_attempt"):
-            monkeypatch.setattr(
-                f"launcher.start.{module}.start_recorder",
-                lambda folder: self.recorders.append(folder.run_id),
-            )
+        monkeypatch.setattr(
+            "launcher.follow.detach.start_recorder",
+            lambda folder: self.recorders.append(folder.run_id),
+        )
         monkeypatch.setenv("HOME", str(folder / "home"))
         monkeypatch.setenv("XDG_STATE_HOME", str(self.state))
         monkeypatch.chdir(folder)

@@ -23,8 +23,10 @@ from launcher.plan.build import Found
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.many import each_node
 from launcher.ssh.node import Node, connected
-from launcher.start.attempt import NextAttempt
-from launcher.start.start_nodes import GpusTaken, attempt_of, remove, start
+from launcher.start.claim_gpus import Refused, claim_gpus
+from launcher.start.request import Request
+from launcher.start.start_nodes import NodeInputs, attempt_of, remove_nodes, start_nodes
+from launcher.terminal.console import Console
 
 Party = tuple[Plan, list[Node]]
 
@@ -57,8 +59,7 @@ def main(hosts: str, pairs: int) -> None:
                 ]
                 print(json.dumps({"started": started, "there": alive}), flush=True)
                 for plan, nodes in both:
-                    members = {m.node: m for m in attempt_of(plan, nodes).members}
-                    each_node(nodes, lambda node: remove(members[node], plan, earlier=False))  # noqa: B023
+                    remove_nodes(plan, attempt_of(plan, nodes))
 
 
 def party(
@@ -74,7 +75,7 @@ def party(
     cluster = dataclasses.replace(given, hosts=tuple(given.hosts[rank] for rank in ranks))
     since = float(chance.randrange(1, 4))
     found = Found(tuple(facts[r] for r in ranks), (given.job.image,) * len(ranks), since=since)
-    plan = NextAttempt(cluster, LaunchOptions(), run_id).plan(found)
+    plan = Request(cluster, LaunchOptions(), run_id).plan(found)
     asleep = tuple(
         dataclasses.replace(
             node,
@@ -90,10 +91,11 @@ def party(
 def race(plan: Plan, nodes: Sequence[Node], barrier: threading.Barrier) -> str | None:
     """The run id if it started."""
     barrier.wait()
-    try:
-        start(attempt_of(plan, nodes), plan, [0] * len(nodes), {}, {})
-    except GpusTaken:
+    console = Console(quiet=True)
+    claim = claim_gpus(plan, nodes, NodeInputs([0] * len(nodes), {}, {}), console)
+    if isinstance(claim, Refused):
         return None
+    start_nodes(plan, claim.attempt, console)
     return plan.run_id
 
 

@@ -11,7 +11,7 @@ import pytest
 from fakes import FakeCluster, FakeHost
 
 from launcher.follow.session import Session
-from launcher.start.attempt import where_time_went
+from launcher.start.run_attempt import where_time_went
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -50,7 +50,7 @@ def unannounced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         real_ask(self, *call)
 
     monkeypatch.setattr(Console, "step", step)
-    monkeypatch.setattr(Session, "follow", inside(Session.follow))
+    monkeypatch.setattr(Session, "to_the_end", inside(Session.to_the_end))
     monkeypatch.setattr(FakeHost, "ask", ask)
     return asked
 

@@ -39,7 +39,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
         def record() -> None:
             with recording(folder):
                 began.set()
-                recorder.record(folder, LoggingConsole())
+                recorder.record_run(folder, LoggingConsole())
 
         threading.Thread(target=record, daemon=True).start()
         assert began.wait(10)
@@ -63,7 +63,8 @@ def test_a_run_waits_for_its_gpus_and_takes_any_free_hosts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.start.waiting_line.POLL", 0.05)
-    monkeypatch.setattr("launcher.start.waiting_line.TICK", 0.01)
+    monkeypatch.setattr("launcher.start.tickets.POLL", 0.05)
+    monkeypatch.setattr("launcher.start.tickets.TICK", 0.01)
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
     cluster = fake_cluster("gpu0", "gpu1", "gpu2", gpus=1, master_port="auto")
     first = launched(cluster, nodes=2)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.api.call import (
-    Outcome,
     Raised,
+    RankResult,
     parsed_outcome,
     read_outcomes,
     results,
@@ -23,12 +23,13 @@ from launcher.engines.choose import engine_of
 from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
 from launcher.hosts import Host
+from launcher.outcomes import RunState
 from launcher.plan.plan import place_in
 from launcher.ssh.local import LocalStream
 from launcher.ssh.node import Node
 
 
-def record(state: str, world_size: int = 2, failed: int | None = None) -> Any:
+def record(state: RunState, world_size: int = 2, failed: int | None = None) -> Any:
     failure = None
     if failed is not None:
         failure = SimpleNamespace(rank=failed, host="gpu1", local_rank=0, message="exited with 1")
@@ -36,19 +37,19 @@ def record(state: str, world_size: int = 2, failed: int | None = None) -> Any:
     return SimpleNamespace(run_id="r1", state=state, attempt=attempt)
 
 
-def raised(kind: str, message: str = "boom") -> Outcome:
-    return Outcome("gpu1", error=Raised(kind, message, f"Traceback ...\n{kind}: {message}"))
+def raised(kind: str, message: str = "boom") -> RankResult:
+    return RankResult("gpu1", error=Raised(kind, message, f"Traceback ...\n{kind}: {message}"))
 
 
 def test_results_are_in_the_order_of_the_ranks() -> None:
-    outcomes = {1: Outcome("gpu2", [1]), 0: Outcome("gpu1", None)}
-    assert results(record("SUCCEEDED"), outcomes, trust=False) == [None, [1]]
+    outcomes = {1: RankResult("gpu2", [1]), 0: RankResult("gpu1", None)}
+    assert results(record(RunState.SUCCEEDED), outcomes, trust=False) == [None, [1]]
 
 
 def test_the_exception_of_the_first_failure_is_raised_with_its_traceback() -> None:
     outcomes = {0: raised("RuntimeError", "peer left"), 1: raised("ValueError")}
     with pytest.raises(ValueError, match=r"^boom$") as caught:
-        results(record("FAILED", failed=1), outcomes, trust=False)
+        results(record(RunState.FAILED, failed=1), outcomes, trust=False)
     remote = caught.value.__cause__
     assert isinstance(remote, RemoteError) and (remote.host, remote.rank) == ("gpu1", 1)
     assert "Traceback ...\nValueError: boom" in str(remote)
@@ -57,20 +58,20 @@ def test_the_exception_of_the_first_failure_is_raised_with_its_traceback() -> No
 @pytest.mark.parametrize("kind", ["CustomError", "UnicodeDecodeError", "SystemExit", "print"])
 def test_an_exception_that_cannot_be_made_again_is_a_remote_error(kind: str) -> None:
     with pytest.raises(RemoteError) as caught:
-        results(record("FAILED", failed=0), {0: raised(kind)}, trust=False)
+        results(record(RunState.FAILED, failed=0), {0: raised(kind)}, trust=False)
     assert (caught.value.type, caught.value.message) == (kind, "boom")
 
 
 def test_a_rank_that_died_without_an_exception_is_named() -> None:
     with pytest.raises(RunFailed, match=r"r1: rank 1 \(gpu1, local_rank 0\) exited with 1"):
-        results(record("FAILED", failed=1), {0: Outcome("gpu1", 1)}, trust=False)
+        results(record(RunState.FAILED, failed=1), {0: RankResult("gpu1", 1)}, trust=False)
     effect = {0: raised("RuntimeError", "connection closed by peer")}
     with pytest.raises(RunFailed, match="exited with 1"):
-        results(record("FAILED", failed=1), effect, trust=False)
+        results(record(RunState.FAILED, failed=1), effect, trust=False)
     with pytest.raises(RuntimeError, match="closed by peer"):
-        results(record("FAILED"), effect, trust=False)
+        results(record(RunState.FAILED), effect, trust=False)
     with pytest.raises(RunFailed, match="rank 1 ended without returning a result"):
-        results(record("SUCCEEDED"), {0: Outcome("gpu1", 1)}, trust=False)
+        results(record(RunState.SUCCEEDED), {0: RankResult("gpu1", 1)}, trust=False)
 
 
 class Trap:
@@ -80,15 +81,15 @@ class Trap:
 
 def test_a_pickle_is_loaded_only_where_the_user_trusts_the_hosts() -> None:
     trap = base64.b64encode(pickle.dumps(Trap())).decode()
-    outcomes = {0: Outcome("gpu1", 5, pickle=trap)}
-    assert results(record("SUCCEEDED", 1), outcomes, trust=False) == [5]
-    failed = {0: Outcome("gpu1", error=Raised("ValueError", "boom", ""), pickle=trap)}
+    outcomes = {0: RankResult("gpu1", 5, pickle=trap)}
+    assert results(record(RunState.SUCCEEDED, 1), outcomes, trust=False) == [5]
+    failed = {0: RankResult("gpu1", error=Raised("ValueError", "boom", ""), pickle=trap)}
     with pytest.raises(ValueError, match="boom"):
-        results(record("FAILED", 1, failed=0), failed, trust=False)
-    trusted = {0: Outcome("gpu1", pickle=base64.b64encode(pickle.dumps({1: (2, 3)})).decode())}
-    assert results(record("SUCCEEDED", 1), trusted, trust=True) == [{1: (2, 3)}]
+        results(record(RunState.FAILED, 1, failed=0), failed, trust=False)
+    trusted = {0: RankResult("gpu1", pickle=base64.b64encode(pickle.dumps({1: (2, 3)})).decode())}
+    assert results(record(RunState.SUCCEEDED, 1), trusted, trust=True) == [{1: (2, 3)}]
     with pytest.raises(CommandFailed, match="gpu1: cannot unpickle its result"):
-        results(record("SUCCEEDED", 1), {0: Outcome("gpu1", pickle="AAAA")}, trust=True)
+        results(record(RunState.SUCCEEDED, 1), {0: RankResult("gpu1", pickle="AAAA")}, trust=True)
 
 
 def place_with(folder: Path, rank: int, text: str) -> Any:

@@ -8,8 +8,10 @@ import pytest
 from local_attempt import local_attempt
 
 from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.follow.hooks import EventHook
 from launcher.follow.interrupts import Interrupts
-from launcher.follow.session import Session
+from launcher.follow.session import StartedRun, follow
+from launcher.outcomes import Exit, RunState
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 from launcher.terminal.console import Console
 
@@ -29,15 +31,15 @@ def test_the_time_limit_is_a_cancellation_with_its_reason(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     nodes = [NodeRecord(0, "local", str(tmp_path))]
-    entry = AttemptRecord(1, "RUNNING", "2026-11-22T08:00:00.000Z", nodes, 1, "local", 29500)
+    entry = AttemptRecord(1, RunState.RUNNING, "2026-11-22T08:00:00.000Z", nodes, 1, "local", 29500)
     record = RunRecord(
         *("run", "run", "me", "process", ["local"]), "", None, None, None, [], 60, [entry]
     )
     attempt = local_attempt(tmp_path, JOURNAL)
     with Interrupts() as interrupts:
-        callbacks = (interrupts, print, lambda *_, **__: None)
-        code = Session(attempt, folder, record, Console(), *callbacks, clock_skews=[0.0]).follow()
-    assert code == 7
+        run = StartedRun(attempt, folder, record, clock_skews=[0.0])
+        outcome = follow(run, EventHook(folder, None, Console()), interrupts, Console())
+    assert outcome.exit is Exit.CANCELLED
     [saved] = folder.load().attempts
     assert saved.state == "CANCELLED" and saved.first_failure
     assert saved.first_failure.kind == FailureKind.TIME_LIMIT == "time-limit"

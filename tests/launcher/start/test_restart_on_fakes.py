@@ -55,7 +55,7 @@ def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
         host.on_start = rank_is_killed
     code, _, err = cluster.launch()
     assert code == 1
-    assert "no restart: 1 of 1 restarts are used up" in err
+    assert "not restarting: 1 of 1 restarts are used up" in err
     assert len(cluster.record["attempts"]) == 2
 
 
@@ -68,7 +68,7 @@ def test_an_exception_is_not_restarted_and_the_message_says_how(fake_cluster: Ma
         )
     code, _, err = cluster.launch()
     assert code == 1
-    assert "no restart" in err and "ddpctl resume" in err
+    assert "not restarting" in err and "ddpctl resume" in err
     assert len(cluster.record["attempts"]) == 1
 
 

@@ -7,25 +7,28 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeNode
 
-from launcher.engines.running import RunningAttempt
 from launcher.errors import RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
+from launcher.outcomes import Exit, Outcome
 from launcher.plan.build import Found
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.run_id import new_run_id
-from launcher.ssh.node import connected
-from launcher.start import recorder, waiting_line
-from launcher.start.attempt import NextAttempt
+from launcher.ssh.node import Node, connected
+from launcher.start import recorder, tickets, waiting_line
+from launcher.start import run_attempt as run_attempt_module
+from launcher.start.claim_gpus import Claim, Refused, claim_gpus
+from launcher.start.request import Request
 from launcher.start.run_attempt import run_attempt
-from launcher.start.start_nodes import GpusTaken, attempt_of, start
+from launcher.start.start_nodes import NodeInputs, attempt_of, start_nodes
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -35,7 +38,8 @@ Make = Callable[..., FakeCluster]
 def make(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Hosts with two GPUs each."""
     monkeypatch.setattr(waiting_line, "POLL", 0.05)
-    monkeypatch.setattr(waiting_line, "TICK", 0.01)
+    monkeypatch.setattr(tickets, "POLL", 0.05)
+    monkeypatch.setattr(tickets, "TICK", 0.01)
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
     return lambda *names: fake_cluster(*names, gpus=2, master_port="auto")
 
@@ -108,15 +112,16 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
     def launch(number: int, names: list[str], barrier: threading.Barrier) -> str | None:
         hosts = tuple(host for host in given.hosts if host.name in names)
         cluster_of_run = type(given)(hosts, given.job)
-        wanted = NextAttempt(cluster_of_run, LaunchOptions(), f"race-{number}")
+        wanted = Request(cluster_of_run, LaunchOptions(), f"race-{number}")
         with connected(hosts) as nodes:
             found = Found(gather(nodes), ("i",) * len(hosts), since=float(chance.randrange(1, 4)))
             plan = wanted.plan(found)
             barrier.wait()
-            try:
-                start(attempt_of(plan, nodes), plan, [0] * len(hosts), {}, {})
-            except GpusTaken:
+            inputs = NodeInputs([0] * len(hosts), {}, {})
+            claim = claim_gpus(plan, nodes, inputs, Console(quiet=True))
+            if isinstance(claim, Refused):
                 return None
+            start_nodes(plan, claim.attempt, Console(quiet=True))
             return plan.run_id
 
     for pair in range(12):
@@ -141,13 +146,13 @@ def test_a_launch_waits_until_the_gpus_are_free(
     first = cluster.launch("--detach")[1].strip()
     running = list(cluster.nodes)
     cluster.nodes_end(0)
-    follow, left = Session.follow, []
+    to_the_end, left = Session.to_the_end, []
 
-    def followed(session: Session) -> int:
+    def followed(session: Session) -> Outcome:
         left.extend(cluster.tickets)
-        return follow(session)
+        return to_the_end(session)
 
-    monkeypatch.setattr(Session, "follow", followed)
+    monkeypatch.setattr(Session, "to_the_end", followed)
     once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
@@ -210,17 +215,15 @@ def test_a_kill_during_a_long_push_is_not_forgotten(
     cluster = make("gpu0")
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
-        plan = NextAttempt(given, LaunchOptions(), "later").plan(
+        plan = Request(given, LaunchOptions(), "later").plan(
             Found(gather(nodes), ("i",), since=9e9)
         )
-        place = waiting_line.Line(attempt_of(plan, nodes), plan, ignored_port=True)
+        place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
         place.join()
         cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
         with pytest.raises(RunKilled):
             place.ahead()
-        monkeypatch.setattr(
-            waiting_line, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100
-        )
+        monkeypatch.setattr(tickets, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
         with pytest.raises(RunKilled):
             place.join()
             place.ahead()
@@ -303,8 +306,8 @@ def test_of_two_commands_that_wait_for_any_hosts_only_one_gets_the_attempt(make:
     cluster = make("gpu0", "gpu1")
     cluster.launch("--detach")
     options = LaunchOptions(nodes=1, wait=0, detach=True)
-    attempt = NextAttempt(load(cluster.hosts_file), options, new_run_id("job"))
-    assert run_attempt(attempt, Console()) == 0
+    attempt = Request(load(cluster.hosts_file), options, new_run_id("job"))
+    assert run_attempt(attempt, Console()).exit is Exit.DONE
     with pytest.raises(UsageError, match="attempt 1 was already started"):
         run_attempt(attempt, Console())
 
@@ -325,14 +328,14 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
     cluster.launch("--detach")
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
-        plan = NextAttempt(given, LaunchOptions(), "later").plan(
+        plan = Request(given, LaunchOptions(), "later").plan(
             Found(gather(nodes), ("i",), since=9e9)
         )
         attempt = attempt_of(plan, nodes)
         [member] = attempt.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        with pytest.raises(GpusTaken):
-            start(attempt, plan, [0], {}, {})
+        refused = claim_gpus(plan, nodes, NodeInputs([0], {}, {}), Console(quiet=True))
+        assert isinstance(refused, Refused)
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -341,17 +344,17 @@ def test_a_run_that_loses_its_turn_keeps_its_place(
 ) -> None:
     cluster = make("gpu0")
     cluster.nodes_end(0)
-    tickets: list[list[str]] = []
+    listed: list[list[str]] = []
 
-    def beaten_twice(attempt: RunningAttempt, plan: Plan, *more: object) -> None:
-        tickets.append(list(cluster.tickets))
-        if len(tickets) < 3:
-            raise GpusTaken(["gpu0: another run was faster"], attempt, plan)
-        start(attempt, plan, *more)  # type: ignore[arg-type]
+    def beaten_twice(plan: Plan, nodes: Sequence[Node], *more: Any) -> Claim | Refused:
+        listed.append(list(cluster.tickets))
+        if len(listed) < 3:
+            return Refused(plan, attempt_of(plan, nodes), ["gpu0: another run was faster"])
+        return claim_gpus(plan, nodes, *more)
 
-    monkeypatch.setattr("launcher.start.attempt.start", beaten_twice)
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
-    first, second, third = tickets
+    first, second, third = listed
     assert first == [] and len(second) == 1 and second == third
     assert cluster.tickets == []

@@ -10,10 +10,12 @@ import pytest
 from local_machine import Machine
 
 from launcher.errors import UsageError
-from launcher.hosts import Host
-from launcher.plan.plan import place_in
+from launcher.hosts import Cluster, Host, Job
+from launcher.plan.plan import LaunchOptions
 from launcher.ssh.node import Node
-from launcher.start.node_folders import claim
+from launcher.start.request import Request
+from launcher.start.reservation import Reservation
+from launcher.terminal.console import Console
 
 SCRIPT = """
 import os, time
@@ -23,12 +25,21 @@ raise ValueError("boom on purpose")
 """
 
 
-def test_an_attempt_is_claimed_once(tmp_path: Path) -> None:
-    node = Node(Host("local"))
-    claim(node, place_in(f"{tmp_path}/runs/r1", "r1", 0, 2))
+def test_an_attempt_can_be_reserved_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host = Host("local")
+    node = Node(host)
+
+    def reserve(attempt: int) -> None:
+        request = Request(Cluster((host,), Job()), LaunchOptions(), "r1", attempt=attempt)
+        Reservation(request, [node], Console(quiet=True)).take()
+
+    reserve(2)
     with pytest.raises(UsageError, match="attempt 2 was already started"):
-        claim(node, place_in(f"{tmp_path}/runs/r1", "r1", 0, 2))
-    claim(node, place_in(f"{tmp_path}/runs/r1", "r1", 0, 3))
+        reserve(2)
+    reserve(3)
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from fakes import FakeCluster, FakeNode
 
 from launcher.errors import StateError
 from launcher.runs import record
-from launcher.start import attempt
-from launcher.start.attempt import where_time_went
+from launcher.start import run_attempt
+from launcher.start.run_attempt import where_time_went
 
 Make = Callable[..., FakeCluster]
 ERROR = "ValueError: bad label 1000"
@@ -169,8 +169,8 @@ def test_one_line_says_where_the_time_of_a_slow_start_went(
     assert where_time_went([("checking 2 hosts", 1.5), ("starting 2 nodes", 0.6)]) == (
         "took 2.1 s: checking 2 hosts 1.5 s, starting 2 nodes 0.6 s"
     )
-    monkeypatch.setattr(attempt, "QUIET_BEFORE", 0.0)
-    monkeypatch.setattr(attempt, "SHORTEST", 0.0)
+    monkeypatch.setattr(run_attempt, "QUIET_BEFORE", 0.0)
+    monkeypatch.setattr(run_attempt, "SHORTEST", 0.0)
     cluster = fake_cluster()
     cluster.nodes_end(exit_code=0)
     [line] = [line for line in cluster.launch()[2].splitlines() if ": took " in line]

@@ -1,0 +1,76 @@
+"""Choose the hosts of an attempt: all of the file, or with --nodes any N whose GPUs are free."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import PreflightError
+from ..facts.gather import gather_one
+from ..facts.script import Facts
+from ..plan.build import Found
+from ..plan.topology import gpu_ids, same_subnet_first
+from ..ssh.many import by_name, nodes_failed, try_each
+from ..ssh.node import Node
+from ..terminal.console import Console
+from ..text import counted, names
+from .claim_gpus import Refused
+from .request import Request
+from .start_nodes import attempt_of
+from .tickets import Tickets
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The hosts of an attempt. nodes: in rank order."""
+
+    request: Request
+    nodes: Sequence[Node]
+
+
+def choose_hosts(
+    request: Request, hosts: Sequence[Node], since: float | None, console: Console
+) -> Choice | Refused:
+    """Return all hosts, or --nodes of them. Refused: too few have free GPUs.
+
+    since: when the run asked for its GPUs; None: now. Raises PreflightError or NodesFailed if too few
+    hosts have the GPUs that the file names.
+    """
+    count = request.options.nodes or len(hosts)
+    if count >= len(hosts):
+        return Choice(request, hosts)
+    with console.step(f"asking {counted(len(hosts), 'host')} which GPUs are free"):
+        facts, failures = try_each(hosts, lambda node: gather_one(node, ports=False))
+    for error in failures.values():
+        console.say(f"left out: {error}")
+    able = with_requested_gpus(facts)
+    if len(able) < count:
+        if failures:
+            raise nodes_failed(by_name(hosts, failures))
+        raise PreflightError(
+            f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file "
+            "names; `ddpctl check` shows what is wrong"
+        )
+    since = since or time.time() + facts[able[0]].clock_skew
+    plan = request.on(able).plan(Found(tuple(facts[node] for node in able), since=since))
+    attempt = attempt_of(plan, able)
+    tickets = Tickets(attempt, plan, ignored_port=True)
+    ahead = tickets.ahead()
+    free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
+    if len(free) < count:
+        return Refused(plan, attempt, tickets.describe(ahead))
+    subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip) for rank in free]
+    picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
+    console.say(f"runs on {names(node.name for node in picked)}")
+    return Choice(request.on(picked), picked)
+
+
+def with_requested_gpus(facts: Mapping[Node, Facts]) -> list[Node]:
+    """Return the nodes with the GPUs that the hosts file names; all nodes if none has a GPU."""
+    if not any(each.gpus for each in facts.values()):
+        return list(facts)
+    return [
+        node
+        for node, each in facts.items()
+        if {*gpu_ids(node.host, each)} <= {gpu.index for gpu in each.gpus}
+        and (each.gpus or node.host.gpus == 0)
+    ]

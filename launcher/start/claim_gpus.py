@@ -1,0 +1,107 @@
+"""Claim the GPUs of an attempt on all hosts or on none, by the rules in engines.claims."""
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..engines.choose import engines_on
+from ..engines.claims import goes_first, rivals, taken, undecided
+from ..engines.running import RunningAttempt
+from ..engines.status import LEASE, NodeStatus
+from ..errors import PreflightError
+from ..plan.plan import NodePlan, Plan
+from ..ssh.many import each_node
+from ..ssh.node import Node
+from ..terminal.console import Console
+from ..text import counted, names
+from .start_nodes import NodeInputs, attempt_of, create_nodes, remove_nodes
+
+LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An attempt whose nodes are created on all hosts and may start."""
+
+    plan: Plan
+    attempt: RunningAttempt
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request for GPUs that other runs use, or asked for earlier."""
+
+    plan: Plan
+    attempt: RunningAttempt
+    rivals: Sequence[str]  # a line each: which resource is taken where, and by whom
+    choose_again: bool = False  # other hosts of the file may be free
+
+    def error(self) -> PreflightError:
+        remedy = "launch with --wait to wait in line, or choose other GPUs"
+        return PreflightError("\n".join(f"{line}; {remedy}" for line in self.rivals))
+
+
+def claim_gpus(
+    plan: Plan, nodes: Sequence[Node], inputs: NodeInputs, console: Console
+) -> Claim | Refused:
+    """Create the nodes on all hosts, then look for rivals. If one comes first, remove all nodes."""
+    attempt = attempt_of(plan, nodes)
+    with console.step(f"creating {counted(plan.nnodes, 'node')}"):
+        try:
+            create_nodes(plan, attempt, inputs)
+            lines = _rivals_ahead(attempt, plan)
+        except BaseException:
+            remove_nodes(plan, attempt)
+            raise
+        if lines:
+            remove_nodes(plan, attempt, folders=True)
+            return Refused(plan, attempt, lines)
+    return Claim(plan, attempt)
+
+
+def _rivals_ahead(attempt: RunningAttempt, plan: Plan) -> list[str]:
+    """Return a line per rival that comes first. Wait while it is undecided whether one does."""
+    plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
+    wanted = {node: plan.resources(each) for node, each in plans.items()}
+    sharing = [node for node in wanted if wanted[node]]
+    deadline = time.monotonic() + LEASE
+
+    def look(node: Node) -> list[NodeStatus]:
+        """List the rivals on a host. Removes leftovers of launches that have died."""
+        listed = []
+        for engine in engines_on(node, plan.engine.name):
+            for rival in rivals(plan.run_id, wanted[node], engine.claims()):
+                if not rival.expired:
+                    listed.append(rival)
+                elif not engine.withdraw(rival):
+                    # it has just started, or another launch is removing it
+                    listed.append(dataclasses.replace(rival, state="removing"))
+        return listed
+
+    while True:
+        listed = each_node(sharing, look)
+        late = time.monotonic() > deadline
+        ahead = {
+            node: [r for r in here if goes_first(r, plan.key) or (late and undecided(r))]
+            for node, here in listed.items()
+        }
+        if any(ahead.values()):
+            return rival_lines(ahead, wanted, plans)
+        if not any(undecided(rival) for here in listed.values() for rival in here):
+            return []
+        time.sleep(LOOK_AGAIN)
+
+
+def rival_lines(
+    ahead: Mapping[Node, Sequence[NodeStatus]],
+    wanted: Mapping[Node, Collection[str]],
+    plans: Mapping[Node, NodePlan],
+) -> list[str]:
+    """Return a line per rival: the hosts, and which of `wanted` it has or waits for there."""
+    hosts: dict[str, list[str]] = {}
+    for node, listed in ahead.items():
+        for rival in listed:
+            what = taken(wanted[node], plans[node].gpu_ids, rival)
+            hosts.setdefault(what, []).append(node.name)
+    return [f"{names(where)}: {what}" for what, where in hosts.items()]

@@ -1,0 +1,112 @@
+"""The steps before a start: check the hosts, push what they lack, make the plan. Nothing starts."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..engines.choose import engine_of, engine_traits
+from ..engines.engine_info import ImageInfo
+from ..errors import HostUnreachable, PreflightError
+from ..facts.gather import gather
+from ..facts.script import Facts
+from ..plan.build import Found
+from ..plan.plan import Plan
+from ..preflight.check import survey_hosts
+from ..preflight.findings import lines
+from ..push.push import ALL, PushResult
+from ..push.push import push as push_parts
+from ..ssh.many import each_node
+from ..ssh.node import Node
+from ..terminal.console import Console
+from ..text import counted
+from .choose_hosts import Choice
+from .request import Request
+
+
+@dataclass(frozen=True)
+class HostSurvey:
+    """What is known about the hosts of an attempt."""
+
+    request: Request
+    nodes: Sequence[Node]  # this and `facts` in rank order
+    facts: tuple[Facts, ...]
+    image_here: ImageInfo | None = None  # on this machine
+    images: dict[Node, ImageInfo | None] | None = None  # None: the engines were not asked
+
+    @property
+    def uids(self) -> list[int]:
+        """The ids of the SSH users, by node rank."""
+        return [facts.uid for facts in self.facts]
+
+
+def check(choice: Choice, console: Console) -> HostSurvey:
+    """Run the checks, or with --no-check only ask for facts. Print a line if there are warnings.
+
+    Raises PreflightError, or HostUnreachable if a host did not answer, with a line per failure.
+    """
+    request, nodes = choice.request, choice.nodes
+    cluster, options = request.cluster, request.options
+    if not options.check:
+        with console.step(f"asking {counted(len(nodes), 'host')}"):
+            return HostSurvey(request, nodes, gather(nodes))
+    with console.step(f"checking {counted(len(nodes), 'host')}"):
+        survey = survey_hosts(nodes, cluster, waits=options.wait is not None)
+    warnings = [finding for finding in survey.findings if finding.severity != "failure"]
+    for line in lines(warnings):
+        console.detail(line)
+    if warnings and not survey.failures:
+        count = counted(len(warnings), "warning")
+        console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
+    if survey.failures:
+        kind = HostUnreachable if survey.unseen else PreflightError
+        failed = [line.removeprefix("failure: ") for line in lines(survey.failures)]
+        raise kind("\n".join(failed))
+    request = dataclasses.replace(request, cluster=survey.cluster)
+    if not engine_traits(cluster.job.engine).in_container:
+        return HostSurvey(request, nodes, survey.facts)
+    images = {
+        nodes[rank]: machine.engine.image if machine.engine else None
+        for machine in survey.seen.machines
+        for rank in machine.ranks
+    }
+    return HostSurvey(request, nodes, survey.facts, survey.seen.here, images)
+
+
+def push(survey: HostSurvey, console: Console) -> PushResult:
+    """Push what is missing, or with --no-push verify that nothing is."""
+    wants_push = survey.request.options.push
+    step = "pushing what is missing" if wants_push else "checking what the hosts already have"
+    with console.step(step):
+        return push_parts(
+            survey.nodes,
+            survey.request.cluster,
+            parts=ALL if wants_push else frozenset(),
+            console=console,
+            here=survey.image_here,
+            there=survey.images,
+        )
+
+
+def make_plan(
+    survey: HostSurvey, pushed: PushResult, since: float | None, console: Console
+) -> Plan:
+    """Make the plan, after asking node 0 which ports other runs have reserved.
+
+    since: when the run asked for its GPUs; None: now.
+    """
+    request, first = survey.request, survey.nodes[0]
+    with console.step(f"asking {first.name} which ports are taken"):
+        engine = request.cluster.job.engine
+        [claims] = each_node([first], lambda node: engine_of(node, engine).claims()).values()
+    found = Found(
+        facts=survey.facts,
+        images=pushed.images,
+        dataset_digest=pushed.report.dataset_digest,
+        workdir_digest=pushed.report.workdir_digest,
+        image_digest=pushed.report.image_digest,
+        # their runs may not be listening yet
+        used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
+        since=since or time.time() + survey.facts[0].clock_skew,
+    )
+    return request.plan(found)

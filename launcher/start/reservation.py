@@ -1,0 +1,59 @@
+"""Reserve an attempt on its hosts, so that only one of several commands starts it."""
+
+from collections.abc import Sequence
+
+from ..errors import CommandFailed, HostUnreachable, UsageError
+from ..ssh.node import Node
+from ..terminal.console import Console
+from .request import Request
+
+TAKEN = 17  # exit code of RESERVE if another command was first
+
+# Creates a folder for attempt $2 of run $1. Only the first of several commands succeeds.
+RESERVE = r"""
+umask 077
+cd && mkdir -p ".ddpctl/runs/$1/reserved" && cd ".ddpctl/runs/$1/reserved" || exit 1
+mkdir "$2" 2>/dev/null && exit 0
+[ -d "$2" ] && exit 17
+mkdir "$2"
+"""
+
+
+class Reservation:
+    """One attempt that a command is about to start, or to wait for. It is kept for good."""
+
+    def __init__(self, request: Request, hosts: Sequence[Node], console: Console) -> None:
+        self._request, self._hosts, self._console = request, hosts, console
+        self._taken = request.since is not None  # by an earlier process, which has handed it over
+
+    def take(self) -> None:
+        """Reserve the attempt, unless this was done before. Raises UsageError if it is too late.
+
+        The first host that answers decides: all commands for a run have its hosts in one order.
+        """
+        if self._taken:
+            return
+        for node in self._hosts:
+            try:
+                with self._console.step("reserving the attempt"):
+                    self._take_on(node)
+            except HostUnreachable:
+                if node is self._hosts[-1]:
+                    raise
+                continue
+            self._taken = True
+            return
+
+    def _take_on(self, node: Node) -> None:
+        run_id, attempt = self._request.run_id, self._request.attempt
+        done = node.script(RESERVE, run_id, str(attempt))
+        if done.code == TAKEN:
+            raise UsageError(
+                f"{node.name}: attempt {attempt} was already started, by another command or "
+                "from another machine; `ddpctl ps HOSTS` shows it"
+            )
+        if done.code != 0:
+            raise CommandFailed(
+                f"{node.name}: could not create ~/.ddpctl/runs/{run_id}: {done.reason}; "
+                "look at `df -h` and the permissions of ~/.ddpctl there"
+            )

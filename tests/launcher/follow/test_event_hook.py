@@ -11,6 +11,7 @@ from local_machine import Machine
 
 from launcher.follow import hooks
 from launcher.follow.hooks import EventHook
+from launcher.outcomes import RunState
 from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 from launcher.terminal.console import Console
 
@@ -19,7 +20,7 @@ NOTE = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT [$DDPCTL_NODE_RANK] $DDPCTL_MESSAGE"
 
 def record_of(folder: RunFolder) -> RunRecord:
     nodes = [NodeRecord(0, "gpu1", "/r")]
-    attempt = AttemptRecord(1, "RUNNING", "", nodes, 1, "10.0.0.1", 29500)
+    attempt = AttemptRecord(1, RunState.RUNNING, "", nodes, 1, "10.0.0.1", 29500)
     return RunRecord(
         folder.run_id, "n", "me", "docker", ["gpu1"], "i", None, None, None, [], 60, [attempt]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from launcher.diagnosis.first_failure import FirstFailure
+from launcher.outcomes import NodeState, RunState
 from launcher.report.charts import Chart, charts
 from launcher.report.journals import Journals, NodeJournal, began
 from launcher.report.page import Shown
@@ -39,14 +40,14 @@ def record_of(evil: str = "plain") -> RunRecord:
         excerpt=f"Traceback {evil}\x1b[31m\n  line two",
         remedy=f"look at {evil}",
     )
-    nodes = [NodeRecord(0, f"gpu1{evil}", "/r", "FAILED", 1), NodeRecord(1, "gpu2", "/r")]
+    nodes = [NodeRecord(0, f"gpu1{evil}", "/r", NodeState.FAILED, 1), NodeRecord(1, "gpu2", "/r")]
     attempts = [
         AttemptRecord(
-            1, "FAILED", TIMES[0], nodes, 4, "10.0.0.1", 29500, TIMES[1], TIMES[2], failure,
+            1, RunState.FAILED, TIMES[0], nodes, 4, "10.0.0.1", 29500, TIMES[1], TIMES[2], failure,
             digests={"code": "11" * 20},
         ),
         AttemptRecord(
-            2, "SUCCEEDED", TIMES[2], nodes, 4, "10.0.0.1", 29500, TIMES[2], TIMES[2],
+            2, RunState.SUCCEEDED, TIMES[2], nodes, 4, "10.0.0.1", 29500, TIMES[2], TIMES[2],
             by="restart", digests={"code": "22" * 20},
         ),
     ]  # fmt: skip

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reported_run import EVIL, TIMES, journals_of, metrics_lines, record_of, shown
 
+from launcher.outcomes import NodeState, RunState
 from launcher.report.charts import Chart, Curve
 from launcher.report.journals import parse_journals
 from launcher.report.page import comparison, page
@@ -118,16 +119,16 @@ def test_no_element_and_no_attribute_comes_from_data(data: st.DataObject) -> Non
 def test_one_node_has_failed_and_the_others_were_stopped_or_cancelled() -> None:
     record = record_of()
     attempt = record.attempts[0]
-    attempt.nodes = [NodeRecord(rank, f"gpu{rank}", "/r", "FAILED", 1) for rank in range(3)]
-    attempt.nodes[2].state = "SUCCEEDED"
+    attempt.nodes = [NodeRecord(rank, f"gpu{rank}", "/r", NodeState.FAILED, 1) for rank in range(3)]
+    attempt.nodes[2].state = NodeState.SUCCEEDED
     attempt.nodes[2].exit_code = 0
     attempt.settle_nodes()
     made = page(dataclasses.replace(shown(), record=record))
     assert "<td>gpu0</td><td>stopped because node 1 failed</td><td></td>" in made
     assert "<td>gpu1</td><td>failed</td><td>1</td>" in made
     assert "<td>gpu2</td><td>succeeded</td><td>0</td>" in made
-    attempt.state, attempt.first_failure = "CANCELLED", None
-    attempt.nodes[1].state = attempt.nodes[0].state = "FAILED"
+    attempt.state, attempt.first_failure = RunState.CANCELLED, None
+    attempt.nodes[1].state = attempt.nodes[0].state = NodeState.FAILED
     attempt.settle_nodes()
     made = page(dataclasses.replace(shown(), record=record))
     assert "<td>0-1</td><td>gpu[0-1]</td><td>cancelled</td><td>1</td>" in made
@@ -137,7 +138,7 @@ def test_64_nodes_are_a_row_for_each_outcome_with_the_failed_one_first() -> None
     record = record_of()
     [attempt, _] = record.attempts
     record.attempts = [attempt]
-    attempt.nodes = [NodeRecord(n, f"gpu{n:02}", "/r", "FAILED", 1) for n in range(64)]
+    attempt.nodes = [NodeRecord(n, f"gpu{n:02}", "/r", NodeState.FAILED, 1) for n in range(64)]
     attempt.settle_nodes()
     made = page(dataclasses.replace(shown(), record=record))
     hosts = made.split("<th>outcome</th>")[1].split("</table>")[0]

@@ -6,6 +6,7 @@ import pytest
 
 from launcher.diagnosis.first_failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
+from launcher.outcomes import RunState
 from launcher.runs.record import AttemptRecord
 from launcher.start.restart import BACKOFF, decide, with_spares
 from launcher.start.resume import on_other_hosts
@@ -15,7 +16,7 @@ from launcher.terminal.console import Console
 def attempt(kind: str, progress: bool | None = True, by: str = "restart") -> AttemptRecord:
     return AttemptRecord(
         attempt=1,
-        state="FAILED",
+        state=RunState.FAILED,
         created="",
         nodes=[],
         world_size=2,

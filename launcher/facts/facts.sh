@@ -29,14 +29,6 @@ check() {
   s memlock
   # shellcheck disable=SC3045 # not in POSIX, but in every shell of Linux
   ulimit -l
-  s interfaces
-  for d in /sys/class/net/*; do
-    mtu='' state='' speed=''
-    { read -r mtu < "$d/mtu"; read -r state < "$d/operstate"; read -r speed < "$d/speed"; } 2>/dev/null
-    if [ -d "$d/bridge" ]; then kind=bridge; else kind=plain; fi
-    printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
-  done
-  s network; readlink /proc/self/ns/net
   s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
   s subuids; { grep "^$(id -un):" /etc/subuid || getsubids "$(id -un)"; } 2>/dev/null
   s logout
@@ -90,6 +82,14 @@ s ssh; printf '%s\n' "$SSH_CONNECTION"
 s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
 s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
+s interfaces
+for d in /sys/class/net/*; do
+  mtu='' state='' speed=''
+  { read -r mtu < "$d/mtu"; read -r state < "$d/operstate"; read -r speed < "$d/speed"; } 2>/dev/null
+  if [ -d "$d/bridge" ]; then kind=bridge; else kind=plain; fi
+  printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
+done
+s network; readlink /proc/self/ns/net
 s rdma; [ -d /sys/class/infiniband ] && rdma_ports
 s infiniband; [ -d /dev/infiniband ] && ls /dev/infiniband
 gpus=

@@ -64,6 +64,7 @@ def test_this_machine_answers_with_everything() -> None:
     assert abs(found.clock - time.time()) < 5
     assert found.cores >= 1
     assert Address("127.0.0.1", "lo") in found.addresses
+    assert found.interface("lo") and found.network_stack
     assert found.home
     assert (found.uid, found.gid, found.hostname) == (os.getuid(), os.getgid(), platform.node())
     assert found.kernel == " ".join(os.uname()[i] for i in (0, 2, 4))

@@ -25,20 +25,12 @@ from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..terminal.console import LoggingConsole
 from .handle import JobOptions, launch
 from .parcel import CALLER, MAX_RESULTS, pack
 
-# Prints a line `RANK JSON` for each result of attempt $2 in the run folder $1.
-READ = r"""
-cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
-for file in rank-*; do
-  case $file in *[!0-9a-z-]*) continue ;; esac
-  printf '%s ' "${file#rank-}"
-  cat "$file"
-  echo
-done
-"""
+READ = load_script(__file__, "read_results.sh")
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,14 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal_reader import Reader, Record
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
-
-# Prints the journal $2 from byte $1 on, and follows it. Where tail has to poll (overlay file
-# systems, BusyBox), its default interval of one second is too long, but not every tail accepts
-# a fraction.
-TAIL = (
-    'tail -s 0.03 -c 0 /dev/null 2>/dev/null && exec tail -s 0.03 -c "+$1" -F "$2"; '
-    'exec tail -c "+$1" -F "$2"'
-)
-# Prints the events in the first $2 bytes of the journal $1; $3 marks an event.
-EVENTS = 'head -c "$2" "$1" | grep -a "^[0-9.]*$3"; true'
+TAIL = load_script(__file__, "tail_journal.sh")
+EVENTS = load_script(__file__, "past_events.sh")
 
 
 @dataclass(frozen=True)
@@ -133,9 +126,9 @@ class NodeWatcher:
                 status = self.member.engine.wait(self.member.place)
                 size = 0
                 if not self.read_whole:
-                    done = self.member.node.script('wc -c < "$1"', self.member.place.journal)
-                    text = done.stdout.strip()
-                    size = int(text[:18]) if text.isdigit() else 0
+                    done = self.member.node.run(["wc", "-c", self.member.place.journal])
+                    count = done.stdout.strip().partition(b" ")[0]
+                    size = int(count[:18]) if count.isdigit() else 0
                 self.put(Exited(self.rank, status, size))
                 return
             except DdpctlError as error:

@@ -5,13 +5,9 @@ from typing import Any
 
 from ..logs.metrics import entries, number
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 
-# Prints the newest start entry of metrics.jsonl, which has the run's length, and the last lines.
-# $1: the output folder
-PROGRESS = (
-    'cd "$1" 2>/dev/null && [ -f metrics.jsonl ] && '
-    "{ grep -a total_steps metrics.jsonl | tail -n 1; tail -n 20 metrics.jsonl; }"
-)
+PROGRESS = load_script(__file__, "trainer_progress.sh")
 
 
 @dataclass(frozen=True)

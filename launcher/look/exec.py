@@ -20,8 +20,7 @@ from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 
-# Prints the two numbers in spec.json that define the ranks of a node. $1: its control folder.
-RANKS = r"""grep -oE '"(first_rank|nproc_per_node)": [0-9]{1,7}' "$1/spec.json" """
+RANKS = r'"(first_rank|nproc_per_node)": [0-9]{1,7}'  # the two numbers in spec.json
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,9 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
 
     def ranks_of(node: Node) -> range:
         control_dir = attempt.by_node[node].place.control_dir
-        text = node.script(RANKS, control_dir).stdout.decode(errors="replace")
+        text = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout.decode(
+            errors="replace"
+        )
         found = dict(re.findall(r'"(first_rank|nproc_per_node)": (\d{1,7})', text))
         if len(found) < 2:
             raise CommandFailed(

@@ -16,15 +16,11 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 
-# Prints a row for each complete file: sha256, two spaces, path in the run's folder, NUL. The names of
-# incomplete files start with a dot.
-LIST = r"""
-cd "$1" 2>/dev/null || exit 0
-find checkpoints output -type f ! -name '.*' -exec sha256sum -z {} + 2>/dev/null
-"""
+LIST = load_script(__file__, "list_files.sh")
 FOLDERS = ("checkpoints", "output")
 ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 

@@ -15,6 +15,7 @@ from ..facts.nvidia import USE, GpuUse, parse_use
 from ..follow.trainer_progress import Progress, read_progress
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState, run_state
+from ..plan.plan import STORE, run_dir_in
 from ..runs.find import list_nodes
 from ..runs.record import run_folders, timestamp
 from ..runs.reported import ended_nodes
@@ -198,7 +199,7 @@ def look(clusters: Connected, selection: Selection, console: Console) -> Seen:
     def ask(node: Node) -> tuple[GpuUse, ...]:
         for status in found.values():
             if status.alive and status.node_rank == 0 and status.host == node.name:
-                run_dir = f".ddpctl/runs/{status.run_id}"
+                run_dir = run_dir_in(STORE, status.run_id)
                 if newest := read_progress(node, run_dir, status.attempt, TIMEOUT):
                     progress[status.run_id] = newest
         if node.host.gpus == 0:

@@ -25,34 +25,16 @@ from ..logs.event_reader import parsed
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..ssh.many import ask_each
+from ..ssh.script_files import load_script
 from ..supervisor.events import StackAnswer
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unseen, unseen
 from ..text import names, ranges
 
 TIMEOUT = 10  # seconds for a supervisor to answer
+ASK = load_script(__file__, "ask_stacks.sh")
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
 RULE = "-" * 15
-
-# $1: the node's folder of attempts, $2: main or all, $3: a unique word for this request, $4: time
-# to wait in tenths of a second. The journal's last record shows whether a supervisor is still
-# running.
-ASK = r"""
-cd "$1" 2>/dev/null || exit 3
-cd "$(ls -d attempt-* | sort -t - -k 2n | tail -n 1)" || exit 3
-ended() { tail -n 1 journal | grep -q '^[0-9.]*[[:space:]]![[:space:]]{.*"kind": "end"}$'; }
-ended && exit 5
-: > "ask-$2-$3" || exit 3
-n=0
-while [ ! -e "stacks-$3.json" ]; do
-  sleep 0.1
-  n=$((n + 1))
-  [ "$n" -lt "$4" ] || { rm -f "ask-$2-$3"; exit 4; }
-  if ended; then rm -f "ask-$2-$3"; exit 5; fi
-done
-cat "stacks-$3.json"
-rm -f "stacks-$3.json"
-"""
 
 
 @dataclass(frozen=True)

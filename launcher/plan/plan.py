@@ -13,6 +13,7 @@ from ..hosts import Host
 
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
+STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
 CONTROL_DIR = "/ddpctl"  # in a container
 ASKED = "<asked at launch>"  # placeholder in a dry run for values that only the hosts know
 OUR_TRAINER = ("-m", "trainer")
@@ -201,6 +202,11 @@ def total(counts: Sequence[int | None]) -> int | None:
 
 def container_name(run_id: str, node_rank: int) -> str:
     return f"ddpctl-{run_id}-{node_rank}"
+
+
+def run_dir_in(store: str, run_id: str) -> str:
+    """Return the folder of a run on a host. store: ~/.ddpctl there, such as STORE."""
+    return f"{store}/runs/{run_id}"
 
 
 def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:

@@ -78,7 +78,7 @@ def run_containers(seen: Inventory, nodes: Mapping[int, Node]) -> dict[int, Cont
         container = container_for(machine, job, folder, token, argument)
         try:
             # like a run's folders, writable by users other than the SSH user
-            node.script('mkdir -p "$1" && chmod 0777 "$1"', folder)
+            node.run(["mkdir", "-p", "-m", "0777", folder])
             return parse_report(engine.run_to_end(container, TIMEOUT) if engine else "")
         except DdpctlError as error:
             return ContainerReport(error=str(error))

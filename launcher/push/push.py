@@ -15,6 +15,7 @@ from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
@@ -26,18 +27,7 @@ from .transfer.payload import script_output
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
-# Prints what a host has. Needs a POSIX shell and coreutils. Only hosts with python3 can relay.
-# $1: dataset digest or "", $2: workdir digest or ""
-INSPECT = r"""
-cd "$HOME" || exit
-mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
-have() { [ -n "$2" ] && [ -d "$3/$2" ] && touch "$3/$2" && echo "have $1"; }
-have dataset "$1" .ddpctl/datasets
-have workdir "$2" .ddpctl/workdirs
-command -v python3 >/dev/null 2>&1 && echo 'have python3'
-printf 'ssh %s\n' "$SSH_CONNECTION"
-exit 0
-"""
+INSPECT = load_script(__file__, "inspect_host.sh")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import try_each
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..state import write_atomically
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unseen
@@ -17,17 +18,8 @@ from .charts import charts, together
 from .journals import began, parse_journals
 from .page import Shown, comparison, page
 
-# $1: the output folder. For a very long run, only the newest part is drawn.
-METRICS = 'tail -c 20000000 "$1/metrics.jsonl" 2>/dev/null || true'
-# $1: the run's folder. Prints the node and attempt before the events of each journal.
-EVENTS = r"""
-cd "$1/nodes" 2>/dev/null || exit 0
-event=$(printf '^[0-9.]*\t!')
-for journal in */attempt-*/journal; do
-  printf '== %s\n' "${journal%/journal}"
-  LC_ALL=C grep -a "$event" "$journal" | tail -c 20000000
-done
-"""
+EVENTS = load_script(__file__, "run_events.sh")
+LONGEST = 20_000_000  # bytes of metrics; of more, only the newest are drawn
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
@@ -76,7 +68,9 @@ def _ask(
 
         def read(node: Node) -> tuple[bytes, bytes]:
             run_dir = attempt.by_node[node].place.run_dir
-            metrics = node.script(METRICS, f"{run_dir}/output", timeout=60.0)
+            metrics = node.run(
+                ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"], timeout=60.0
+            )
             return metrics.stdout, node.script(EVENTS, run_dir, timeout=60.0).stdout
 
         return try_each(list(machines.values()), read)

@@ -10,12 +10,12 @@ from ..hosts import Cluster, load
 from ..run_id import is_run_id, is_sanity_run
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from .record import RunFolder, run_folder, run_folders
 from .reported import adopt
 
-# Prints the ids of runs that have folders on this host, without reading any file there.
-KEPT = 'for run in "$HOME"/.ddpctl/runs/*/nodes; do run=${run%/nodes}; echo "${run##*/}"; done'
+RUN_IDS = load_script(__file__, "run_ids.sh")
 
 
 def names_hosts(text: str | None) -> bool:
@@ -92,7 +92,7 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     """
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
-    listed, _ = ask_each(one_per_account(nodes), lambda node: node.script(KEPT).stdout)
+    listed, _ = ask_each(one_per_account(nodes), lambda node: node.script(RUN_IDS).stdout)
     kept = {word.decode(errors="replace") for text in listed.values() for word in text.split()}
     known = {status.run_id for status in statuses} | set(filter(is_run_id, kept))
     if prefix:

@@ -13,37 +13,20 @@ from dataclasses import dataclass, field
 
 from ..engines.status import NodeStatus, host_text
 from ..errors import DdpctlError, UsageError
-from ..facts.shared_homes import OWN
 from ..hosts import Cluster
 from ..logs.event_reader import parsed
 from ..logs.journal_reader import Reader
 from ..outcomes import RunState
+from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..supervisor.events import End
 from ..terminal.console import Console
 from .record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 
-# Prints three lines about the newest attempt of each node on this host, of run $1 or of all runs:
-# `RUN NODE ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
-# user cancelled the attempt. WRITTEN is the journal's modification time in unix seconds.
-LIST = (
-    OWN
-    + r"""
-for node in "$HOME"/.ddpctl/runs/${1:-*}/nodes/*; do
-  cd "$node" 2>/dev/null || continue
-  attempt=$(ls -d attempt-* 2>/dev/null | sort -t - -k 2n | tail -n 1)
-  cd "$attempt" 2>/dev/null && own . || continue
-  run=${node%/nodes/*}
-  [ -e cancelled ] && marked=1 || marked=0
-  printf '%s %s %s %s %s\n' "${run##*/}" "${node##*/}" "${attempt#attempt-}" "$marked" \
-    "$(stat -c %Y journal 2>/dev/null || echo 0)"
-  head -c 1048576 run.json 2>/dev/null | tr -d '\n'; echo
-  tail -n 1 journal 2>/dev/null | head -c 65536 | tr -d '\n'; echo
-done
-"""
-)
+LIST = load_script(__file__, "reported_nodes.sh")
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
 STATE = re.compile("|".join(state for state in RunState if state is not RunState.WAITING))
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
@@ -109,7 +92,7 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
             attempt=attempt,
             node_rank=rank,
             host=host,
-            handle=f".ddpctl/runs/{run_id}/nodes/{rank}/attempt-{attempt}",
+            handle=place_in(run_dir_in(STORE, run_id), run_id, rank, attempt).control_dir,
             state="cancelled" if cancelled else "exited" if end else "unknown",
             exit_code=end.exit_code if end else None,
             run_id=run_id,
@@ -170,7 +153,7 @@ def ask_for_record(
     for rank, node in enumerate(ranks):
         # commands start in the home folder
         home = "" if node.host.account in silent else f"{node.home()}/"
-        record.attempt.nodes.append(NodeRecord(rank, node.name, f"{home}.ddpctl/runs/{run_id}"))
+        record.attempt.nodes.append(NodeRecord(rank, node.name, run_dir_in(home + STORE, run_id)))
     console.say(
         f"{run_id}: attempt {newest.attempt} on {len(ranks)} nodes, according to {newest.host}; this "
         "machine has no record of it"

@@ -6,22 +6,13 @@ import secrets
 import shlex
 from collections.abc import Sequence
 
+from .script_files import load_script
+
 # fish interprets backslashes in single quotes; csh interprets newlines and exclamation marks.
 _DIFFERS = re.compile(rb"[\\\n!]")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")
 
-# Stops the command when its reader disconnects: without a terminal, sshd sends it no signal.
-_WATCHED = """exec 3<&0
-"$@" </dev/null 3<&- &
-command=$!
-{ cat <&3; kill "$command"; } >/dev/null 2>&1 &
-watch=$!
-exec 3<&-
-wait "$command"
-code=$?
-kill "$watch" 2>/dev/null
-exit "$code"
-"""
+_WATCHED = load_script(__file__, "watched_command.sh")
 
 
 def command_line(argv: Sequence[str]) -> bytes:

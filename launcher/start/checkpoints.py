@@ -17,48 +17,21 @@ from typing import NamedTuple
 
 from ..errors import CommandFailed
 from ..facts.shared_homes import find_shared_homes
+from ..plan.plan import STORE, run_dir_in
 from ..runs.record import RunRecord
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..ssh.stream import Completed
 from ..terminal.console import Console
 
 TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
 TAR_TIMEOUT = 60.0  # seconds for tar to end after its last data
-
-# $1: run folder. Prints, separated by NUL: the newest complete step, later damaged ones, all files.
-LIST = r"""
-cd "$1/checkpoints" 2>/dev/null || exit 0
-for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
-  [ -f "$step/MANIFEST" ] || continue
-  if (cd "$step" && sha256sum -c --status MANIFEST) >/dev/null 2>&1; then
-    printf 'whole %s\0' "$step"
-    break
-  fi
-  printf 'damaged %s\0' "$step"
-done
-find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
-"""
-# $1: run folder, $2: a folder in it; stdin: paths, separated by NUL
-DIGESTS = (
-    'cd "$1/$2" && xargs -0 -r -I@ find ./@ -type f -print0 | sort -z | xargs -0 -r sha256sum -z'
-)
-SEND = 'cd "$1/checkpoints" && tar -cf - --null -T -'
-DROP = 'rm -rf "$1/checkpoints/$2"'
-RECEIVE = f'{DROP} && mkdir -p "$1/checkpoints/$2" && tar -xf - -C "$1/checkpoints/$2"'
-# $1: run folder, $2: received files, $3: where to keep the old ones, $4: "open" if others need
-# access
-PUT = r"""
-cd "$1/checkpoints" || exit 1
-if [ "$4" = open ]; then chmod -R a+rwX "$2"; fi
-xargs -0 -r -n 1 sh -c '
-  set -e
-  folder=$(dirname "./$2")
-  if [ -e "./$2" ]; then mkdir -p "$1/$folder"; mv "./$2" "$1/$folder/"; fi
-  mkdir -p "$folder"
-  mv "$0/$2" "./$2"' "$2" "$3" || exit 1
-rm -rf "$2"
-"""
+LIST = load_script(__file__, "list_checkpoints.sh")
+HASH = load_script(__file__, "hash_files.sh")
+SEND = load_script(__file__, "send_files.sh")
+RECEIVE = load_script(__file__, "receive_files.sh")
+PLACE = load_script(__file__, "place_files.sh")
 ROW = re.compile(
     r"(whole|damaged) (ckpt/step-[0-9]{1,18})|([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL
 )
@@ -151,8 +124,7 @@ def checkpoint_folders(
     found = []
     for node, *_ in find_shared_homes(one_per_account((*nodes, *former))):
         entry, rank = before.get(node.name), ranks.get(node)
-        # commands start in the home folder
-        run_dir = entry.run_dir if entry else f".ddpctl/runs/{record.run_id}"
+        run_dir = entry.run_dir if entry else run_dir_in(STORE, record.run_id)
         same = entry is not None and entry.node_rank == rank
         found.append(Checkpoints(node, run_dir, rank, same))
     return found
@@ -205,15 +177,15 @@ def send(
     """Send files, verify them and move them into place. Until then, no checkpoint there changes."""
     listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
     arriving = f".arriving-{source.node.name}"
-    wanted = source.script(DIGESTS, "checkpoints", stdin=listed).stdout
+    wanted = source.script(HASH, "checkpoints", stdin=listed).stdout
     _stream(source, target, listed, arriving)
-    if target.script(DIGESTS, f"checkpoints/{arriving}", stdin=listed).stdout != wanted:
-        target.script(DROP, arriving)
+    if target.script(HASH, f"checkpoints/{arriving}", stdin=listed).stdout != wanted:
+        target.node.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{arriving}"])
         raise CommandFailed(
             f"{target.node.name}: the checkpoint from {source.node.name} arrived damaged; "
             "resume again, and check the disks of both hosts"
         )
-    target.script(PUT, arriving, aside, "open" if open_to_all else "", stdin=listed)
+    target.script(PLACE, arriving, aside, "open" if open_to_all else "", stdin=listed)
 
 
 def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: str) -> None:

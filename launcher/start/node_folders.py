@@ -15,34 +15,11 @@ from ..plan.build import writes_as_another_user
 from ..plan.plan import NodePlan, Place, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
-
-# $1: run folder, $2: control folder, $3: code to copy or "", $4: "open" if another user must write.
-# stdin: a tar stream with the control files.
-PREPARE = r"""
-set -e
-run=$1 control=$2 code=$3 open=$4
-umask 077
-mkdir -p "$control/ranks"
-uname -n > "$control/host"
-umask 022
-mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"}
-if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then
-  cp -a "$code/." "$run/workspace/"
-  chmod -R u+w "$run/workspace"
-fi
-tar -x -m -o -f - -C "$control"
-: >> "$control/journal"
-if [ -e "$control/cancelled" ]; then rm -f "$control/cancelled"; fi
-if [ "$open" = open ]; then
-  chmod 0777 "$run/checkpoints" "$run/output" "$control" "$control/ranks"
-  chmod 0666 "$control/journal"
-  chmod 0644 "$control/spec.json" "$control/supervisor.pyz"
-  if [ -d "$run/workspace" ]; then chmod -R a+rwX "$run/workspace"; fi
-fi
-"""
+PREPARE = load_script(__file__, "prepare_node.sh")
 
 
 def discard(node: Node, place: Place) -> None:
@@ -59,15 +36,11 @@ def prepare(
     there is no space or no permission, or the pushed code is gone.
     """
     place = node_plan.place
-    code = ""
-    if plan.workdir_digest:
-        home = place.run_dir.rsplit("/runs/", 1)[0]
-        code = f"{home}/workdirs/{plan.workdir_digest}"
     done = node.script(
         PREPARE,
         place.run_dir,
         place.control_dir,
-        code,
+        plan.workdir_digest or "",
         "open" if writes_as_another_user(plan, node_plan, uid) else "",
         stdin=_control_files(documents),
         timeout=120.0,

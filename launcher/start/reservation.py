@@ -4,19 +4,12 @@ from collections.abc import Sequence
 
 from ..errors import CommandFailed, HostUnreachable, UsageError
 from ..ssh.node import Node
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from .request import Request
 
+RESERVE = load_script(__file__, "reserve_attempt.sh")
 TAKEN = 17  # exit code of RESERVE if another command was first
-
-# Creates a folder for attempt $2 of run $1. Only the first of several commands succeeds.
-RESERVE = r"""
-umask 077
-cd && mkdir -p ".ddpctl/runs/$1/reserved" && cd ".ddpctl/runs/$1/reserved" || exit 1
-mkdir "$2" 2>/dev/null && exit 0
-[ -d "$2" ] && exit 17
-mkdir "$2"
-"""
 
 
 class Reservation:

@@ -16,15 +16,14 @@ from ..runs.newest_attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from .request import Request
 from .run_attempt import run_attempt
 
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
 NO_PROGRESS_LIMIT = 3  # consecutive attempts without a new checkpoint
-
-# Prints a file name if anything in $1/checkpoints is newer than $2/spec.json.
-PROGRESS = 'find "$1/checkpoints" -type f -newer "$2/spec.json" 2>/dev/null | head -n 1'
+NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
         def look(node: Node) -> bool:
             place = attempt.by_node[node].place
-            return bool(node.script(PROGRESS, place.run_dir, place.control_dir).stdout.strip())
+            return bool(node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 
         found, _ = try_each(attempt.nodes, look)
         return any(found.values())

@@ -16,51 +16,26 @@ from .. import text as fold
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
-from ..facts.shared_homes import OWN, find_shared_homes
+from ..facts.shared_homes import find_shared_homes
 from ..hosts import Cluster
 from ..run_id import is_run_id
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unseen, unseen
 from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
 
-# Prints the folder and the host's own name. With $1, also prints the parts of the folder as `KB
-# NAME`, and attempts that may be running as `open RUN HOST`.
-LOOK = (
-    OWN
-    + r"""
-printf '%s\n' "$(readlink -f "$HOME/.ddpctl")" "$(uname -n)"
-[ -n "$1" ] && cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-for attempt in $(open_attempts); do
-  run=${attempt#runs/}
-  printf 'open %s %s\n' "${run%%/*}" "$(cat "$attempt/host")"
-done
-for part in * .[!.]*; do
-  [ -e "$part" ] || [ -L "$part" ] || continue
-  if [ "$part" = runs ]; then
-    for run in runs/*; do [ -e "$run" ] && du -sk "$run" 2>/dev/null; done
-  else
-    du -sk "$part" 2>/dev/null
-  fi
-done
-:
-"""
-)
+LOOK = load_script(__file__, "list_traces.sh")
 PART = re.compile(r"(\d{1,15})\t(.+)")
 OPEN = re.compile(r"open (\S{1,64}) ([\w.-]{1,255})")
 
 # The folder may be a link to another disk, and hosts may share the link but not the disk. So every
 # host empties its folder before any host removes the link.
-EMPTY = """
-cd "$HOME" || exit 1
-[ ! -e .ddpctl ] || find -H .ddpctl -mindepth 1 -maxdepth 1 -exec rm -rf {} +
-"""
-REMOVE = (
-    'cd "$HOME" && { rmdir .ddpctl || rm -f .ddpctl; } 2>/dev/null; true'  # a mount point stays
-)
+EMPTY = load_script(__file__, "empty_store.sh")
+REMOVE = load_script(__file__, "remove_store.sh")
 
 
 @dataclass

@@ -12,7 +12,6 @@ from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DdpctlError, UsageError
-from ..facts.shared_homes import OWN
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
 from ..run_id import is_run_id
@@ -21,31 +20,14 @@ from ..runs.record import UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, nodes_failed, one_per_account
 from ..ssh.node import Node, connected
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import names
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
-# Marks run $1 as cancelled for this host's supervisors, so that SIGTERM does not count as a
-# failure. Each host writes its own mark, because an NFS client may see another host's too late.
-MARK_CANCELLED = f"""{OWN}
-for folder in "$HOME/.ddpctl/runs/$1"/nodes/*/attempt-*; do
-  if own "$folder"; then : > "$folder/cancelled" || exit 1; fi
-done
-"""
-
-# Prints pid, run id and name of every process that carries a run id in an environment that this
-# user may read: run $1, or any. Root may read all environments, so without $1 it gets only runs
-# with a folder in its own home. Processes of --on-exit do not count.
-CARRIERS = r"""
-for e in $(grep -lz "^DDPCTL_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
-    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
-  p=${e#/proc/}; p=${p%/environ}
-  r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
-  [ -n "$1" ] || [ "$(id -u)" != 0 ] || [ -d "$HOME/.ddpctl/runs/$r" ] || continue
-  printf '%s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
-done
-"""
+MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
+CARRIERS = load_script(__file__, "list_processes.sh")
 CARRIER = re.compile(r"([1-9][0-9]{0,8}) (\S+) (.*)")
 
 ORPHAN_TIMEOUT = 5.0  # seconds for a killed supervisor's processes to end

@@ -17,22 +17,14 @@ from ..hosts import Cluster, load
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unseen, unseen
 from .kill import carriers
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
-# Sends SIGTERM, then SIGKILL, to process $1 as long as it carries run id $2.
-END = r"""
-mine() { grep -qzxF "DDPCTL_RUN_ID=$2" "/proc/$1/environ" 2>/dev/null; }
-for signal in TERM KILL; do
-  mine "$@" || exit 0
-  kill -$signal "$1"
-  n=0; while mine "$@" && [ $n -lt 20 ]; do sleep 0.25; n=$((n+1)); done
-done
-! mine "$@"
-"""
+END = load_script(__file__, "end_process.sh")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from rich.filesize import decimal
 from ...engines.choose import engine_traits
 from ...engines.docker import mounted_by_runs
 from ...errors import PushFailed
-from ...facts.shared_homes import OWN, find_shared_homes
+from ...facts.shared_homes import find_shared_homes
 from ...hosts import Cluster
 from ...ssh.many import one_per_account, try_each
 from ...ssh.node import Node
+from ...ssh.script_files import load_script
 from ...terminal.console import Console
 from ...text import counted
 from ..push_progress import HostsNotReady, PushReport
@@ -23,44 +24,9 @@ from .scan import scan_job
 TIMEOUT = 600.0  # seconds; measuring or removing a large tree is slow
 MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
 
-# Prints the digest of each tree that an attempt uses which may be running, on any host of this home.
-USED = rf"""{OWN}
-cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-for attempt in $(open_attempts); do
-  grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{{64}}' "$attempt/run.json"
-done
-exit 0
-"""
-
-# Prints "FOLDER KB" for each tree and draft, except those to keep, new ones and drafts in use.
-# $1: minimum age in seconds; further arguments: digests to keep
-FIND = r"""
-cd "$HOME/.ddpctl" 2>/dev/null || exit 0
-now=$(date +%s) least=$1 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
-shift
-for tree in datasets/* workdirs/* datasets/.[!.]* workdirs/.[!.]*; do
-  [ -d "$tree" ] || continue
-  case " $* " in *" ${tree##*/} "*) continue ;; esac
-  age=$((now - $(stat -c %Y "$tree")))
-  [ "$age" -lt "$least" ] && continue
-  if [ -f "$tree/holder" ]; then
-    read -r pid since rest < "$tree/holder"
-    if [ "$since" = "$boot" ]; then
-      kill -0 "$pid" 2>/dev/null && continue
-    else  # its process is on another host with this home, or this host has restarted
-      [ "$age" -lt 86400 ] && continue
-    fi
-  fi
-  echo "$tree $(du -sk "$tree" | cut -f 1)"
-done
-"""
-
-REMOVE = r"""
-cd "$HOME/.ddpctl" || exit 1
-for tree in "$@"; do
-  rm -rf "$tree" "manifests/${tree##*/}" || exit 1
-done
-"""
+USED = load_script(__file__, "used_trees.sh")
+FIND = load_script(__file__, "unused_trees.sh")
+REMOVE = load_script(__file__, "remove_trees.sh")
 
 # A line of FIND's output: a tree or draft of ours, and its size in KB. Hosts are not trusted.
 FOUND = re.compile(

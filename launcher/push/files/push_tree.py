@@ -21,8 +21,10 @@ from rich.filesize import decimal
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...facts.shared_homes import find_shared_homes
+from ...ssh import shell
 from ...ssh.many import try_each
 from ...ssh.node import Node
+from ...ssh.script_files import load_script
 from ...state import cache_home, write_cache
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload, script_output
@@ -33,73 +35,13 @@ from .scan import Tree
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
-# $1: datasets or workdirs, $2: digest, $3: token of this push
-BEGIN = r"""
-mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
-mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
-[ -d "$2" ] && { echo present; exit 0; }
-boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
-for draft in ".$2".*; do
-  [ -f "$draft/holder" ] || continue
-  read -r pid since base < "$draft/holder"
-  [ "$since" = "${boot:-unknown}" ] || continue
-  kill -0 "$pid" 2>/dev/null && continue
-  mv "$draft" ".$2.$3" 2>/dev/null || continue
-  echo "resume $base $(find ".$2.$3/tree" -type f -print0 | tr -dc '\000' | wc -c)"
-  break
-done
-df -Pk . | awk 'NR == 2 { print "free " $4 }'
-for name in $(ls -t); do [ -d "$name" ] && echo "earlier $name"; done
-exit 0
-"""
-
-# $1 to $3 as above, $4: digest of the earlier tree or none; stdin: paths to remove, each followed by \0
-PREPARE = r"""
-umask 022
-cd "$HOME/.ddpctl/$1" && mkdir ".$2.$3" || exit 1
-if [ "$4" != none ]; then
-  cp -al "$4" ".$2.$3/tree" 2>/dev/null || { rm -rf ".$2.$3/tree" && cp -a "$4" ".$2.$3/tree"; } ||
-    exit 1
-  cd ".$2.$3/tree" && xargs -0 rm -rf --
-else
-  mkdir ".$2.$3/tree"
-fi
-"""
-
-# $1 to $4 as above; stdin: the tar stream
-RECEIVE = r"""
-umask 022
-cd "$HOME/.ddpctl/$1/.$2.$3" || exit 1
-boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
-echo "$$ ${boot:-unknown} $4" > holder || exit 1
-exec tar -x -o -f -
-"""
-
-PUBLISH = r"""
-umask 022
-cd "$HOME/.ddpctl/$1" || exit 1
-mkdir -p ../manifests
-[ -f ".$2.$3/manifest.z" ] && mv -f ".$2.$3/manifest.z" "../manifests/$2"
-mv -T ".$2.$3/tree" "$2" || [ -d "$2" ] || exit 1
-touch "$2"
-rm -rf ".$2.$3"
-exit 0
-"""
-
-# Waits until this host, an NFS client, sees what another host has published. Changing the
-# folder makes the client refresh its cache.
-AWAIT = r"""
-cd "$HOME/.ddpctl/$1" || exit 1
-for second in 1 2 3 4 5 6 7 8 9 10; do
-  mkdir ".$2.$3" && rmdir ".$2.$3"
-  [ -d "$2" ] && exit 0
-  sleep 1
-done
-exit 1
-"""
-
-# rm fails if tar adds a file meanwhile, because it has not noticed yet that the stream ended.
-ABANDON = 'for second in 1 2 3; do rm -rf "$HOME/.ddpctl/$1/.$2.$3" && break; sleep 1; done'
+BEGIN = load_script(__file__, "begin_tree.sh")
+PREPARE = load_script(__file__, "prepare_tree.sh")
+RECEIVE = load_script(__file__, "receive_tree.sh")
+PUBLISH = load_script(__file__, "publish_tree.sh")
+AWAIT = load_script(__file__, "await_tree.sh")
+ABANDON = load_script(__file__, "abandon_tree.sh")
+READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 
 
 @dataclass(frozen=True)
@@ -212,7 +154,7 @@ class TreePush:
         extra = {"manifest.z": packed} if len(packed) < max(size // 10, 65536) else {}
         payload = Payload(
             part=self.part,
-            command=lambda node: ("sh", "-c", RECEIVE, "sh", *self._names(node), start.base),
+            command=lambda node: (*shell.script(RECEIVE, (*self._names(node), start.base)),),
             size=tar.size_of([*(entry.size for entry in start.write), *map(len, extra.values())]),
             chunks=lambda: tar.stream(self.tree, start.write, extra),
             finish=partial(self._publish, start),
@@ -256,7 +198,7 @@ def cached_manifest(digest: str) -> Manifest | None:
 
 def fetched_manifest(node: Node, digest: str) -> Manifest | None:
     """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one."""
-    done = node.script('cat "$HOME/.ddpctl/manifests/$1"', digest, timeout=60.0)
+    done = node.script(READ_MANIFEST, digest, timeout=60.0)
     with contextlib.suppress(zlib.error):
         if found := manifest.parse(zlib.decompress(done.stdout), digest):
             write_cache(_cache_file(digest), found.text)

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Asks the supervisor of a node's newest attempt for stacks, and prints its answer. $1: the node's
+# folder of attempts, $2: main or all, $3: a unique word for this request, $4: time to wait in
+# tenths of a second. Exits with 3 if there is no attempt, 4 without an answer, 5 if the node has
+# ended, as the journal's last record shows.
+. ../plan/attempts.sh
+cd "$1" 2>/dev/null || exit 3
+cd "$(newest_attempt)" || exit 3
+ended() { tail -n 1 journal | grep -q '^[0-9.]*[[:space:]]![[:space:]]{.*"kind": "end"}$'; }
+ended && exit 5
+: > "ask-$2-$3" || exit 3
+n=0
+while [ ! -e "stacks-$3.json" ]; do
+  sleep 0.1
+  n=$((n + 1))
+  [ "$n" -lt "$4" ] || { rm -f "ask-$2-$3"; exit 4; }
+  if ended; then rm -f "ask-$2-$3"; exit 5; fi
+done
+cat "stacks-$3.json"
+rm -f "stacks-$3.json"

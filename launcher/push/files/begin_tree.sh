@@ -1,0 +1,22 @@
+#!/bin/sh
+# First step of a push of a tree. Prints `present` if the host has it. Otherwise prints the draft of
+# an interrupted push, which is now this push's own, as `resume BASE FILES`; the free space as `free
+# KB`; and earlier trees, newest first, as `earlier DIGEST`.
+# $1: datasets or workdirs, $2: digest, $3: token of this push
+mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
+mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
+[ -d "$2" ] && { echo present; exit 0; }
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+for draft in ".$2".*; do
+  [ -f "$draft/holder" ] || continue
+  read -r pid since base < "$draft/holder"
+  [ "$since" = "${boot:-unknown}" ] || continue
+  kill -0 "$pid" 2>/dev/null && continue
+  mv "$draft" ".$2.$3" 2>/dev/null || continue
+  echo "resume $base $(find ".$2.$3/tree" -type f -print0 | tr -dc '\000' | wc -c)"
+  break
+done
+df -Pk . | awk 'NR == 2 { print "free " $4 }'
+# shellcheck disable=SC2045 # digests
+for name in $(ls -t); do [ -d "$name" ] && echo "earlier $name"; done
+exit 0

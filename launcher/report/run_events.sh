@@ -1,0 +1,11 @@
+#!/bin/sh
+# Prints the events of each journal of a run, after a line `== RANK/attempt-N`. $1: run folder.
+# Of a very long journal, only the newest part is printed.
+. ../plan/attempts.sh
+cd "$1" 2>/dev/null || exit 0
+event=$(printf '^[0-9.]*\t!')
+for journal in $attempts/journal; do
+  name=${journal#nodes/}
+  printf '== %s\n' "${name%/journal}"
+  LC_ALL=C grep -a "$event" "$journal" | tail -c 20000000
+done

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Prints three lines about the newest attempt of each node on this host, of run $1 or of all runs:
+# `RUN RANK ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
+# user cancelled the attempt. WRITTEN is the journal's modification time in unix seconds.
+. ../plan/attempts.sh
+for node in "$runs"/${1:-*}/nodes/*; do
+  { cd "$node" && cd "$(newest_attempt)" && own .; } 2>/dev/null || continue
+  run=${node%/nodes/*}
+  [ -e cancelled ] && marked=1 || marked=0
+  printf '%s %s %s %s %s\n' "${run##*/}" "${node##*/}" "${PWD##*/attempt-}" "$marked" \
+    "$(stat -c %Y journal 2>/dev/null || echo 0)"
+  head -c 1048576 run.json 2>/dev/null | tr -d '\n'; echo
+  tail -n 1 journal 2>/dev/null | head -c 65536 | tr -d '\n'; echo
+done

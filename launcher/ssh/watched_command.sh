@@ -1,0 +1,13 @@
+#!/bin/sh
+# Runs its arguments as a command, and stops it when standard input closes: without a terminal, sshd
+# sends the command no signal when its reader disconnects. Exits with the command's exit code.
+exec 3<&0
+"$@" </dev/null 3<&- &
+command=$!
+{ cat <&3; kill "$command"; } >/dev/null 2>&1 &
+watch=$!
+exec 3<&-
+wait "$command"
+code=$?
+kill "$watch" 2>/dev/null
+exit "$code"

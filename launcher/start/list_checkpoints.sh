@@ -1,0 +1,13 @@
+#!/bin/sh
+# Prints, separated by NUL: the newest complete step, later damaged ones, all files.
+# $1: run folder
+cd "$1/checkpoints" 2>/dev/null || exit 0
+for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
+  [ -f "$step/MANIFEST" ] || continue
+  if (cd "$step" && sha256sum -c --status MANIFEST) >/dev/null 2>&1; then
+    printf 'whole %s\0' "$step"
+    break
+  fi
+  printf 'damaged %s\0' "$step"
+done
+find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'

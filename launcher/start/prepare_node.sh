@@ -1,0 +1,24 @@
+#!/bin/sh
+# Creates and fills the folders of a node. $1: run folder, $2: control folder, $3: digest of the
+# pushed code to copy or "", $4: "open" if another user must write. stdin: a tar stream with the
+# control files
+set -e
+run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} open=$4
+umask 077
+mkdir -p "$control/ranks"
+uname -n > "$control/host"
+umask 022
+mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"}
+if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then
+  cp -a "$code/." "$run/workspace/"
+  chmod -R u+w "$run/workspace"
+fi
+tar -x -m -o -f - -C "$control"
+: >> "$control/journal"
+if [ -e "$control/cancelled" ]; then rm -f "$control/cancelled"; fi
+if [ "$open" = open ]; then
+  chmod 0777 "$run/checkpoints" "$run/output" "$control" "$control/ranks"
+  chmod 0666 "$control/journal"
+  chmod 0644 "$control/spec.json" "$control/supervisor.pyz"
+  if [ -d "$run/workspace" ]; then chmod -R a+rwX "$run/workspace"; fi
+fi

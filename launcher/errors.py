@@ -1,47 +1,62 @@
-"""Every error that ddpctl reports to a user, and its exit code.
+"""Every error that ddpctl reports to a user: where it happened, what is wrong, the remedy, the exit code.
 
-A message is one line: where, what, remedy. Only `launcher.cli` prints it.
+Only `launcher.cli` prints an error that ends a command.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
+from typing import Self
+
+from .outcomes import Exit
+from .text import names, one_line
 
 
 class DdpctlError(Exception):
-    """Base of all errors that a user can fix. `str(error)` is the message."""
+    """Base of all errors that a user can fix. `str(error)` is one line: `HOST: WHAT; REMEDY`.
 
-    exit_code = 1
+    what and remedy do not name `host`, because hosts with the same error share a line.
+    """
 
-    def __init__(self, message: str) -> None:
-        """Replace control characters: parts of a message may come from a host."""
-        super().__init__("".join(c if c.isprintable() or c == "\n" else "?" for c in message))
+    exit_code = Exit.FAILED
+
+    def __init__(self, what: str, remedy: str = "", *, host: str = "") -> None:
+        super().__init__(what, remedy)
+        self.what, self.remedy, self.host = _safe(what), _safe(remedy), _safe(host)
+
+    def __str__(self) -> str:
+        return message(self.host, self.what, self.remedy)
+
+    def on(self, host: str) -> Self:
+        """Return a copy of this error that names `host`."""
+        error = copy.copy(self)
+        error.host = host
+        return error
+
+    def prefixed(self, text: str) -> Self:
+        """Return a copy of this error whose `what` is `TEXT: WHAT`."""
+        error = copy.copy(self)
+        error.what = f"{text}: {self.what}"
+        return error
 
 
 class UsageError(DdpctlError):
-    exit_code = 2  # a wrong flag or argument
-
-
-class HostsFileError(UsageError):
-    """problems: every problem of the file, one line each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+    exit_code = Exit.USAGE
 
 
 class PreflightError(DdpctlError):
-    exit_code = 3  # `check` found a failure, or other runs are using the GPUs
+    exit_code = Exit.PREFLIGHT
 
 
 class HostUnreachable(DdpctlError):
-    exit_code = 4  # no SSH connection
+    exit_code = Exit.UNREACHABLE  # no SSH connection
 
 
 class DockerUnavailable(DdpctlError):
-    exit_code = 3  # SSH works, but the host's engine does not answer
+    exit_code = Exit.PREFLIGHT  # SSH works, but the host's engine does not answer
 
 
 class CommandTimeout(DdpctlError):
-    exit_code = 4  # SSH works, but the host does not answer in time
+    exit_code = Exit.UNREACHABLE  # SSH works, but the host does not answer in time
 
 
 class CommandFailed(DdpctlError):
@@ -53,18 +68,22 @@ class StateError(DdpctlError):
 
 
 class PushFailed(DdpctlError):
-    exit_code = 5
+    exit_code = Exit.PUSH
 
 
 class StopUnconfirmed(DdpctlError):
-    exit_code = 6  # a host may still run something
+    exit_code = Exit.UNCONFIRMED  # a host may still run something
+
+
+class RunKilled(DdpctlError):
+    exit_code = Exit.CANCELLED  # `kill` ended a run that waited in line
 
 
 class RunFailed(DdpctlError):
     """A call by `ddpctl.run` failed. `ddpctl.find_run(error.run_id)` has the logs and first failure."""
 
-    def __init__(self, run_id: str, message: str) -> None:
-        super().__init__(f"{run_id}: {message}")
+    def __init__(self, run_id: str, what: str, remedy: str = "", *, host: str = "") -> None:
+        super().__init__(f"{run_id}: {what}", remedy, host=host)
         self.run_id = run_id
 
 
@@ -79,16 +98,52 @@ class RemoteError(RunFailed):
         self.type, self.message, self.traceback = type, message, traceback
 
 
-class RunKilled(DdpctlError):
-    exit_code = 7  # `kill` ended a run that waited in line
+class Several(DdpctlError):
+    """Errors that were found together. `str(error)` has one line each; see `lines`."""
+
+    def __init__(self, errors: Iterable[DdpctlError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__(self.errors[0].what, self.errors[0].remedy)
+        codes = [error.exit_code for error in self.errors]
+        # of a host that does not answer, nothing is known
+        self.exit_code = Exit.UNREACHABLE if Exit.UNREACHABLE in codes else max(codes)
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self.errors))
 
 
-class NodesFailed(DdpctlError):
-    """Errors of several hosts. failures: by host name. lines: of the message."""
+class NodesFailed(Several):
+    """Errors of several hosts. failures: by host name."""
 
-    def __init__(self, failures: Mapping[str, DdpctlError], lines: Iterable[str]) -> None:
-        super().__init__("\n".join(lines))
+    def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
+        super().__init__(
+            error if error.host or error.what.startswith(f"{host}: ") else error.on(host)
+            for host, error in failures.items()
+        )
         self.failures = dict(failures)
-        # 4 (unreachable) wins, because the state of that host is unknown.
-        codes = [error.exit_code for error in failures.values()]
-        self.exit_code = 4 if 4 in codes else max(codes, default=1)
+
+
+class HostsFileError(UsageError):
+    """problems: every problem of the file, one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def message(where: str, what: str, remedy: str) -> str:
+    """Return `WHERE: WHAT; REMEDY`, without the parts that are empty."""
+    return ": ".join(filter(None, [where, "; ".join(filter(None, [what, remedy]))]))
+
+
+def lines(errors: Iterable[DdpctlError]) -> list[str]:
+    """Return one line per problem. Hosts that have the same problem share it: `gpu[1-3]: ...`."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for error in errors:
+        for each in error.errors if isinstance(error, Several) else [error]:
+            hosts.setdefault((each.what, each.remedy), []).append(each.host)
+    return [message(names(filter(None, group)), *key) for key, group in hosts.items()]
+
+
+def _safe(text: str) -> str:
+    return "\n".join(map(one_line, text.split("\n")))

@@ -23,12 +23,12 @@ def fetch(
     """
     from ..look import fetch as fetching
     from ..runs.find import find
-    from ..terminal.host_errors import report_unseen
+    from ..terminal.host_errors import report_errors
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)
     done = fetching.fetch(folder, to or Path(folder.run_id), console)
-    report_unseen(done.failures, console)
+    report_errors(done.failures, console)
     if as_json:
         console.json(done.document(folder.run_id))
     else:

@@ -3,6 +3,7 @@
 from ..errors import UsageError
 from ..plan.plan import EngineTraits
 from ..ssh.node import Node
+from ..text import quoted
 from .base import Engine
 from .docker import Docker
 from .process import LocalProcesses
@@ -17,7 +18,9 @@ def _engine(name: str) -> type[Engine]:
     try:
         return ENGINES[name]
     except KeyError:
-        raise UsageError(f"no engine is called {name!r}: use {' or '.join(ENGINES)}") from None
+        raise UsageError(
+            f"no engine is called {quoted(name)}", f"use {' or '.join(ENGINES)}"
+        ) from None
 
 
 def engine_traits(name: str) -> EngineTraits:

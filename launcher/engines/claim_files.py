@@ -41,8 +41,9 @@ def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> None
         scratch.rename(FOLDER / f"{name}.{state}")
     except OSError as error:
         raise CommandFailed(
-            f"{host}: {FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}; "
-            "ask root to remove it"
+            f"{FOLDER}, where runs claim GPUs, cannot be used: {error.strerror}",
+            "ask root to remove it",
+            host=host,
         ) from None
     held[name] = file
 

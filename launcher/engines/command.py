@@ -15,20 +15,31 @@ ENGINE_NAME = load_script(__file__, "engine_name.sh")
 RUN_ENGINE = load_script(__file__, "run_engine.sh")
 DIAL = load_script(__file__, "dial_engine.sh")
 NOT_INSTALLED = "docker: not found"
-PROBLEMS = {  # pattern in the output of the engine or its command -> the problem
-    "no runtime directory": "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none; "
-    "on that host, run `sudo loginctl enable-linger $USER`, then log in again",
-    "podman system service did not start": "Podman's API service did not start; "
-    "run `podman system service --time=10` there and see what it prints",
-    "ermission denied|PermissionError": "this user may not use Docker; "
-    "on that host, run `sudo usermod -aG docker $USER`, then log in again",
-    "is not a docker command|unknown command|Usage:|BadStatusLine": "its docker command is too old: "
-    "it has no `docker system dial-stdio`; install Docker 18.09 or newer there",
-    NOT_INSTALLED: "Docker is not installed; "
-    "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
-    "Cannot connect to the Docker daemon|onnection refused|o such file or directory": "the Docker "
-    "daemon is not running; on that host, run `sudo systemctl start docker` "
-    "(rootless: `systemctl --user start docker`)",
+PROBLEMS = {  # pattern in the output of the engine or its command -> the problem, the remedy
+    "no runtime directory": (
+        "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none",
+        "on that host, run `sudo loginctl enable-linger $USER`, then log in again",
+    ),
+    "podman system service did not start": (
+        "Podman's API service did not start",
+        "run `podman system service --time=10` there and see what it prints",
+    ),
+    "ermission denied|PermissionError": (
+        "this user may not use Docker",
+        "on that host, run `sudo usermod -aG docker $USER`, then log in again",
+    ),
+    "is not a docker command|unknown command|Usage:|BadStatusLine": (
+        "its docker command is too old: it has no `docker system dial-stdio`",
+        "install Docker 18.09 or newer there",
+    ),
+    NOT_INSTALLED: (
+        "Docker is not installed",
+        "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
+    ),
+    "Cannot connect to the Docker daemon|onnection refused|o such file or directory": (
+        "the Docker daemon is not running",
+        "on that host, run `sudo systemctl start docker` (rootless: `systemctl --user start docker`)",
+    ),
 }
 
 
@@ -43,7 +54,8 @@ def unavailable(name: str, printed: str) -> DockerUnavailable:
     printed: output of the engine or its command. It is quoted if the problem is not in PROBLEMS.
     """
     text = " ".join(printed.split())
-    for pattern, problem in PROBLEMS.items():
+    for pattern, (problem, remedy) in PROBLEMS.items():
         if re.search(pattern, text):
-            return DockerUnavailable(f"{name}: {problem}")
-    return DockerUnavailable(f"{name}: Docker does not answer: {text[-300:]}")
+            return DockerUnavailable(problem, remedy, host=name)
+    remedy = "run `docker info` on that host and see what it prints"
+    return DockerUnavailable(f"Docker does not answer: {text[-300:]}", remedy, host=name)

@@ -11,6 +11,7 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.plan import LABEL, Container, EngineTraits, NodePlan, Place
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
+from ..text import duration
 from . import images
 from .base import Exec
 from .command import ENGINE_NAME, engine_command
@@ -165,8 +166,9 @@ class Docker:
                 output = bytes(self._api.logs(name, stdout=True, stderr=True))
             except CommandTimeout:
                 raise CommandTimeout(
-                    f"{self.host}: a test container did not end within {timeout:g} s; "
-                    "look at `docker ps` and the load there"
+                    f"a test container did not end within {duration(timeout)}",
+                    "look at `docker ps` and the load there",
+                    host=self.host,
                 ) from None
             finally:
                 with contextlib.suppress(DdpctlError):
@@ -180,8 +182,9 @@ class Docker:
             missing = self.node.script(MISSING_PATHS, *sources).stdout.decode(errors="replace")
             if missing:
                 raise CommandFailed(
-                    f"{self.host}: could not {action}: {missing.splitlines()[0]} does not exist; "
-                    "create it on that host or correct job.mounts"
+                    f"could not {action}: {missing.splitlines()[0]} does not exist",
+                    "create it on that host or correct job.mounts",
+                    host=self.host,
                 )
         with self._api.explained(action):
             self._api.create_container(**create_arguments(container, secrets, can))

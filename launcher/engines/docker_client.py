@@ -44,8 +44,9 @@ REMEDIES = {  # text in the engine's refusal -> remedy
     "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
     "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
     "no space left on device": "free space under Docker's data root on that host",
-    "executable file not found": "the image needs python3 on its PATH",
+    "executable file not found": "install python3 in the image, on its PATH",
 }
+LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)"
 
 
 def docker_of(node: Node) -> Api:
@@ -108,9 +109,9 @@ class Api(docker.APIClient):
         """Return a one-line error for an SDK error; None for other errors. action: what failed."""
         if isinstance(error, docker.errors.APIError):
             text = " ".join(str(error.explanation or error).split())
-            known = [r for pattern, r in REMEDIES.items() if pattern in text.lower()]
+            known = (remedy for pattern, remedy in REMEDIES.items() if pattern in text.lower())
             problem = f"could not {action}" if action else "Docker refused"
-            return CommandFailed("; ".join([f"{self.name}: {problem}: {text}", *known[:1]]))
+            return CommandFailed(f"{problem}: {text}", next(known, LOOK_AT_DOCKER), host=self.name)
         if isinstance(error, docker.errors.DockerException | RequestException | HTTPError):
             return unavailable(self.name, str(error))
         return None
@@ -136,8 +137,10 @@ class Api(docker.APIClient):
             if "timed out" not in str(error):
                 raise unavailable(self.name, str(error)) from None
             raise CommandTimeout(
-                f"{self.name}: Docker did not answer {request.method} {request.path_url} within "
-                f"{kwargs.get('timeout')} s; check whether its daemon or a disk is stuck there"
+                f"Docker did not answer {request.method} {request.path_url} within "
+                f"{kwargs.get('timeout')} s",
+                "check whether its daemon or a disk is stuck there",
+                host=self.name,
             ) from None
         with contextlib.suppress(ValueError, OverflowError):  # without a date, or with a wrong one
             date = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))

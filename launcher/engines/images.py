@@ -12,7 +12,7 @@ from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from .command import engine_command, unavailable
-from .docker_client import docker_of
+from .docker_client import LOOK_AT_DOCKER, docker_of
 from .engine_info import ImageInfo, parse_image
 from .status import array
 
@@ -63,7 +63,7 @@ def verify(node: Node, refs: Sequence[str], scratch: Collection[str]) -> ImageIn
         api.remove_container(made["Id"], force=True)
         image = inspect(node, ref)
         if image is None:
-            raise CommandFailed(f"{node.name}: the image {ref} is gone; push again")
+            raise CommandFailed(f"the image {ref} is gone", "push again", host=node.name)
         for found in set(api.images(all=True, quiet=True)) & set(scratch):
             with contextlib.suppress(docker.errors.APIError):
                 api.remove_image(found)
@@ -75,10 +75,10 @@ def pull(node: Node, name: str) -> ImageInfo:
     done = node.run(engine_command("pull", "-q", name), timeout=TRANSFER_TIMEOUT)
     if done.code != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CommandFailed(lines[-1] if lines else f"exit {done.code}")
+        raise CommandFailed(lines[-1] if lines else f"exit {done.code}", host=node.name)
     image = inspect(node, name)
     if image is None:
-        raise CommandFailed(f"{name} is missing although the pull succeeded")
+        raise CommandFailed(f"{name} is missing although the pull succeeded", host=node.name)
     return image
 
 
@@ -107,11 +107,13 @@ def push_to(node: Node, name: str, repository: str, tag: str) -> None:
     api.timeout = TRANSFER_TIMEOUT
     with api.explained():
         if not api.can.pushes_without_tls:
-            raise CommandFailed(f"{api.can.product} pushes only to registries with TLS")
+            raise CommandFailed(
+                f"{api.can.product} pushes only to registries with TLS", host=node.name
+            )
         api.tag(name, repository, tag)
         for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
             if "error" in message:
-                raise CommandFailed(f"{node.name}: {message['error']}")
+                raise CommandFailed(str(message["error"]), LOOK_AT_DOCKER, host=node.name)
 
 
 def untag(node: Node, name: str) -> None:

@@ -106,8 +106,9 @@ class LocalProcesses:
             return LocalExec(command, environment, cwd, stdin=stdin, tty=tty)
         except (OSError, ValueError, KeyError) as error:
             raise CommandFailed(
-                f"{self.host}: cannot run {command[0]} beside node {status.node_rank}: {error}; "
-                "see `ddpctl ps`"
+                f"cannot run {command[0]} beside node {status.node_rank}: {error}",
+                "see `ddpctl ps`",
+                host=self.host,
             ) from None
 
     def stop(self, status: NodeStatus, timeout: float) -> None:

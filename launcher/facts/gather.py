@@ -38,8 +38,9 @@ def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -
         facts = script.parse(done.stdout.decode(errors="replace"))
     except ValueError as error:
         raise CommandFailed(
-            f"{node.name}: cannot read what the host reports ({error}); "
-            "check that its login shell can run `sh`"
+            f"cannot read what the host reports ({error})",
+            "check that its login shell can run `sh`",
+            host=node.name,
         ) from None
     return dataclasses.replace(
         facts,

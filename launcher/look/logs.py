@@ -13,7 +13,7 @@ from ..logs.store import Mark, known_marks
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
-from ..terminal.host_errors import report_unseen
+from ..terminal.host_errors import report_errors
 from ..text import duration_remedy, quoted
 
 UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
@@ -50,7 +50,7 @@ def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bo
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console)
         known = print_recorded(folder, wanted, console, fold=False)
-        report_unseen(failures, console)
+        report_errors(failures, console)
         if follow and wanted.attempt in (None, attempt.members[0].place.attempt):
             with Interrupts() as interrupts, interrupts.held():
                 for event in Monitor(attempt, known, store).events():

@@ -24,7 +24,7 @@ from ..ssh.node import Node, connected
 from ..stop.kill import finish_pending
 from ..terminal import live
 from ..terminal.console import Console, table
-from ..terminal.host_errors import report_unseen, unseen
+from ..terminal.host_errors import report_errors, unseen
 from ..text import names
 from .gpu_use import GPU_HEAD, GpuRow, document, folded, joined, summary
 
@@ -262,7 +262,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
             console.say(seen.nothing())
         if tables := seen.tables():
             console.print("\n\n".join(tables))
-    report_unseen(seen.failures, console)
+    report_errors(seen.failures, console)
     return Exit.UNREACHABLE if seen.failures else Exit.DONE
 
 

@@ -28,7 +28,7 @@ from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..supervisor.events import StackAnswer
 from ..terminal.console import Console
-from ..terminal.host_errors import report_unseen, unseen
+from ..terminal.host_errors import report_errors, unseen
 from ..text import names, ranges
 
 TIMEOUT = 10  # seconds for a supervisor to answer
@@ -56,7 +56,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     newest = max((answer.attempt for answer in found.values()), default=0)
     answers = [answer for answer in found.values() if answer.attempt in (0, newest)]
     groups = grouped(rank for answer in answers for rank in answer.ranks)
-    report_unseen(failures, console)
+    report_errors(failures, console)
     if as_json:
         console.json(
             {

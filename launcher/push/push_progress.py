@@ -12,7 +12,8 @@ import rich.progress
 from rich.console import Console as RichConsole
 from rich.filesize import decimal
 
-from ..errors import DdpctlError, HostUnreachable, PushFailed
+from ..errors import DdpctlError, HostUnreachable, NodesFailed
+from ..outcomes import Exit
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted, printable
@@ -71,15 +72,14 @@ class PushReport:
         )
 
 
-class HostsNotReady(PushFailed):
-    """Some hosts failed; the others are ready. The message has a line per failed host."""
+class HostsNotReady(NodesFailed):
+    """The push to some hosts failed; the others are ready."""
 
     def __init__(self, failures: Mapping[Node, DdpctlError], report: PushReport) -> None:
-        super().__init__("\n".join(dict.fromkeys(str(error) for error in failures.values())))
-        self.failures = {node.name: error for node, error in failures.items()}
+        super().__init__({node.name: error for node, error in failures.items()})
         self.report = report
-        if all(isinstance(error, HostUnreachable) for error in failures.values()):
-            self.exit_code = HostUnreachable.exit_code
+        if not all(isinstance(error, HostUnreachable) for error in failures.values()):
+            self.exit_code = Exit.PUSH
 
 
 class Progress:

@@ -13,7 +13,7 @@ from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..state import write_atomically
 from ..terminal.console import Console
-from ..terminal.host_errors import report_unseen
+from ..terminal.host_errors import report_errors
 from .charts import charts, together
 from .journals import began, parse_journals
 from .page import Shown, comparison, page
@@ -38,7 +38,7 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
 def _collect(folder: RunFolder, console: Console) -> Shown:
     record = folder.load()
     answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
-    report_unseen({node.name: error for node, error in failures.items()}, console)
+    report_errors({node.name: error for node, error in failures.items()}, console)
     events = [(node.name, events) for node, (_, events) in answers.items()]
     journals = parse_journals(record, events)
     names = journals.node_names()

@@ -14,6 +14,7 @@ import paramiko
 import paramiko.agent
 
 from ..errors import HostUnreachable
+from ..text import counted, duration
 from .route import Route
 
 AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
@@ -27,8 +28,9 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
         if "timeout" not in str(error).lower():
             raise
         raise HostUnreachable(
-            f"{route.name}: sshd did not answer the login within {transport.auth_timeout:g} s; "
-            "check whether its user database (LDAP, PAM) hangs"
+            f"sshd did not answer the login within {duration(transport.auth_timeout)}",
+            "check whether the user database there (LDAP, PAM) hangs",
+            host=route.name,
         ) from None
 
 
@@ -38,9 +40,11 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
         return  # without a key, as with Tailscale SSH
     except paramiko.BadAuthenticationType as refusal:
         if "publickey" not in refusal.allowed_types:
+            methods = ", ".join(refusal.allowed_types)
             raise HostUnreachable(
-                f"{route.name}: sshd accepts no keys, only {', '.join(refusal.allowed_types)}, but "
-                "ddpctl logs in with keys; set `PubkeyAuthentication yes` in its sshd_config"
+                f"sshd accepts no keys, only {methods}, but ddpctl logs in with keys",
+                "set `PubkeyAuthentication yes` in its sshd_config",
+                host=route.name,
             ) from None
     tried: list[str] = []
     with contextlib.closing(Keyring(route)) as keyring:
@@ -49,15 +53,15 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
             if _accepts(transport, route, key, tried):
                 return
     what = f"tried {', '.join(tried)}" if tried else "there is no key to try"
-    skipped = f"; not usable: {', '.join(keyring.unusable)}" if keyring.unusable else ""
+    skipped = f" (not usable: {', '.join(keyring.unusable)})" if keyring.unusable else ""
     remedy = (
-        "load it with `ssh-add`"
-        if "has a passphrase" in skipped
-        else f"authorize a key with `ssh-copy-id {route.port_option}{route.user}@{route.hostname}`, "
-        "or set the right one as identity_file"
+        f"authorize a key with `ssh-copy-id {route.port_option}{route.user}@HOST`, or correct user "
+        "or identity_file in the hosts file"
     )
+    if "has a passphrase" in skipped:
+        remedy = "load the key with `ssh-add`"
     raise HostUnreachable(
-        f"{route.name}: permission denied for {route.user}@{route.where}: {what}{skipped}; {remedy}"
+        f"permission denied for user {route.user}: {what}{skipped}", remedy, host=route.name
     )
 
 
@@ -75,18 +79,21 @@ def _accepts(
             return False
         if len(tried) > 1 or "Too many" in str(error):
             raise HostUnreachable(
-                f"{route.name}: sshd hung up after {len(tried)} keys (MaxAuthTries): tried "
-                f"{', '.join(tried)}; set the right one as identity_file in the hosts file, or "
-                "`IdentitiesOnly yes` for the host in ~/.ssh/config"
+                f"sshd hung up after {counted(len(tried), 'key')} (MaxAuthTries): {', '.join(tried)}",
+                "set the right key as identity_file in the hosts file, or `IdentitiesOnly yes` for the "
+                "host in ~/.ssh/config",
+                host=route.name,
             ) from None
         raise HostUnreachable(
-            f"{route.name}: sshd hung up during the login: {error or type(error).__name__}; check its "
-            "log on that host (`journalctl -u ssh`)"
+            f"sshd hung up during the login: {error or type(error).__name__}",
+            "check its log on that host (`journalctl -u ssh`)",
+            host=route.name,
         ) from None
     if more:
         raise HostUnreachable(
-            f"{route.name}: sshd requires {', '.join(more)} in addition to the key, but ddpctl has "
-            "only keys; change AuthenticationMethods in its sshd_config"
+            f"sshd requires {', '.join(more)} in addition to the key, but ddpctl has only keys",
+            "change AuthenticationMethods in its sshd_config",
+            host=route.name,
         )
     return True
 

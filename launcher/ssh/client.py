@@ -11,6 +11,7 @@ import paramiko
 
 from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
+from ..text import duration
 from .connect import BROKEN, Connection, connect
 from .shell import command_line, framed
 from .stream import CHUNK, Deadline, Stream
@@ -49,8 +50,9 @@ class SshMachine:
             if connection.is_ending():
                 raise connection.lost() from None
             raise HostUnreachable(
-                f"{self.host.name}: sshd refused to run a command: {error or type(error).__name__}; "
-                "check ForceCommand and the account's shell there"
+                f"sshd refused to run a command: {error or type(error).__name__}",
+                "check ForceCommand and the account's shell there",
+                host=self.host.name,
             ) from None
         return stream
 
@@ -75,8 +77,9 @@ class SshMachine:
                 return connection, channel
             connection.close()
             raise HostUnreachable(
-                f"{self.host.name}: sshd allows no sessions; check MaxSessions in its sshd_config and "
-                "the account's shell"
+                "sshd allows no sessions",
+                "check MaxSessions in its sshd_config and the account's shell",
+                host=self.host.name,
             )
 
     def _live(self) -> list[Connection]:
@@ -94,8 +97,9 @@ class SshMachine:
             if "Timeout" not in str(error) or connection.is_ending():
                 return None
             raise HostUnreachable(
-                f"{self.host.name}: sshd did not start a session within {self._timeout:g} s; check "
-                "whether the machine is overloaded"
+                f"sshd did not start a session within {duration(self._timeout)}",
+                "check whether the machine is overloaded",
+                host=self.host.name,
             ) from None
 
 
@@ -120,8 +124,9 @@ class SshStream(Stream):
                 shown = (output + b"\n" + self.stderr_tail().encode()).decode(errors="replace")
                 quote = f": it prints `{' '.join(shown.split())[:200]}`" if shown.strip() else ""
                 raise CommandFailed(
-                    f"{self._connection.name}: the login shell does not run `sh`{quote}; check the "
-                    "account's shell, its startup files (.bashrc) and ForceCommand on that host"
+                    f"the login shell does not run `sh`{quote}",
+                    "check the account's shell, its startup files (.bashrc) and ForceCommand on that host",
+                    host=self._connection.name,
                 )
         _, _, self._ahead = output.partition(frame)
 

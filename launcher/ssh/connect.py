@@ -15,6 +15,7 @@ import paramiko
 
 from ..errors import HostUnreachable
 from ..hosts import Host
+from ..text import duration
 from . import proxy
 from .authenticate import authenticate
 from .known_hosts import preferred_algorithms, verify
@@ -62,9 +63,8 @@ class Connection:
         why = str(self.transport.saved_exception or "") or "closed by the other side"
         if self._silent:
             why = f"no reply for {self._silence_limit:g} s"
-        return HostUnreachable(
-            f"{self.name}: connection lost: {why}; check that the machine and its network are up"
-        )
+        remedy = "check that the machine and its network are up"
+        return HostUnreachable(f"connection lost: {why}", remedy, host=self.name)
 
     def close(self) -> None:
         self.transport.close()
@@ -144,9 +144,10 @@ def _connect(route: Route, timeout: float) -> Connection:
         except Dropped as drop:
             dropped = str(drop)
     raise HostUnreachable(
-        f"{route.name}: sshd at {route.where} closed the connection {TRIES} times before the login: "
-        f"{dropped}; check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban "
-        "blocks this machine"
+        f"sshd{route.at} closed the connection {TRIES} times before the login: {dropped}",
+        "check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban blocks this "
+        "machine",
+        host=route.name,
     )
 
 
@@ -204,17 +205,20 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         transport.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise HostUnreachable(
-            f"{route.name}: its sshd and ddpctl have no algorithm in common: {error}; update OpenSSH there"
+            f"its sshd and ddpctl have no algorithm in common: {error}",
+            "update OpenSSH there",
+            host=route.name,
         ) from None
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up
             raise HostUnreachable(
-                f"{route.name}: {route.where} accepts connections, but no sshd answered within "
-                f"{timeout:g} s; check that this is sshd's port and the machine is not overloaded"
+                f"it accepts connections{route.at}, but no sshd answered within {duration(timeout)}",
+                "check that this is sshd's port and that the machine is not overloaded",
+                host=route.name,
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
             raise HostUnreachable(
-                f"{route.name}: {route.where} is not sshd; fix the port"
+                f"what answers{route.at} is not sshd", "correct its port", host=route.name
             ) from None
         raise
 
@@ -245,12 +249,15 @@ def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) ->
         return None
     if jump.depth > MAX_JUMPS:
         raise HostUnreachable(
-            f"{route.name}: ProxyJump goes in circles ({route.proxy_jump}); fix ~/.ssh/config"
+            f"ProxyJump goes in circles ({route.proxy_jump})",
+            "correct ~/.ssh/config",
+            host=route.name,
         )
     try:
         return on_exit.enter_context(_shared(jump, timeout))
     except HostUnreachable as error:
-        raise HostUnreachable(f"{route.name}: through jump host {error}") from None
+        what = f"jump host {error.host}: {error.what}"
+        raise HostUnreachable(what, error.remedy, host=route.name) from None
 
 
 @contextlib.contextmanager

@@ -139,8 +139,9 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
         return
     if verdict == "revoked":
         raise HostUnreachable(
-            f"{route.name}: its host key {key} is marked @revoked in {lines[0].place}; do not connect "
-            "until the machine's owner explains why"
+            f"its host key {key} is marked @revoked in {lines[0].place}",
+            "do not connect until the machine's owner explains why",
+            host=route.name,
         )
     if route.host_keys == "no":
         log.warning(
@@ -151,10 +152,12 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
     elif verdict == "changed":
         place = lines[0].place
         raise HostUnreachable(
-            f"{route.name}: its host key has CHANGED: the server presents {key}, but {place} "
-            f"has {lines[0].key.fingerprint}; if the machine was reinstalled, run `ssh-keygen -R "
-            f"'{route.known_names[0]}' -f {place.rpartition(':')[0]}` and connect once with ssh; "
-            "otherwise someone may be intercepting the connection"
+            f"its host key has CHANGED: the server presents {key}, but {place} has "
+            f"{lines[0].key.fingerprint}",
+            f"if the machine was reinstalled, run `ssh-keygen -R '{route.known_names[0]}' -f "
+            f"{place.rpartition(':')[0]}` and connect once with ssh; otherwise someone may be "
+            "intercepting the connection",
+            host=route.name,
         )
     elif route.host_keys == "accept-new":
         accept(route, key)
@@ -184,8 +187,9 @@ def accept(route: Route, key: Key) -> None:
                 file.write(line.encode())
         except OSError as error:
             raise HostUnreachable(
-                f"{route.name}: cannot write its new host key to {path}: {error.strerror}; make "
-                "the file writable"
+                f"cannot write its new host key to {path}: {error.strerror}",
+                "make the file writable",
+                host=route.name,
             ) from None
     log.warning("%s: accepted host key %s and wrote it to %s", route.name, key, path)
 
@@ -200,8 +204,9 @@ def _unknown(route: Route, key: Key, lines: Sequence[Line]) -> HostUnreachable:
     elif lines:
         note = f" ({lines[0].place} has another kind of key for it, {lines[0].key.kind})"
     return HostUnreachable(
-        f"{route.name}: its host key is unknown: {key}{note}; connect once with "
-        f"`ssh {route.port_option}{route.name}`, or run `ssh-keyscan {route.port_option}"
-        f"{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, or set "
-        "`host_keys: accept-new` under defaults in the hosts file"
+        f"its host key is unknown: {key}{note}",
+        f"connect once with `ssh {route.port_option}{route.name}`, or run `ssh-keyscan "
+        f"{route.port_option}{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, or "
+        "set `host_keys: accept-new` under defaults in the hosts file",
+        host=route.name,
     )

@@ -42,7 +42,11 @@ class LocalMachine:
                 ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]], stdin
             )
         except OSError as error:
-            raise CommandFailed(f"local: cannot start {argv[0]}: {error.strerror}") from None
+            raise CommandFailed(
+                f"cannot start {argv[0]}: {error.strerror}",
+                "check the file and the load",
+                host="local",
+            ) from None
 
     def close(self) -> None:
         pass

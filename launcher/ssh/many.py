@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from .. import text as fold
 from ..errors import DdpctlError, NodesFailed
 from .connect import AT_ONCE
 from .node import Node
@@ -22,7 +21,7 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
 
 def nodes_failed(failures: Mapping[str, DdpctlError]) -> NodesFailed:
     """Combine errors, given by host name, into one. Hosts with the same error share a line."""
-    return NodesFailed(failures, fold.errors(failures))
+    return NodesFailed(failures)
 
 
 def ask_each(

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar, cast
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..hosts import Host
+from ..text import duration
 from . import shell
 from .client import SshMachine
 from .connect import TIMEOUT
@@ -79,8 +80,9 @@ class Node:
                 return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
         except TimeoutError:
             raise CommandTimeout(
-                f"{self.name}: `{argv[0]}` did not end within {timeout:g} s; "
-                "check whether the machine or one of its disks hangs"
+                f"`{argv[0]}` did not end within {duration(timeout)}",
+                "check whether the machine or one of its disks hangs",
+                host=self.name,
             ) from None
 
     def script(self, text: str, *args: str, stdin: bytes = b"", timeout: float = 30.0) -> Completed:
@@ -97,8 +99,9 @@ class Node:
             return self._machine.open(argv, stdin=stdin, timeout=START_TIMEOUT)
         except TimeoutError:
             raise CommandTimeout(
-                f"{self.name}: the login shell did not start `{argv[0]}` within "
-                f"{START_TIMEOUT:g} s; check its startup files (.bashrc) and the machine's load"
+                f"the login shell did not start `{argv[0]}` within {duration(START_TIMEOUT)}",
+                "check its startup files (.bashrc) and the machine's load",
+                host=self.name,
             ) from None
 
     def open_script(self, text: str, *args: str, stdin: bool = True) -> Stream:
@@ -121,8 +124,9 @@ class Node:
         if home.startswith("/"):
             return home
         raise CommandFailed(
-            f"{self.name}: $HOME is `{home}`, which is not an absolute path; give the account a home "
-            "folder in that host's /etc/passwd"
+            f"$HOME is `{home}`, which is not an absolute path",
+            "give the account a home folder in that host's /etc/passwd",
+            host=self.name,
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import paramiko
 
 from ..errors import HostUnreachable
+from ..text import duration
 from .route import Route
 
 # Printed by the `ssh` of a ProxyCommand if its server drops it before the login.
@@ -44,9 +45,11 @@ def direct(route: Route, timeout: float) -> Proxy:
         )
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else error
+        name = "its name" if route.hostname == route.name else f"its name {route.hostname}"
         raise HostUnreachable(
-            f"{route.name}: the name {route.hostname} does not resolve ({why}); fix it in the "
-            "hosts file, add a HostName to ~/.ssh/config, or check this machine's DNS"
+            f"{name} does not resolve ({why})",
+            "correct it in the hosts file, add a HostName to ~/.ssh/config, or check this machine's DNS",
+            host=route.name,
         ) from None
     failure: OSError = TimeoutError()
     source = (route.bind_address, 0) if route.bind_address else None
@@ -59,23 +62,22 @@ def direct(route: Route, timeout: float) -> Proxy:
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return Proxy(sock, sock.close)
-    raise HostUnreachable(f"{route.name}: {_explain(failure, route.where, timeout)}")
+    raise _explained(failure, route, timeout)
 
 
-def _explain(error: OSError, where: str, timeout: float) -> str:
+def _explained(error: OSError, route: Route, timeout: float) -> HostUnreachable:
+    what = f"cannot connect{route.at}: {error.strerror or error}"
+    remedy = "check that the machine is up and this machine's network works"
     if isinstance(error, ConnectionRefusedError):
-        return f"connection refused at {where}; check that sshd runs there and the port is right"
-    if isinstance(error, TimeoutError):
-        return (
-            f"no answer from {where} within {timeout:g} s; check that the machine is up and no "
-            "firewall blocks the port"
-        )
-    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
-        return (
-            f"no route to {where} ({error.strerror}); check the network (VPN?), or set proxy_jump "
-            "if the host is behind a bastion"
-        )
-    return f"cannot connect to {where}: {error.strerror or error}"
+        what = f"connection refused{route.at}"
+        remedy = "check that sshd runs there and the port is right"
+    elif isinstance(error, TimeoutError):
+        what = f"no answer{route.at} within {duration(timeout)}"
+        remedy = "check that the machine is up and no firewall blocks the port"
+    elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+        what = f"no route{route.at} ({error.strerror})"
+        remedy = "check the network (VPN?), or set proxy_jump if the host is behind a bastion"
+    return HostUnreachable(what, remedy, host=route.name)
 
 
 def through_command(route: Route) -> Proxy:
@@ -110,14 +112,13 @@ def through_command(route: Route) -> Proxy:
         )
         if _DROPPED.search(printed):
             return Dropped(why)
-        return HostUnreachable(f"{route.name}: {why}; fix it in ~/.ssh/config")
+        return HostUnreachable(why, "correct it in ~/.ssh/config", host=route.name)
 
     return Proxy(ours, close, failure)
 
 
 def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout: float) -> Proxy:
     """Open a channel that the jump host forwards to the host."""
-    where = route.where
     try:
         channel = jump.open_channel(
             "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=timeout
@@ -125,11 +126,15 @@ def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout
         return Proxy(channel, channel.close)
     except (paramiko.SSHException, EOFError, OSError) as error:
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
-            why = f"is not allowed to forward to {where}; set `AllowTcpForwarding yes` in its sshd_config"
+            why = "may not forward connections to it"
+            remedy = "set `AllowTcpForwarding yes` in the jump host's sshd_config"
         elif isinstance(error, paramiko.ChannelException):
-            why = f"cannot reach {where} ({error.text}); check that it resolves and listens there"
+            why = f"cannot reach it{route.at} ({error.text})"
+            remedy = "check that its name resolves on the jump host and sshd runs at that port"
         elif "Timeout" in str(error):
-            why = f"got no answer from {where} within {timeout:g} s; check that the machine is up"
+            why = f"got no answer from it{route.at} within {duration(timeout)}"
+            remedy = "check that the machine is up"
         else:
-            why = f"disconnected while connecting to {where}: {error or type(error).__name__}"
-        raise HostUnreachable(f"{route.name}: jump host {jump_name} {why}") from None
+            why = f"hung up while connecting to it{route.at}: {error or type(error).__name__}"
+            remedy = "check that the jump host is up, and its sshd's log"
+        raise HostUnreachable(f"jump host {jump_name} {why}", remedy, host=route.name) from None

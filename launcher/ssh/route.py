@@ -18,6 +18,7 @@ from ..errors import HostUnreachable
 from ..hosts import Host
 from ..hosts.values import split_port
 from ..state import expanded
+from ..text import duration
 from .local import account_name
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run any command
@@ -71,6 +72,13 @@ class Route:
     @property
     def where(self) -> str:
         return f"{self.hostname}:{self.port}"
+
+    @property
+    def at(self) -> str:
+        """Where it connects, as far as the host's name does not say it: ` at port 2222`, or ""."""
+        if self.hostname != self.name:
+            return f" at {self.where}"
+        return f" at port {self.port}" if self.port != 22 else ""
 
     @property
     def port_option(self) -> str:
@@ -151,20 +159,22 @@ def _ask_ssh(host: Host) -> str:
         )
     except OSError as error:
         raise HostUnreachable(
-            f"{host.name}: cannot run `ssh` ({error.strerror}), which ddpctl needs to read "
-            "~/.ssh/config; install openssh-client on this machine or fix PATH"
+            f"cannot run `ssh` ({error.strerror}), which ddpctl needs to read ~/.ssh/config",
+            "install openssh-client on this machine or correct PATH",
+            host=host.name,
         ) from None
     except subprocess.TimeoutExpired:
         raise HostUnreachable(
-            f"{host.name}: `ssh -G {host.host}` did not end within {TIMEOUT:g} s; "
-            "check `Match exec` in ~/.ssh/config"
+            f"`ssh -G HOST` did not end within {duration(TIMEOUT)}",
+            "check `Match exec` in ~/.ssh/config",
+            host=host.name,
         ) from None
     if done.returncode:
         printed = "; ".join(done.stderr.strip().splitlines()) or "it printed nothing"
-        remedy = "fix ~/.ssh/config"
+        remedy = "correct ~/.ssh/config"
         if "No user exists" in printed:
-            remedy = "`ssh` needs an entry for this account in /etc/passwd"
-        raise HostUnreachable(f"{host.name}: `ssh -G {host.host}` failed: {printed}; {remedy}")
+            remedy = "add an entry for this account to /etc/passwd, which `ssh` needs"
+        raise HostUnreachable(f"`ssh -G HOST` failed: {printed}", remedy, host=host.name)
     return done.stdout.replace(f" {account_home / '.ssh'}/", f" {home / '.ssh'}/")
 
 

@@ -13,7 +13,7 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..state import is_locked
 from ..terminal.console import Console
-from ..terminal.host_errors import report_unseen
+from ..terminal.host_errors import report_errors
 from .waiting_line import WAITING
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
@@ -33,7 +33,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
         EventHook(folder, on_event, console) as events,
     ):
         with log_store(folder, console) as store:
-            report_unseen(sync_logs(attempt, store, console), console)
+            report_errors(sync_logs(attempt, store, console), console)
         shown = print_recorded(folder, Wanted(), console, fold=True)
         if not record.state.is_final:
             run = StartedRun(attempt, folder, record, shown=shown)

@@ -23,7 +23,7 @@ from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..terminal.host_errors import report_errors, report_unseen, unseen
+from ..terminal.host_errors import report_errors, unseen
 from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
@@ -96,7 +96,7 @@ def clean(
             with console.step(f"removing them from {fold.counted(len(to_remove), 'host')}"):
                 end(machines, leaders, cluster, to_remove, console)
                 left, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
-    report_unseen(failures, console)
+    report_errors(failures, console)
     unclean = not all(traces.none for traces in left.values())
     if as_json:
         rows = [

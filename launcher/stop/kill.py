@@ -161,7 +161,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
         count = fold.counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
     left = "containers of finished runs may be left"
-    report_errors({host: f"{host}: {left}: {e}" for host, e in failures.items()}, console)
+    report_errors({host: error.prefixed(left) for host, error in failures.items()}, console)
 
 
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:

@@ -19,7 +19,7 @@ from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..terminal.host_errors import report_unseen, unseen
+from ..terminal.host_errors import report_errors, unseen
 from .kill import carriers
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
@@ -57,7 +57,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
             with console.step(f"ending {fold.counted(len(found), 'leftover')}"):
                 end(machines, cluster, found)
                 left, failures = find(machines, cluster)
-    report_unseen(failures, console)
+    report_errors(failures, console)
     if as_json:
         console.json(
             {

@@ -2,27 +2,20 @@
 
 from collections.abc import Mapping
 
-from .. import text as fold
-from ..errors import DdpctlError, StateError
+from ..errors import DdpctlError, NodesFailed
 from .console import Console
 
 
-def report_errors(errors: Mapping[str, object], console: Console) -> None:
-    for line in fold.errors(errors):
-        console.error(line)
-
-
-def report_unseen(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    what = {
-        host: f"{'not recorded:' if isinstance(error, StateError) else 'no answer from'} {error}"
-        for host, error in failures.items()
-    }
-    report_errors(what, console)
+def report_errors(failures: Mapping[str, DdpctlError], console: Console) -> None:
+    """Print the errors, given by host name. Hosts that have the same error share a line."""
+    if failures:
+        console.error(str(NodesFailed(failures)))
 
 
 def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
+    """Print the hosts that may still run something, and why that is unknown."""
     what = "stop not confirmed; ddpctl will finish it when it next reaches the host"
-    report_errors({host: f"{host}: {what}: {error}" for host, error in failures.items()}, console)
+    report_errors({host: error.prefixed(what) for host, error in failures.items()}, console)
 
 
 def unseen(failures: Mapping[str, DdpctlError]) -> list[dict[str, str]]:

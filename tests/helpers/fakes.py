@@ -160,7 +160,7 @@ class FakeHost:
         """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""
         self.asked.append(call)
         if not self.reachable:
-            raise HostUnreachable(f"{self.name}: no answer within 10 s; is it up?")
+            raise HostUnreachable("no answer within 10s", "is it up?", host=self.name)
         if call[0] in self.refuses:
             response = requests.Response()
             response.status_code = 500

@@ -19,7 +19,7 @@ def test_a_host_that_is_lost_while_its_engine_is_asked_is_unreachable(
     cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"])
 
     def lost(api: FakeDocker, _name: str) -> None:
-        raise HostUnreachable(f"{api.name}: the connection broke; check the network")
+        raise HostUnreachable("the connection broke", "check the network", host=api.name)
 
     monkeypatch.setattr(FakeDocker, "inspect_image", lost)
     code, out, _ = cluster.ddpctl("check", cluster.hosts_file)

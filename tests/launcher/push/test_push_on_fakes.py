@@ -21,7 +21,9 @@ def test_no_host_pulls_an_image_because_the_engine_here_is_slow(
 
     def slow(api: FakeDocker, name: str) -> dict[str, Any]:
         if api.name == "local":
-            raise CommandTimeout("local: Docker did not answer; check whether dockerd hangs")
+            raise CommandTimeout(
+                "Docker did not answer", "check whether dockerd hangs", host="local"
+            )
         return inspect(api, name)
 
     monkeypatch.setattr(FakeDocker, "inspect_image", slow)

@@ -259,6 +259,6 @@ def test_a_host_that_is_not_seen_hides_no_other(tmp_path: Path) -> None:
     (folder / "hosts.yaml").write_text(json.dumps(hosts))
     done = report(env, tmp_path, "-o", "out.html")
     assert (done.returncode, done.stdout) == (4, "out.html\n"), done.stderr
-    assert "no answer from 127.0.0.1: connection refused" in done.stderr
+    assert "error: 127.0.0.1: connection refused" in done.stderr
     made = (tmp_path / "out.html").read_text()
     assert "0.625 at step 100" in made and "Curves may be missing: no answer from 127.0.0.1" in made

@@ -182,7 +182,7 @@ def test_no_terminal_escape_of_a_host_is_in_an_error(
     machine = node(sshd(ForceCommand=r"printf '\033]0;owned\007\033[31mhello\r'; exit 1").host())
     with pytest.raises(CommandFailed) as caught:
         machine.run(["true"])
-    assert "?]0;owned??[31mhello" in str(caught.value)
+    assert "hello" in str(caught.value)
     assert str(caught.value).isprintable()
 
 
@@ -223,7 +223,7 @@ def test_a_missing_command_exits_with_127(machine: Node) -> None:
 
 def test_a_command_that_hangs_times_out(machine: Node) -> None:
     start = time.monotonic()
-    with pytest.raises(CommandTimeout, match=r"`sleep` did not end within 0\.3 s"):
+    with pytest.raises(CommandTimeout, match=r"`sleep` did not end within 0\.3s"):
         machine.run(["sleep", "60"], timeout=0.3)
     assert time.monotonic() - start < 5
     assert machine.run(["echo", "still here"]).stdout == b"still here\n"

@@ -51,7 +51,7 @@ def test_a_name_that_does_not_resolve(node: NodeMaker) -> None:
 def test_connection_refused(node: NodeMaker) -> None:
     port = free_port()
     message = why_not(node(Host("127.0.0.1", port=port)))
-    assert f"connection refused at 127.0.0.1:{port}" in message
+    assert f"connection refused at port {port};" in message
     assert "check that sshd runs" in message
 
 
@@ -69,8 +69,8 @@ def test_no_answer_is_an_error_within_the_timeout(node: NodeMaker) -> None:
         assert 0.6 < time.monotonic() - start < 3
         for sock in queue:
             sock.close()
-    assert "no answer from 127.0.0.1" in message
-    assert "within 0.7 s" in message
+    assert "no answer at port " in message
+    assert "within 0.7s" in message
 
 
 def test_connect_timeout_of_the_config_is_used(node: NodeMaker, config: Config) -> None:
@@ -79,13 +79,13 @@ def test_connect_timeout_of_the_config_is_used(node: NodeMaker, config: Config) 
         start = time.monotonic()
         message = why_not(node(Host("slow", port=port), connect_timeout=60))
     assert time.monotonic() - start < 4
-    assert "within 1 s" in message
+    assert "within 1s" in message
 
 
 def test_a_server_that_accepts_and_sends_nothing(node: NodeMaker) -> None:
     with listener(lambda sock: time.sleep(3)) as port:
         message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.5))
-    assert "no sshd answered within 0.5 s" in message
+    assert "no sshd answered within 0.5s" in message
 
 
 def test_a_server_that_is_not_sshd(node: NodeMaker) -> None:
@@ -111,8 +111,8 @@ def test_a_key_that_is_not_authorized(sshd: Server, node: NodeMaker, home: Path)
     server = sshd()
     other = keygen(home / "other key")
     message = why_not(node(server.host(identity_file=str(other))))
-    assert f"permission denied for {USER}@127.0.0.1:{server.port}: tried {other}" in message
-    assert f"ssh-copy-id -p {server.port} {USER}@127.0.0.1" in message
+    assert f"permission denied for user {USER}: tried {other}" in message
+    assert f"ssh-copy-id -p {server.port} {USER}@HOST" in message
 
 
 def test_no_key_to_try(sshd: Server, node: NodeMaker) -> None:
@@ -165,7 +165,7 @@ def test_a_key_with_a_passphrase_needs_the_agent(
     server.authorize(key)
     message = why_not(node(server.host(identity_file=str(key))))
     assert f"{key} (has a passphrase and is not in the agent)" in message
-    assert "load it with `ssh-add`" in message
+    assert "load the key with `ssh-add`" in message
     with ssh_agent(home) as agent:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
         add_to_agent(agent, key, "open sesame")
@@ -240,7 +240,7 @@ def test_a_server_that_requires_more_than_a_key(sshd: Server, node: NodeMaker) -
 def test_an_unknown_user(sshd: Server, node: NodeMaker) -> None:
     server = sshd()
     message = why_not(node(server.host(user="no-such-user")))
-    assert f"permission denied for no-such-user@127.0.0.1:{server.port}" in message
+    assert "permission denied for user no-such-user" in message
 
 
 # -- the ssh configuration
@@ -270,7 +270,7 @@ def test_a_config_with_an_error(node: NodeMaker, config: Config) -> None:
     config("NoSuchOption yes\n")
     message = why_not(node(Host("gpu1")))
     assert "bad configuration option: nosuchoption" in message.lower()
-    assert "fix ~/.ssh/config" in message
+    assert "correct ~/.ssh/config" in message
 
 
 def test_a_proxy_command(sshd: Server, node: NodeMaker, config: Config) -> None:
@@ -319,7 +319,7 @@ def test_an_account_without_a_passwd_entry_and_a_home_gets_one_line(
     os.waitpid(pid, 0)
     message = os.read(read, 10_000).decode()
     os.close(read)
-    assert "No user exists for uid 54321; `ssh` needs an entry for this account in" in message
+    assert "No user exists for uid 54321; add an entry for this account to /etc/passwd" in message
     assert message.endswith(" local: /\n")
 
 
@@ -384,7 +384,7 @@ def test_commands_on_a_server_that_stops_replying_time_out_together(
     with ThreadPoolExecutor(4) as pool:
         commands = [pool.submit(machine.run, ["true"]) for _ in range(4)]
         for command in commands:
-            assert "did not start a session within 2 s" in str(command.exception())
+            assert "did not start a session within 2s" in str(command.exception())
     assert time.monotonic() - start < 9  # one after the other takes 12 s
 
 
@@ -413,7 +413,7 @@ def test_the_first_connection_takes_the_early_login_and_the_next_one_its_own(
 def test_why_an_early_login_failed_is_told_when_the_connection_is_used(node: NodeMaker) -> None:
     host = Host("127.0.0.1", port=free_port())
     connect_early([host])
-    assert f"connection refused at 127.0.0.1:{host.port}" in why_not(node(host))
+    assert f"connection refused at port {host.port};" in why_not(node(host))
 
 
 def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..terminal.console import Console
 from . import options
-from .options import flag
 
 if TYPE_CHECKING:
     from ..preflight.check import Survey
-    from ..preflight.inventory import Machine, Unseen
+    from ..preflight.inventory import Inventory
+    from ..preflight.machine import Machine
 
 COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
 
@@ -21,7 +21,6 @@ def check(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
-    all_pairs: bool = flag("--all-pairs", "Test connections between every pair of hosts."),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
@@ -43,11 +42,13 @@ def check(
     console = options.console(quiet, verbose)
     began = time.monotonic()
     with connected(cluster.hosts) as nodes, console.step(f"checking {counted(len(nodes), 'host')}"):
-        survey = survey_hosts(nodes, cluster, all_pairs=all_pairs, with_containers=True)
+        survey = survey_hosts(nodes, cluster, with_containers=True)
     if as_json:
         console.json(document(survey, time.monotonic() - began))
     else:
-        show(survey, console)
+        print_table(survey, console)
+        print_addresses(survey.inventory, console)
+        print_findings(survey, console)
     return survey.exit_code
 
 
@@ -58,23 +59,24 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
         "ok": survey.exit_code == 0,
         "seconds": round(seconds, 2),
         "findings": [dataclasses.asdict(finding) for finding in survey.findings],
-        "hosts": [_host(survey, machine) for machine in survey.machines],
+        "hosts": [_host(survey, machine.name, machine.ranks) for machine in survey.machines],
     }
 
 
-def _host(survey: Survey, asked: Machine | Unseen) -> dict[str, Any]:
+def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
     """Return the facts of a machine; null for each unknown value."""
-    machine = next((m for m in survey.seen.machines if m is asked), None)
-    route = survey.seen.reach.routes.get(asked.ranks[0])
-    report = survey.reports.get(asked.ranks[0])
+    inventory = survey.inventory
+    machine = next((m for m in inventory.machines if m.rank == ranks[0]), None)
+    address, why = inventory.address(machine) if machine else (None, "not tried")
+    report = survey.reports.get(ranks[0])
     engine = machine.engine if machine else None
     return {
-        "host": asked.name,
-        "node_ranks": list(asked.ranks),
-        "internal_ip": route.address if route else None,
-        "interface": route.interface if route else None,
-        "nccl_env": dict(roce(survey, machine)) if machine else None,
-        "why": route.why if route else "not tried",
+        "host": name,
+        "node_ranks": list(ranks),
+        "internal_ip": address.ip if address else None,
+        "interface": (address.interface or None) if address else None,
+        "nccl_env": dict(roce(inventory, machine)) if machine else None,
+        "why": why,
         "docker": engine.version if engine else None,
         "storage_driver": engine.storage if engine else None,
         "cgroup_driver": engine.cgroup_driver if engine else None,
@@ -85,29 +87,39 @@ def _host(survey: Survey, asked: Machine | Unseen) -> dict[str, Any]:
     }
 
 
-def roce(survey: Survey, machine: Machine) -> Mapping[str, str]:
+def roce(inventory: Inventory, machine: Machine) -> Mapping[str, str]:
     """Return the RoCE variables that a launch will set for NCCL on the machine."""
     from ..hosts import user_environment
 
-    address = survey.seen.route(machine).address or ""
-    return machine.facts.roce_settings(address, user_environment(survey.seen.cluster.job))
+    ip = inventory.addresses[machine.rank].ip
+    return machine.facts.roce_settings(ip, user_environment(inventory.cluster.job))
 
 
-def show(survey: Survey, console: Console) -> None:
-    """Print the table, the address chosen for each host, and one line per finding."""
+def print_table(survey: Survey, console: Console) -> None:
+    """Print a row per host and a column per check."""
+    from ..preflight import findings
+
+    names = [machine.name for machine in survey.machines]
+    rows = findings.table(names, survey.findings, [m.name for m in survey.unreachable])
+    console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLOURS)
+
+
+def print_addresses(inventory: Inventory, console: Console) -> None:
+    """Print the address and the interface that a launch will use on each host."""
+    for machine in inventory.machines:
+        address, why = inventory.address(machine)
+        if address:
+            interface = f" on {address.interface}" if address.interface else ""
+            console.print(f"{machine.name}: {address.ip}{interface} ({why})")
+        for name, value in roce(inventory, machine).items():
+            console.print(f"{machine.name}: {name}={value} (RoCE)")
+
+
+def print_findings(survey: Survey, console: Console) -> None:
     from ..preflight import findings
     from ..text import counted
 
-    names = [machine.name for machine in survey.machines]
-    rows = findings.table(names, survey.findings, [machine.name for machine in survey.unseen])
-    console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLOURS)
-    for machine in survey.seen.machines:
-        route = survey.seen.route(machine)
-        if route.address:
-            console.print(f"{machine.name}: {route.address} on {route.interface} ({route.why})")
-        for name, value in roce(survey, machine).items():
-            console.print(f"{machine.name}: {name}={value} (RoCE)")
     for line in findings.lines(survey.findings):
         console.print(line)
     if not survey.findings:
-        console.print(f"{counted(len(names), 'host')} checked, no problems found")
+        console.print(f"{counted(len(survey.machines), 'host')} checked, no problems found")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
+SPEED_OF_TUNNELS = 10  # Mbit/s; what the kernel reports for any tun device, such as a VPN's
 _HEX = re.compile(r"[0-9A-F]{8}")
 
 
@@ -27,7 +28,7 @@ class IpRoute:
 
 @dataclass(frozen=True)
 class Interface:
-    """speed: Mbit/s; 0 if the interface does not report it."""
+    """speed: Mbit/s; 0 if unknown."""
 
     name: str
     mtu: int
@@ -83,5 +84,7 @@ def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
         name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
         if re.fullmatch("[0-9]{1,9}", mtu):
             mbits = int(speed) if re.fullmatch("[0-9]{1,9}", speed) else 0
+            if mbits == SPEED_OF_TUNNELS:
+                mbits = 0
             found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
     return tuple(found)

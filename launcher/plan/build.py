@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..facts import rdma
+from ..facts.network import Address
 from ..facts.script import Facts
 from ..hosts import Cluster, Job
+from .network import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     ASKED,
     CONTROL_DIR,
@@ -28,7 +30,7 @@ from .plan import (
     total,
 )
 from .supervisor_spec import SUPERVISOR
-from .topology import free_port, gpu_ids, ids_by_uuid, node_addresses, nproc_per_node
+from .topology import free_port, gpu_ids, ids_by_uuid, nproc_per_node
 
 METRICS_DIR = "/ddpctl-metrics"  # in the container
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
@@ -47,6 +49,7 @@ class Found:
     image_digest: str | None = None
     used_ports: frozenset[int] = frozenset()  # on node 0: listening, or reserved by another run
     since: float | None = None  # see Plan
+    unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
 def make_plan(
@@ -66,7 +69,10 @@ def make_plan(
     hosts cannot run the job together.
     """
     job, found = cluster.job, found or Found()
-    addresses = node_addresses(cluster, found.facts)
+    addresses: Sequence[Address | None] = addresses_in_file(cluster.hosts)
+    if found.facts:
+        addresses = chosen = node_addresses(cluster.hosts, found.facts, found.unreached)
+        refuse_loopback(cluster.hosts, chosen)
     nproc = nproc_per_node(cluster, found.facts)
     master_port, control_port = _ports(job, f"{run_id}/{attempt}", found)
     plan = Plan(
@@ -76,7 +82,7 @@ def make_plan(
         owner=owner,
         engine=engine,
         options=options.settled(job.command),
-        master_addr=addresses[0],
+        master_addr=addresses[0].ip if addresses[0] else cluster.hosts[0].name,
         master_port=master_port,
         control_port=control_port,
         command=(*job.command, *job.resume_args) if attempt > 1 else job.command,
@@ -118,7 +124,7 @@ class _NodeBuilder:
     found: Found
     nproc: Sequence[int | None]
     rank: int
-    address: str
+    address: Address | None
 
     def __post_init__(self) -> None:
         plan, cluster, found, rank = self.plan, self.cluster, self.found, self.rank
@@ -142,8 +148,10 @@ class _NodeBuilder:
             output=job.env.get("DDPCTL_OUTPUT_DIR", own.output),
             metrics=METRICS_DIR if job.metrics_dir and in_container else job.metrics_dir,
         )
-        found_interface = self.facts.interface_of(self.address) if self.facts else ASKED
-        self.interface = self.host.interface or found_interface
+        self.ip = self.address.ip if self.address else self.host.name
+        self.interface = self.host.interface or (ASKED if not self.facts else None)
+        if self.address and self.address.interface:
+            self.interface = self.address.interface
         self.gpu_ids = ids_by_uuid(self.host, self.facts) if self.facts else {}
         by_id = self.host.gpus != "all"
         if self.facts and not by_id:  # an engine's `all` is wrong for integrated or no GPUs
@@ -158,7 +166,7 @@ class _NodeBuilder:
             first_rank=total(self.nproc[: self.rank]),
             torchrun=self._torchrun_command(),
             container=self._container(env_names),
-            internal_ip=self.address,
+            internal_ip=self.ip,
             interface=self.interface,
             place=self.place,
             paths=self.paths,
@@ -179,7 +187,7 @@ class _NodeBuilder:
     def _container(self, env_names: tuple[str, ...]) -> Container:
         env = self._environment()
         if self.facts:
-            env |= self.facts.roce_settings(self.address, env_names)
+            env |= self.facts.roce_settings(self.ip, env_names)
         elif rdma.NAMES.isdisjoint(env_names):
             env |= dict.fromkeys(sorted(rdma.NAMES), ASKED)
         return container_of(
@@ -208,11 +216,15 @@ class _NodeBuilder:
             "DDPCTL_OUTPUT_DIR": self.paths.output,
             "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
             "PYTHONUNBUFFERED": "1",
+            "NCCL_DEBUG": "WARN",
         }
         if self.job.dataset:
             env["DDPCTL_DATA_DIR"] = self.paths.data
         if self.interface:
-            env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = self.interface
+            env["GLOO_SOCKET_IFNAME"] = self.interface
+            env["NCCL_SOCKET_IFNAME"] = self.interface
+            if self.interface != ASKED:
+                env["NCCL_SOCKET_IFNAME"] = f"={self.interface}"  # "eth1" would also mean eth10
         here = self._processes_here()
         threads = str(max(1, self.facts.cores // sum(here))) if self.facts else ASKED
         env["OMP_NUM_THREADS"] = threads

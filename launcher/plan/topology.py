@@ -1,4 +1,4 @@
-"""How the hosts form one job: processes per node, addresses, free ports."""
+"""How the hosts form one job: processes per node, GPUs, free ports."""
 
 import hashlib
 import re
@@ -58,32 +58,6 @@ def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
         return enough[:count]
     largest_first = sorted(groups.values(), key=len, reverse=True)
     return sorted([place for group in largest_first for place in group][:count])
-
-
-def node_addresses(cluster: Cluster, facts: Sequence[Facts]) -> tuple[str, ...]:
-    """Return the address of each node for traffic between nodes.
-
-    It is internal_ip if given. Otherwise it is the address of the host's end of the SSH connection,
-    which is the host's own even behind a jump host or a forwarded port. For this machine, it is the
-    address from which it connects to the others. Raises UsageError if only some are loopback.
-    """
-    if all(host.is_local for host in cluster.hosts):
-        return tuple(host.internal_ip or "127.0.0.1" for host in cluster.hosts)
-    if not facts:
-        return tuple(host.internal_ip or host.name for host in cluster.hosts)
-    seen_from = next((f.ssh_client_ip for f in facts if f.ssh_client_ip), None)
-    found = [
-        host.internal_ip or (seen_from if host.is_local else facts[rank].ssh_server_ip) or host.name
-        for rank, host in enumerate(cluster.hosts)
-    ]
-    loopback = [ip.startswith("127.") or ip == "::1" for ip in found]
-    if any(loopback) and not all(loopback):
-        rank = loopback.index(True)
-        raise UsageError(
-            f"{cluster.hosts[rank].name} (node {rank}) is reached at {found[rank]}, which the "
-            "other nodes cannot use: set its internal_ip in the hosts file"
-        )
-    return tuple(found)
 
 
 def free_port(seed: str, taken: frozenset[int]) -> int:

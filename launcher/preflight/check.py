@@ -3,7 +3,6 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..engines import images
@@ -13,14 +12,14 @@ from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Cluster, Host, Job
-from ..ssh.connect import AT_ONCE
+from ..ssh.many import in_background, try_each
 from ..ssh.node import Node
 from . import check_docker, check_gpus, check_network, check_resources, container_test
 from .container_test import ContainerReport
 from .findings import Finding, failure, in_order, split
-from .inventory import Inventory, Machine, Reach, Unseen
-from .reach import Probe
-from .reach_routes import addressed
+from .inventory import Inventory
+from .machine import Machine, UnreachableMachine
+from .probe import Probe
 
 USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
 CHECKS = [
@@ -33,15 +32,14 @@ CHECKS = [
 
 @dataclass(frozen=True)
 class Survey:
-    """The result. machines: all, in rank order. reports: container tests by first node rank.
+    """The result: what the hosts reported, and what is wrong with it.
 
-    cluster: with the addresses and interfaces that were found.
+    machines: all, in rank order. reports: container tests by first node rank.
     """
 
     findings: Sequence[Finding]
-    cluster: Cluster
-    machines: Sequence[Machine | Unseen]
-    seen: Inventory
+    machines: Sequence[Machine | UnreachableMachine]
+    inventory: Inventory
     reports: Mapping[int, ContainerReport]
 
     @property
@@ -49,19 +47,20 @@ class Survey:
         return [finding for finding in self.findings if finding.severity == "failure"]
 
     @property
-    def unseen(self) -> list[Unseen]:
-        return [machine for machine in self.machines if isinstance(machine, Unseen)]
+    def unreachable(self) -> list[UnreachableMachine]:
+        return [machine for machine in self.machines if isinstance(machine, UnreachableMachine)]
 
     @property
     def facts(self) -> tuple[Facts, ...]:
         """The facts of each node that answered, in rank order."""
-        by_rank = {rank: machine.facts for machine in self.seen.machines for rank in machine.ranks}
+        machines = self.inventory.machines
+        by_rank = {rank: machine.facts for machine in machines for rank in machine.ranks}
         return tuple(facts for _, facts in sorted(by_rank.items()))
 
     @property
     def exit_code(self) -> int:
         """The exit code of `check`. An unreachable host takes precedence over other hosts' failures."""
-        if self.unseen:
+        if self.unreachable:
             return HostUnreachable.exit_code
         return PreflightError.exit_code if self.failures else 0
 
@@ -70,7 +69,6 @@ def survey_hosts(
     nodes: Sequence[Node],
     cluster: Cluster,
     *,
-    all_pairs: bool = False,
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
@@ -78,57 +76,63 @@ def survey_hosts(
 
     waits: GPUs in use by other runs are no problem, because the launch will wait for them.
     """
-    with contextlib.closing(Probe(cluster)) as probe:
-        machines, here = _examine_all(nodes, cluster.job, probe)
-        found = [machine for machine in machines if isinstance(machine, Machine)]
-        reach = probe.run(found, all_pairs=all_pairs) if len(found) > 1 else Reach()
-    seen = Inventory(cluster, found, here, reach, waits)
-    findings = [m.problem.at(m.name, "ssh") for m in machines if isinstance(m, Unseen)]
-    findings += judge(seen)
-    reports: dict[int, ContainerReport] = {}
-    if with_containers:
-        # a container on a machine that failed would only fail for the same reason
-        failed = {finding.host for finding in findings if finding.severity == "failure"}
-        able = {m.rank: nodes[m.rank] for m in found if m.name not in failed}
-        reports = container_test.run_containers(seen, able)
-        findings += container_test.judge(seen, reports)
-    return Survey(
-        in_order(findings, [machine.name for machine in machines]),
-        addressed(cluster, found, reach.routes),
-        machines,
-        seen,
-        reports,
-    )
+    with contextlib.closing(Probe(cluster.job)) as probe:
+        here = in_background(lambda: local_image(cluster.job))
+        machines = examine_all(nodes, cluster.job, probe)
+        answered = [machine for machine in machines if isinstance(machine, Machine)]
+        reach = probe.run(answered)
+    inventory = Inventory(cluster, answered, here.result(), reach, waits)
+    findings = [
+        *(m.problem.at(m.name, "ssh") for m in machines if isinstance(m, UnreachableMachine)),
+        *judge(inventory),
+    ]
+    reports = test_containers(inventory, nodes, findings) if with_containers else {}
+    findings += container_test.judge(inventory, reports)
+    names = [machine.name for machine in machines]
+    return Survey(in_order(findings, names), machines, inventory, reports)
 
 
-def judge(seen: Inventory) -> Iterator[Finding]:
-    for machine in seen.machines:
+def judge(inventory: Inventory) -> Iterator[Finding]:
+    for machine in inventory.machines:
         for name, check in CHECKS:
-            for problem in check(machine, seen):
+            for problem in check(machine, inventory):
                 yield problem.at(machine.name, name)
 
 
-def _examine_all(
+def test_containers(
+    inventory: Inventory, nodes: Sequence[Node], findings: Sequence[Finding]
+) -> Mapping[int, ContainerReport]:
+    """Test a container on each machine that has not failed; others would fail for the same reason."""
+    failed = {finding.host for finding in findings if finding.severity == "failure"}
+    able = {m.rank: nodes[m.rank] for m in inventory.machines if m.name not in failed}
+    return container_test.run_containers(inventory, able)
+
+
+def examine_all(
     nodes: Sequence[Node], job: Job, probe: Probe
-) -> tuple[list[Machine | Unseen], ImageInfo | None]:
-    """Examine every machine and start the probe agents. Also return this machine's image."""
-    groups: dict[tuple[str, int], list[int]] = {}
+) -> list[Machine | UnreachableMachine]:
+    """Examine every machine, and start the probe's agents if there are several."""
+    by_machine: dict[tuple[str, int], dict[int, Node]] = {}
     for rank, node in enumerate(nodes):
-        groups.setdefault(node.host.machine, []).append(rank)
-    names = Counter(nodes[ranks[0]].host.name for ranks in groups.values())
+        by_machine.setdefault(node.host.machine, {})[rank] = node
+    first = {next(iter(group.values())): group for group in by_machine.values()}
+    names = Counter(node.name for node in first)
+    peers = probe if len(first) > 1 else None
 
-    def one(ranks: list[int]) -> Machine | Unseen:
-        host = nodes[ranks[0]].host
-        name = f"{host.name}:{host.port}" if names[host.name] > 1 and host.port else host.name
-        try:
-            peers = probe if len(groups) > 1 else None
-            return examine(name, {rank: nodes[rank] for rank in ranks}, job, peers)
-        except DdpctlError as error:
-            return Unseen(name, tuple(ranks), failure(*split(str(error), host.name)))
+    def name(host: Host) -> str:
+        return f"{host.name}:{host.port}" if names[host.name] > 1 and host.port else host.name
 
-    with ThreadPoolExecutor(AT_ONCE + 1) as pool:
-        here = pool.submit(local_image, job)
-        return list(pool.map(one, groups.values())), here.result()
+    machines, errors = try_each(
+        [*first], lambda node: examine(name(node.host), first[node], job, peers)
+    )
+    return [
+        machines[node]
+        if node in machines
+        else UnreachableMachine(
+            name(node.host), tuple(group), failure(*split(str(errors[node]), node.name))
+        )
+        for node, group in first.items()
+    ]
 
 
 def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None = None) -> Machine:
@@ -140,20 +144,19 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
     check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
     engine, engine_error = None, None
     node.connect()
-    with ThreadPoolExecutor(2) as pool:
-        if probe:
-            pool.submit(probe.start, first, nodes[first])
-        asked = pool.submit(gather_one, node, ports=first == 0, check=[USUAL_ROOT, *check])
-        try:
-            if found := container_engine(node, job.engine):
-                engine = found.engine_info(job.image)
-        except HostUnreachable:
-            raise
-        except DdpctlError as error:
-            engine_error = str(error)
-        facts = asked.result()
+    started = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
+    asked = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
+    try:
+        if container := container_engine(node, job.engine):
+            engine = container.engine_info(job.image)
+    except HostUnreachable:
+        raise
+    except DdpctlError as error:
+        engine_error = str(error)
+    facts = asked.result()
     if engine and engine.root != USUAL_ROOT:
         facts = gather_one(node, ports=first == 0, check=[engine.root, *check])
+    started.result()
     hosts = tuple(node.host for node in nodes.values())
     return Machine(name, tuple(nodes), hosts, facts, engine, engine_error)
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from .findings import Problem, failure, split, warning
-from .inventory import Inventory, Machine, common
+from .inventory import Inventory, common
+from .machine import Machine
 
 SLOW_STORAGE = ("vfs", "devicemapper")
 # `uname -m` and images use different names for the same processors.
@@ -33,35 +34,37 @@ def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
         yield failure(what, f"run `sudo loginctl enable-linger {user}` there")
 
 
-def check_image(machine: Machine, seen: Inventory) -> Iterator[Problem]:
+def check_image(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
     """Check that the image exists, is the same as elsewhere, and is built for the host's CPU.
 
     An image that only this machine has is enough, because it can be pushed.
     """
-    name, image = seen.cluster.job.image, machine.engine.image if machine.engine else None
-    engines = [m.engine for m in seen.machines if m.engine]
+    name, image = inventory.cluster.job.image, machine.engine.image if machine.engine else None
+    engines = [m.engine for m in inventory.machines if m.engine]
     there = [engine.image for engine in engines if engine.image]
-    if not there and seen.here is None and engines and machine.engine is engines[0]:
+    if not there and inventory.here is None and engines and machine.engine is engines[0]:
         what = f"image {name} is neither on any host nor on this machine"
         yield failure(what, f"run docker build or docker pull {name} on this machine")
     cpu = machine.facts.kernel.rpartition(" ")[2]
-    kind, built = _ARCHITECTURES.get(cpu, cpu), image or seen.here
+    kind, built = _ARCHITECTURES.get(cpu, cpu), image or inventory.here
     if built and built.architecture and kind and built.architecture != kind:
         what = f"the image is built for {built.architecture}, but the host is {kind}"
         yield failure(what, f"build the image for linux/{kind}")
-    if image is None or image.layers == common([(seen.here or other).layers for other in there]):
+    if image is None or image.layers == common(
+        [(inventory.here or other).layers for other in there]
+    ):
         return
     what = f"{name} is a different image there ({image.id.removeprefix('sha256:')[:12]})"
-    if seen.here:
+    if inventory.here:
         yield warning(what, "replace it with `ddpctl push HOSTS --image`")
     else:
         remedy = f"remove it there, or get the right {name} on this machine and run `ddpctl push`"
         yield failure(what, remedy)
 
 
-def check_leftovers(machine: Machine, seen: Inventory) -> Iterator[Problem]:
+def check_leftovers(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
     """Find nodes that are paused, or that run although another node of their run has ended."""
-    nodes = [node for m in seen.machines for node in m.run_nodes]
+    nodes = [node for m in inventory.machines for node in m.run_nodes]
     ended = {(n.run_id, n.attempt) for n in nodes if n.state in ("exited", "dead")}
     for node in machine.run_nodes:
         paused = node.state == "paused"

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
@@ -60,6 +61,20 @@ def try_each(
             raise error
         failures[node] = explained
     return {node: results[node] for node in nodes if node in results}, failures
+
+
+def in_background(call: Callable[[], T]) -> Future[T]:
+    """Run `call` in a thread. Unlike those of an Executor, it does not delay the exit on Ctrl-C."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 def one_per_account(nodes: Iterable[Node]) -> list[Node]:

@@ -1,6 +1,5 @@
 """The steps before a start: check the hosts, push what they lack, make the plan. Nothing starts."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ class HostSurvey:
     facts: tuple[Facts, ...]
     image_here: ImageInfo | None = None  # on this machine
     images: dict[Node, ImageInfo | None] | None = None  # None: the engines were not asked
+    unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
     @property
     def uids(self) -> list[int]:
@@ -59,18 +59,18 @@ def check(choice: Choice, console: Console) -> HostSurvey:
         count = counted(len(warnings), "warning")
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
-        kind = HostUnreachable if survey.unseen else PreflightError
+        kind = HostUnreachable if survey.unreachable else PreflightError
         failed = [line.removeprefix("failure: ") for line in lines(survey.failures)]
         raise kind("\n".join(failed))
-    request = dataclasses.replace(request, cluster=survey.cluster)
-    if not engine_traits(cluster.job.engine).in_container:
-        return HostSurvey(request, nodes, survey.facts)
-    images = {
-        nodes[rank]: machine.engine.image if machine.engine else None
-        for machine in survey.seen.machines
-        for rank in machine.ranks
-    }
-    return HostSurvey(request, nodes, survey.facts, survey.seen.here, images)
+    inventory, images = survey.inventory, None
+    if engine_traits(cluster.job.engine).in_container:
+        images = {
+            nodes[rank]: machine.engine.image if machine.engine else None
+            for machine in inventory.machines
+            for rank in machine.ranks
+        }
+    unreached = inventory.reach.unreached
+    return HostSurvey(request, nodes, survey.facts, inventory.here, images, unreached)
 
 
 def push(survey: HostSurvey, console: Console) -> PushResult:
@@ -108,5 +108,6 @@ def make_plan(
         # their runs may not be listening yet
         used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
         since=since or time.time() + survey.facts[0].clock_skew,
+        unreached=survey.unreached,
     )
     return request.plan(found)

@@ -54,6 +54,7 @@ unlimited
 eth0 1500 up 25000 plain
 docker0 1500 down -1 bridge
 wlan0 1500 up  plain
+tun0 1420 unknown 10 plain
 
 @@boot
 boot
@@ -154,6 +155,7 @@ def test_interfaces_and_routes_as_values() -> None:
         Interface("eth0", 1500, "up", 25000, False),
         Interface("docker0", 1500, "down", 0, True),
         Interface("wlan0", 1500, "up", 0, False),
+        Interface("tun0", 1420, "unknown", 0, False),
     )
     assert host.network_stack == "boot net:[1]"
     assert host.routes == (

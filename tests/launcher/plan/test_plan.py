@@ -10,6 +10,7 @@ from host_facts import facts, gpus
 
 from launcher.errors import UsageError
 from launcher.facts.gpus import Gpu
+from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import Found, make_plan
@@ -77,10 +78,27 @@ def test_each_node_has_its_own_rank_address_interface_and_user() -> None:
     assert (first.internal_ip, first.interface) == ("10.0.0.1", "ib0")
     assert (second.internal_ip, second.interface) == ("10.0.0.2", "eth7")
     assert first.container.user == "1000:1001"
-    assert first.container.env["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert first.container.env["NCCL_SOCKET_IFNAME"] == "=ib0"
     assert second.container.env["GLOO_SOCKET_IFNAME"] == "eth7"
     assert (first.container.gpus, second.container.gpus) == ((0, 1), (2, 3))
     assert (first.container.image, second.container.image) == ("sha256:aa", "sha256:bb")
+
+
+def test_nccl_gets_exactly_the_interface_of_the_chosen_address() -> None:
+    fast = Address("192.168.0.1", "eth1")
+    host = facts(addresses=(Address("10.0.0.1", "eth10"), fast), ssh_server_ip=fast.ip)
+    plan = planned("hosts: [a]", found=Found((host,), ("i",)))
+    env = plan.nodes[0].container.env
+    assert (plan.master_addr, plan.nodes[0].interface) == (fast.ip, "eth1")
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=eth1", "eth1")
+    slow = planned("hosts: [a]", found=Found((host,), ("i",), unreached=frozenset({fast.ip})))
+    assert (slow.master_addr, slow.nodes[0].interface) == ("10.0.0.1", "eth10")
+
+
+def test_nccl_warns_unless_the_user_says_otherwise() -> None:
+    assert planned("hosts: [a]").nodes[0].container.env["NCCL_DEBUG"] == "WARN"
+    mine = planned("hosts: [a]", env_names=("NCCL_DEBUG",)).nodes[0].container
+    assert "NCCL_DEBUG" not in mine.env
 
 
 def test_labels_and_name_are_the_contracts() -> None:

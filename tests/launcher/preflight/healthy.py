@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import IPv4Network
 from typing import Any
 
 from launcher.engines.engine_info import EngineInfo, ImageInfo
 from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Details, Disk
-from launcher.facts.network import Address, Interface
+from launcher.facts.network import Address, Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host, Job
-from launcher.preflight.inventory import Machine
+from launcher.preflight.machine import Machine
 
 GIB = 2**20  # KiB
 IMAGE = ImageInfo("sha256:aaa", ("sha256:l1", "sha256:l2"), "amd64", {"CUDA_VERSION": "12.4.1"})
@@ -44,6 +45,10 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
             infiniband=(),
             gpus=tuple(Gpu(i, f"GPU-{rank}-{i}", "NVIDIA H100", 81559) for i in range(4)),
             gpu_error=None,
+            routes=(
+                IpRoute(IPv4Network("10.0.0.0/24"), "", "eth0"),
+                IpRoute(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
+            ),
             interfaces=(
                 Interface("lo", 65536, "unknown", 0, False),
                 Interface("eth0", 1500, "up", 25000, False),

@@ -13,7 +13,10 @@ import namespaces
 import pytest
 from namespaces import Namespaces
 
+from launcher.facts.gather import gather
+from launcher.facts.network import Address
 from launcher.hosts import Cluster, Host, parse
+from launcher.plan.network import node_addresses
 from launcher.preflight.check import Survey, survey_hosts
 from launcher.preflight.findings import Finding
 from launcher.ssh.node import connected
@@ -38,11 +41,11 @@ def survey(net: Namespaces, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Su
     monkeypatch.setenv("HOME", str(net.home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
 
-    def look(*hosts: Host, all_pairs: bool = False, **job: object) -> Survey:
+    def look(*hosts: Host, **job: object) -> Survey:
         named = hosts or tuple(Host(net.address(i)) for i in (1, 2, 3))
         base = parse("hosts: [x]\njob: " + json.dumps(job), "hosts.yaml")
         with connected(named) as nodes:
-            return survey_hosts(nodes, Cluster(hosts=named, job=base.job), all_pairs=all_pairs)
+            return survey_hosts(nodes, Cluster(hosts=named, job=base.job))
 
     return look
 
@@ -65,9 +68,16 @@ def test_healthy_hosts_give_no_finding_and_no_decoy_is_chosen(
 ) -> None:
     found = survey()
     assert seen(found) == []
-    assert [(h.internal_ip, h.interface) for h in found.cluster.hosts] == [
-        (net.address(i), "eth0") for i in (1, 2, 3)
+    addresses = [Address(net.address(i), "eth0") for i in (1, 2, 3)]
+    assert [*found.inventory.addresses.values()] == addresses
+    hosts = [Host(net.address(i)) for i in (1, 2, 3)]
+    with connected(hosts) as nodes:  # as with --no-check
+        facts = gather(nodes)
+    assert [*node_addresses(hosts, facts)] == addresses
+    assert [(own.interfaces, own.network_stack) for own in facts] == [
+        (own.interfaces, own.network_stack) for own in found.facts
     ]
+    assert all(own.interface("eth0") for own in facts)
 
 
 def test_a_firewall_that_lets_only_ssh_through(
@@ -97,11 +107,9 @@ def test_a_host_that_drops_the_traffic_of_one_peer_is_named(
         )
 
     rule = ["!", "--dport", "22", "--syn", "-j", "DROP"]
-    with firewall(net, 6, "-s", net.address(5), *rule):  # one of the three that connect to it
-        assert [finding.what for finding in seen(survey(*six))] == [dropped(5)]
-    with firewall(net, 6, "-s", net.address(1), *rule):
-        assert seen(survey(*six)) == []
-        assert [f.what for f in seen(survey(*six, all_pairs=True))] == [dropped(1)]
+    for source in (5, 1):
+        with firewall(net, 6, "-s", net.address(source), *rule):
+            assert [finding.what for finding in seen(survey(*six))] == [dropped(source)]
 
 
 def test_a_firewall_that_rejects_the_master_port_of_one_peer(
@@ -174,7 +182,7 @@ def test_a_second_network_that_leads_nowhere_is_passed_over(
     finally:
         namespaces.run(*at, "link", "del", "fast0")
     assert seen(found) == []
-    assert found.cluster.hosts[1].internal_ip == net.address(2)
+    assert found.inventory.addresses[1].ip == net.address(2)
 
 
 def test_an_own_name_that_stands_for_loopback(
@@ -222,7 +230,7 @@ def test_a_host_that_is_not_there_does_not_hide_the_others(
         ("failure", net.address(200), "ssh")
     ]
     assert found.exit_code == 4
-    assert found.cluster.hosts[2].internal_ip == net.address(3)
+    assert found.inventory.addresses[2].ip == net.address(3)
     key.write_text("")
     try:
         refused = survey()

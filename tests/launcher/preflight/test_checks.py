@@ -31,9 +31,8 @@ from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, Host
 from launcher.preflight import check as run
 from launcher.preflight.findings import Finding, failure, in_order, lines, split, table, warning
-from launcher.preflight.inventory import Inventory, Machine, Reach, Route
-
-PROBED = {rank: Route(f"10.0.0.{rank + 1}", "eth0", "") for rank in range(3)}
+from launcher.preflight.inventory import Inventory
+from launcher.preflight.machine import Machine
 
 
 def one(found: list[Finding]) -> Finding:
@@ -47,11 +46,9 @@ def judge(
     *machines: Machine,
     of: Cluster | None = None,
     here: ImageInfo | None = IMAGE,
-    routes: dict[int, Route] | None = None,
 ) -> list[Finding]:
     """What all checks say of these machines."""
-    seen = Inventory(of or cluster(), machines, here, Reach(routes=routes or PROBED))
-    return list(run.judge(seen))
+    return list(run.judge(Inventory(of or cluster(), machines, here)))
 
 
 def test_a_healthy_cluster_gives_no_finding() -> None:
@@ -345,7 +342,7 @@ def with_gpu(made: Machine, node: NodeStatus) -> NodeStatus:
 
 def test_a_launch_that_waits_is_not_refused_what_other_runs_have() -> None:
     taken = with_engine(machine(0), nodes=(with_gpu(machine(0), status("night-1", 0, "running")),))
-    seen = Inventory(cluster(), [taken, machine(1)], IMAGE, Reach(routes=PROBED))
+    seen = Inventory(cluster(), [taken, machine(1)], IMAGE)
     assert {f.check for f in run.judge(seen)} == {"gpus", "ports"}
     assert list(run.judge(replace(seen, waits=True))) == []
 

@@ -1,139 +1,288 @@
-"""The probe agent for real, on loopback."""
+"""Who dials whom, what the results mean, and what is reported when no address works."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-import re
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from ipaddress import IPv4Network
 
 import pytest
+from healthy import cluster, machine, with_details, with_facts
+from hypothesis import given
+from hypothesis import strategies as st
 
-from launcher.preflight.reach import PYTHON, SHELL, parse_listening
+from launcher.facts.network import Address, Interface, IpRoute
+from launcher.hosts import Host
+from launcher.preflight.check import judge
+from launcher.preflight.findings import Finding, lines
+from launcher.preflight.inventory import Inventory
+from launcher.preflight.machine import Machine
+from launcher.preflight.reach import Dial, DialResult, Reach, addresses_to_dial, dials_to
 
-
-class Agent:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        assert process.stdin is not None and process.stdout is not None
-        self.stdin, self.stdout = process.stdin, process.stdout
-
-    def until(self, word: str) -> list[str]:
-        lines = []
-        for line in self.stdout:
-            if line.strip() == word:
-                return lines
-            lines.append(line.strip())
-        raise AssertionError(f"ended without {word!r}: {lines}")
-
-    def listening(self) -> dict[int, int]:
-        return dict(filter(None, map(parse_listening, self.until("ready"))))
-
-    def listen(self, port: int) -> dict[int, int]:
-        self.stdin.write(f"listen {port}\n")
-        self.stdin.flush()
-        return self.listening()
-
-    def dial(self, *targets: tuple[str, int]) -> list[str]:
-        """Each report, without the seconds of the good ones."""
-        for key, (address, port) in enumerate(targets):
-            self.stdin.write(f"dial {key} {address} {port}\n")
-        self.stdin.flush()
-        lines = [self.stdout.readline().strip() for _ in targets]
-        return sorted(re.sub(r" \d+\.\d{3}$", "", line) for line in lines)
+OK = DialResult("ok")
+Results = dict[Dial, DialResult]
 
 
-@contextmanager
-def agent(name: int, token: str = "tok") -> Iterator[Agent]:
-    argv = [sys.executable, "-c", PYTHON, str(name), token]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        made = Agent(process)
-        try:
-            yield made
-        finally:
-            made.stdin.close()  # is what ends an agent
-            assert process.wait(10) == 0
+def some(count: int = 3) -> list[Machine]:
+    return [machine(i) for i in range(count)]
 
 
-def test_an_agent_dials_as_often_as_it_is_told_and_reports_each_dial() -> None:
-    with agent(0) as a, agent(1) as b:
-        port = a.listening()[0]
-        b.listening()
-        assert b.dial(("127.0.0.1", port), ("127.0.0.1", port), ("::1", port)) == [
-            "dialed 0 ok 0",
-            "dialed 1 ok 0",
-            "dialed 2 ok 0",
-        ]
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            refused = closed.getsockname()[1]
-        assert b.dial(("127.0.0.1", refused)) == ["dialed 0 refused"]
-
-
-def test_an_answer_with_another_token_is_another_machine() -> None:
-    with agent(0, token="other") as a, agent(1) as b:
-        port = a.listening()[0]
-        b.listening()
-        assert b.dial(("127.0.0.1", port)) == ["dialed 0 wrong"]
-
-
-def reserved_port() -> socket.socket:
-    """Outside the range that the kernel hands out, so that it is still free later."""
-    for port in random.sample(range(10_000, 20_000), 100):
-        with contextlib.suppress(OSError):
-            return socket.create_server(("0.0.0.0", port))
-    raise AssertionError("no free port")
-
-
-def test_a_taken_port_is_not_listened_on_and_a_probed_one_is_free_at_once() -> None:
-    with reserved_port() as held:
-        taken = held.getsockname()[1]
-        with agent(0) as a:
-            a.listening()
-            assert a.listen(taken) == {}
-    with agent(0) as a, agent(1) as b:
-        a.listening()
-        assert a.listen(taken) == {taken: taken}
-        b.listening()
-        assert b.dial(("127.0.0.1", taken)) == ["dialed 0 ok 0"]
-    with socket.socket() as again:  # without SO_REUSEADDR: not even TIME_WAIT may be left
-        again.bind(("0.0.0.0", taken))
-
-
-def test_a_silent_port_is_a_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute, agent(0) as a:
-        a.listening()
-        assert a.dial(("127.0.0.1", mute.getsockname()[1])) == ["dialed 0 timeout"]
-
-
-def started(path: Path, *in_image: str) -> str:
-    """What the script prints with these programs and this command for the image."""
-    done = subprocess.run(
-        ["/bin/sh", "-c", SHELL, "sh", PYTHON, "3", "tok", *in_image],
-        env={"PATH": str(path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=20,
+def with_second_network(made: Machine, speed: int = 100000) -> Machine:
+    """A fast private network beside the first: ib0 with 192.168.0.N."""
+    address = Address(f"192.168.0.{made.rank + 1}", "ib0", "192.168.0.0/24")
+    nic = Interface("ib0", 1500, "up", speed, False)
+    return with_facts(
+        made,
+        addresses=(*made.facts.addresses, address),
+        interfaces=(*made.facts.interfaces, nic),
+        routes=(IpRoute(IPv4Network("192.168.0.0/24"), "", "ib0"), *made.facts.routes),
     )
-    return done.stdout
 
 
-@pytest.mark.skipif(
-    Path("/usr/libexec/platform-python").exists(), reason="this machine always has a Python"
-)
-def test_the_agent_runs_on_the_hosts_python_or_in_the_image_or_not_at_all(tmp_path: Path) -> None:
-    assert started(tmp_path) == ""
-    assert started(tmp_path, "/bin/echo", "in the image").startswith("in the image -ISc")
-    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")  # there, but of no use
-    (tmp_path / "python3").chmod(0o755)
-    assert started(tmp_path) == ""
-    (tmp_path / "python3").unlink()
-    (tmp_path / "python3").symlink_to(sys.executable)
-    assert started(tmp_path, "/bin/echo", "in the image").startswith("listening 0 ")
+def dialed(machines: Sequence[Machine], bad: Mapping[str, str] | None = None) -> Results:
+    """The results of all possible dials: all succeed, except to the addresses in `bad`."""
+    dials = dials_to(addresses_to_dial(machines), machines)
+    dials += [dial.to_master_port() for dial in dials if dial.target == 0]
+    return {dial: DialResult((bad or {}).get(dial.ip, "ok")) for dial in dials}
+
+
+def inventory(machines: Sequence[Machine], reach: Reach) -> Inventory:
+    hosts = (Host(m.name) for m in machines)
+    return Inventory(cluster(*hosts, master_port=29500), machines, reach=reach)
+
+
+def findings(machines: Sequence[Machine], reach: Reach) -> list[Finding]:
+    found = judge(inventory(machines, reach))
+    return [finding for finding in found if finding.check in ("network", "ports")]
+
+
+def one_finding(machines: Sequence[Machine], results: Results) -> Finding:
+    found = findings(machines, Reach(results))
+    assert len(found) == 1, lines(found)
+    return found[0]
+
+
+def chosen(machines: Sequence[Machine], results: Results) -> list[tuple[str | None, str]]:
+    """Each machine's address, and why."""
+    whole = inventory(machines, Reach(results))
+    pairs = [whole.address(machine) for machine in machines]
+    return [(address.ip if address else None, why) for address, why in pairs]
+
+
+# Who dials whom
+
+
+def test_each_of_64_hosts_dials_one_address_of_each_of_the_63_others() -> None:
+    machines = [with_second_network(made) for made in some(64)]
+    addresses = addresses_to_dial(machines)
+    assert addresses[7] == ["192.168.0.8", "10.0.0.8"]
+    dials = dials_to({rank: ips[:1] for rank, ips in addresses.items()}, machines)
+    assert len(dials) == len(set(dials)) == 64 * 63
+    assert {dial.ip for dial in dials} == {f"192.168.0.{i}" for i in range(1, 65)}
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_names_of_one_machine_do_not_dial_each_other(stacks: list[int]) -> None:
+    machines = [with_facts(machine(i), network_stack=f"boot {n}") for i, n in enumerate(stacks)]
+    dials = dials_to({m.rank: ["10.0.0.1"] for m in machines}, machines)
+    assert {(dial.source, dial.target) for dial in dials} == {
+        (a, b) for a, at in enumerate(stacks) for b, to in enumerate(stacks) if at != to
+    }
+
+
+def test_a_machine_without_an_agent_neither_dials_nor_is_dialed() -> None:
+    dials = dials_to(addresses_to_dial(some(3)), some(2))
+    assert {(dial.source, dial.target) for dial in dials} == {(0, 1), (1, 0)}
+
+
+# Which address is chosen, and why
+
+
+def test_an_address_that_others_do_not_reach_is_passed_over() -> None:
+    machines = [with_second_network(made) for made in some()]
+    assert chosen(machines, dialed(machines))[0] == ("192.168.0.1", "reached from 2 of 2")
+    results = dialed(machines, {"192.168.0.2": "timeout"})
+    assert chosen(machines, results)[1] == ("10.0.0.2", "reached from 2 of 2, not over ib0")
+    assert findings(machines, Reach(results)) == []
+
+
+def test_the_answer_of_another_machine_does_not_count() -> None:
+    machines = [with_second_network(made) for made in some()]
+    results = dialed(machines, {"192.168.0.2": "wrong"})
+    assert [ip for ip, _ in chosen(machines, results)] == ["192.168.0.1", "10.0.0.2", "192.168.0.3"]
+
+
+def test_an_address_in_the_hosts_file_is_chosen_only_if_it_works() -> None:
+    machines = some()
+    machines[0] = replace(machines[0], hosts=(Host("gpu1", internal_ip="203.0.113.7"),))
+    assert chosen(machines, dialed(machines))[0] == ("203.0.113.7", "set as internal_ip")
+    no_address = (None, "no address can be reached from every other host")
+    assert chosen(machines, dialed(machines, {"203.0.113.7": "refused"}))[0] == no_address
+
+
+def test_without_a_probe_the_facts_decide() -> None:
+    machines = [with_second_network(made) for made in some()]
+    assert chosen(machines, {})[0] == ("192.168.0.1", "not tried")
+
+
+def test_a_wrong_internal_ip_does_not_spoil_the_address_for_its_owner() -> None:
+    machines = some()
+    machines[1] = replace(machines[1], hosts=(Host("gpu2", internal_ip="10.0.0.3"),))
+    results: Results = dialed(machines)
+    results |= {dial: DialResult("wrong") for dial in results if dial.target == 1}
+    found = findings(machines, Reach(results))
+    assert [(f.host, f.what) for f in found] == [
+        ("gpu2", "internal_ip 10.0.0.3 is an address of gpu3")
+    ]
+    assert chosen(machines, results)[2] == ("10.0.0.3", "reached from 2 of 2")
+
+
+# What is reported
+
+
+def test_a_slow_answer_is_a_warning_with_its_time() -> None:
+    machines = some()
+    results = dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("ok", 1.42)}
+    finding = one_finding(machines, results)
+    assert (finding.severity, finding.host) == ("warning", "gpu2")
+    assert finding.what == "a connection to 10.0.0.2 took 1.4 s from 1 of 2 hosts (gpu3)"
+
+
+def test_a_host_that_a_firewall_hides() -> None:
+    machines = some()
+    machines[1] = with_details(machines[1], firewalls=("ufw",))
+    reach = Reach(dialed(machines, {"10.0.0.2": "timeout"}))
+    assert lines(findings(machines, reach)) == [
+        "failure: gpu2: network: a connection to 10.0.0.2 timed out from 2 of 2 hosts "
+        "(gpu[1,3]); allow all TCP between the hosts in its firewall (ufw is installed there), "
+        "or set internal_ip"
+    ]
+
+
+def test_of_several_addresses_the_one_that_most_hosts_reach_is_reported() -> None:
+    machines = [with_second_network(made) for made in some()]
+    results = dialed(machines, {"192.168.0.2": "timeout"})
+    results[Dial(2, 1, "10.0.0.2")] = DialResult("refused")
+    finding = one_finding(machines, results)
+    assert finding.what == "a connection to 10.0.0.2 was refused from 1 of 2 hosts (gpu3)"
+
+
+def test_many_hosts_are_folded_into_ranges() -> None:
+    machines = some(48)
+    lost = {s for s in range(48) if s >= 13 and s != 30}
+    results = dialed(machines) | {Dial(s, 30, "10.0.0.31"): DialResult("timeout") for s in lost}
+    assert one_finding(machines, results).what == (
+        "a connection to 10.0.0.31 timed out from 34 of 47 hosts (gpu[14-30,32-48])"
+    )
+
+
+def all_failing(results: Results, sources: Iterable[int]) -> Results:
+    return {d: DialResult("timeout") if d.source in sources else r for d, r in results.items()}
+
+
+def test_a_host_that_reaches_no_other_is_reported_instead_of_all_the_others() -> None:
+    machines = some(5)
+    finding = one_finding(machines, all_failing(dialed(machines), [3]))
+    assert (finding.severity, finding.host) == ("failure", "gpu4")
+    assert "it cannot connect to any other host" in finding.what
+
+
+def test_hosts_that_nobody_reaches_are_not_blamed_on_the_one_that_dials_them() -> None:
+    machines = some(3)
+    reach = Reach(dialed(machines, {"10.0.0.2": "timeout", "10.0.0.3": "timeout"}))
+    assert reach.cut_off == frozenset()
+    assert [finding.host for finding in findings(machines, reach)] == ["gpu2", "gpu3"]
+
+
+def test_of_two_hosts_that_do_not_reach_each_other_neither_is_cut_off() -> None:
+    machines = some(2)
+    reach = Reach(all_failing(dialed(machines), [0, 1]))
+    assert [finding.host for finding in findings(machines, reach)] == ["gpu1", "gpu2"]
+
+
+def test_a_host_behind_nat_is_told_to_set_its_internal_ip() -> None:
+    """It reaches all others, but nobody reaches its own address."""
+    machines = some()
+    machines[2] = with_facts(machines[2], addresses=(Address("10.0.2.15", "eth0"),))
+    finding = one_finding(machines, dialed(machines, {"10.0.2.15": "timeout"}))
+    assert finding.what == "a connection to 10.0.2.15 timed out from 2 of 2 hosts (gpu[1-2])"
+    assert finding.remedy.endswith("set internal_ip")
+
+
+def test_a_host_that_drops_what_it_should_forward() -> None:
+    machines = some()
+    detour = (
+        IpRoute(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),
+        IpRoute(IPv4Network("10.0.0.0/24"), "", "eth0"),
+    )
+    machines[2] = with_facts(machines[2], routes=detour)
+    reach = Reach(dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("timeout")})
+    assert lines(findings(machines, reach)) == [
+        "failure: gpu2: network: a connection to 10.0.0.2 timed out from 1 of 2 hosts (gpu3), on "
+        "its way through gpu1; let gpu1 forward it (`sysctl net.ipv4.ip_forward=1`; Docker's "
+        "iptables rules drop it: `iptables -I DOCKER-USER -j ACCEPT`), or fix the route"
+    ]
+    machines[0] = replace(machines[0], engine=None)
+    (finding,) = findings(machines, reach)
+    assert "Docker" not in finding.remedy
+
+
+def test_one_pair_that_does_not_connect_is_named() -> None:
+    machines = some()
+    results = dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("refused")}
+    assert one_finding(machines, results).what == (
+        "a connection to 10.0.0.2 was refused from 1 of 2 hosts (gpu3)"
+    )
+
+
+def test_a_wrong_internal_ip() -> None:
+    machines = some()
+    machines[0] = replace(machines[0], hosts=(Host("gpu1", internal_ip="10.0.0.99"),))
+    finding = one_finding(machines, dialed(machines, {"10.0.0.99": "unreachable"}))
+    assert finding.what == "a connection to 10.0.0.99 found no route from 2 of 2 hosts (gpu[2-3])"
+    assert "correct internal_ip" in finding.remedy
+
+
+def test_a_host_too_busy_to_report_is_a_warning_and_no_failure() -> None:
+    machines = some()
+    results = {dial: result for dial, result in dialed(machines).items() if dial.source != 2}
+    (finding,) = findings(machines, Reach(results, unfinished=frozenset({2})))
+    assert (finding.severity, finding.host) == ("warning", "gpu3")
+    assert "did not report in time" in finding.what
+
+
+def test_a_host_without_python_and_image_is_not_probed_and_says_so() -> None:
+    machines = some()
+    reach = Reach(dialed(machines[:2]), unprobed=frozenset({2}))
+    (finding,) = findings(machines, reach)
+    assert (finding.severity, finding.host) == ("warning", "gpu3")
+    assert "it has neither python3 nor the job's image" in finding.what
+    down = replace(machines[2], engine=None, engine_error="gpu3: Docker is down; start it")
+    assert findings([*machines[:2], down], reach) == []
+
+
+def test_a_master_port_that_a_firewall_hides() -> None:
+    machines = some()
+    results = dialed(machines)
+    results |= {Dial(2, 0, "10.0.0.1", is_master_port=True): DialResult("timeout")}
+    finding = one_finding(machines, results)
+    assert (finding.host, finding.check) == ("gpu1", "ports")
+    assert finding.what == "port 29500 on 10.0.0.1 timed out from 1 of 2 hosts (gpu3)"
+    assert chosen(machines, results)[0] == ("10.0.0.1", "reached from 2 of 2")
+
+
+@pytest.mark.parametrize("addresses", [(Address("127.0.0.1", "lo"),), ()])
+def test_a_host_with_no_address_for_others(addresses: tuple[Address, ...]) -> None:
+    machines = some()
+    machines[2] = with_facts(machines[2], addresses=addresses)
+    finding = one_finding(machines, dialed(machines))
+    assert "the host has no address that other hosts could reach" in finding.what
+
+
+def test_two_names_of_one_machine_need_no_way_to_each_other() -> None:
+    twins = [with_facts(machine(0), network_stack="boot net") for _ in range(2)]
+    twins[1] = replace(twins[1], ranks=(1,))
+    assert dialed(twins) == {}
+    assert findings(twins, Reach()) == []
+    trio = [*twins, machine(2)]
+    assert [ip for ip, _ in chosen(trio, dialed(trio))] == ["10.0.0.1", "10.0.0.1", "10.0.0.3"]

@@ -1,0 +1,79 @@
+"""A machine as the checks see it: its nodes, its facts and its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..engines.engine_info import EngineInfo
+from ..engines.status import NodeStatus
+from ..facts.hardware import Details
+from ..facts.nvidia import GpuState
+from ..facts.script import Facts
+from ..hosts import Host
+from ..plan.topology import gpu_ids, ids_by_uuid
+from .findings import Problem
+
+
+@dataclass(frozen=True)
+class UnreachableMachine:
+    """A machine that gave no facts."""
+
+    name: str
+    ranks: tuple[int, ...]
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine with its nodes. engine: None if it does not answer or the job needs none."""
+
+    name: str
+    ranks: tuple[int, ...]
+    hosts: tuple[Host, ...]
+    facts: Facts
+    engine: EngineInfo | None = None
+    engine_error: str | None = None
+
+    @property
+    def details(self) -> Details:
+        return self.facts.details or Details()
+
+    @property
+    def rank(self) -> int:
+        """The machine's first node rank, which identifies it."""
+        return self.ranks[0]
+
+    @property
+    def in_containers(self) -> bool:
+        """Whether the nodes run in containers, even if their engine does not answer."""
+        return self.engine is not None or self.engine_error is not None
+
+    @property
+    def wants_gpus(self) -> bool:
+        return any(host.gpus != 0 for host in self.hosts)
+
+    @property
+    def gpus(self) -> set[int]:
+        """Ids of the GPUs that the nodes use."""
+        return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
+
+    @property
+    def gpus_by_uuid(self) -> dict[str, int]:
+        """Ids of the GPUs that the nodes use, by UUID (see `ids_by_uuid`)."""
+        return {u: gpu for host in self.hosts for u, gpu in ids_by_uuid(host, self.facts).items()}
+
+    @property
+    def gpu_states(self) -> list[GpuState]:
+        return [gpu for gpu in self.details.nvidia.gpus if gpu.index in self.gpus]
+
+    @property
+    def run_nodes(self) -> tuple[NodeStatus, ...]:
+        return self.engine.nodes if self.engine else ()
+
+    @property
+    def has_driver(self) -> bool:
+        return self.details.kernel_driver is not None or self.facts.has_amd_gpus
+
+    def shares_network_with(self, other: Machine) -> bool:
+        """Return whether both have one network stack, and therefore the same addresses."""
+        return self is other or self.facts.network_stack == other.facts.network_stack != ""

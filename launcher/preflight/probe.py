@@ -1,0 +1,163 @@
+"""The probe: an agent on each machine listens, dials the other machines and reports the results.
+
+The agent runs on the host's python3, or on the one in the job's image.
+"""
+
+import contextlib
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ..engines.choose import container_engine
+from ..errors import DdpctlError
+from ..hosts import Job
+from ..ssh.many import in_background
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from ..ssh.stream import Deadline, Stream
+from .machine import Machine
+from .probe_agent import DIAL_TIMEOUT
+from .reach import Dial, DialResult, Reach, addresses_to_dial, dials_to
+
+START_AGENT = load_script(__file__, "start_agent.sh")
+AGENT = Path(__file__).with_name("probe_agent.py").read_text()
+AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
+ROUND_TIMEOUT = 12.0  # seconds; a dial fails after three, so a slower agent is overloaded
+LONGEST_LINE = 4096  # bytes
+
+
+class Probe:
+    """Starts an agent per machine, then lets them dial each other. Close it at the end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._token = secrets.token_hex(8)
+        self._agents: dict[int, Stream] = {}  # by the machine's first node rank
+        self._ports: dict[int, int] = {}  # on which agents listen
+        self._master_port = 0  # on which node 0's agent listens too; 0 if it does not
+        self._unfinished: set[int] = set()  # machines whose agent did not report in time
+
+    def start(self, rank: int, node: Node) -> None:
+        """Start the agent of the machine with this first node rank, if one can run there."""
+        with contextlib.suppress(DdpctlError):  # the facts of the machine show the reason
+            engine = container_engine(node, self._job.engine)
+            in_image = engine.python_in_image(self._job.image) if engine else ()
+            agent = node.open_script(START_AGENT, AGENT, str(rank), self._token, *in_image)
+            if port := _listen(agent, 0):
+                self._agents[rank], self._ports[rank] = agent, port
+            else:
+                agent.close()
+
+    def run(self, machines: Sequence[Machine]) -> Reach:
+        """Find out at which addresses the machines reach each other.
+
+        Every machine dials the best address of every other. If one fails, all dial the other
+        addresses of that machine too.
+        """
+        if len(machines) < 2:
+            return Reach()
+        probed = [machine for machine in machines if machine.rank in self._agents]
+        port = self._job.master_port
+        if port != "auto" and 0 in self._agents:  # the checks find out if it is taken
+            self._master_port = _listen(self._agents[0], port)
+        addresses = addresses_to_dial(machines)
+        best = {target: ips[:1] for target, ips in addresses.items()}
+        results = self._dial(dials_to(best, probed))
+        failed = {dial.target for dial, result in results.items() if not result.ok}
+        others = {target: addresses[target][1:] for target in failed}
+        results |= self._dial(dials_to(others, probed))
+        unprobed = {machine.rank for machine in machines} - self._agents.keys()
+        return Reach(results, frozenset(unprobed), frozenset(self._unfinished))
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            agent.close()
+
+    def _dial(self, dials: Sequence[Dial]) -> dict[Dial, DialResult]:
+        """Return the results of the dials that were reported. A timeout is tried once more."""
+        if self._master_port:
+            dials = [*dials, *(dial.to_master_port() for dial in dials if dial.target == 0)]
+        results = self._round(dials)
+        late = [dial for dial, result in results.items() if result.outcome == "timeout"]
+        for dial, again in self._round(late).items():
+            results[dial] = replace(again, seconds=DIAL_TIMEOUT + again.seconds)
+        return results
+
+    def _round(self, dials: Sequence[Dial]) -> dict[Dial, DialResult]:
+        by_source: dict[int, list[Dial]] = {}
+        for dial in dials:
+            if dial.source not in self._unfinished:
+                by_source.setdefault(dial.source, []).append(dial)
+        reports = [in_background(partial(self._order, *order)) for order in by_source.items()]
+        return {dial: result for report in reports for dial, result in report.result().items()}
+
+    def _order(self, source: int, dials: Sequence[Dial]) -> dict[Dial, DialResult]:
+        """Let an agent dial. Return what it reports in time."""
+        results: dict[Dial, DialResult] = {}
+        orders = []
+        for key, dial in enumerate(dials):
+            port = self._master_port if dial.is_master_port else self._ports[dial.target]
+            orders.append(f"dial {key} {dial.ip} {port}")
+        try:
+            for line in _answers(self._agents[source], orders, ROUND_TIMEOUT):
+                results |= parse_dialed(line, dials)
+        except (DdpctlError, OSError):
+            pass
+        if len(results) < len(dials):
+            self._unfinished.add(source)
+        return results
+
+
+def _listen(agent: Stream, port: int) -> int:
+    """Let the agent listen on this port (0 for any). Return the actual port, or 0."""
+    actual = 0
+    with contextlib.suppress(DdpctlError, OSError):
+        for line in _answers(agent, [f"listen {port}"], AGENT_TIMEOUT):
+            actual = parse_listening(line, port) or actual
+    return actual
+
+
+def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[str]:
+    """Send the orders to the agent. Yield its lines until it has carried out all of them.
+
+    Raises OSError or DdpctlError if it ends, writes too long a line or does not finish in time.
+    """
+    deadline = Deadline(timeout)
+    agent.write("".join(f"{order}\n" for order in (*orders, "wait")).encode(), timeout=timeout)
+    rest = b""
+    while deadline.left() and len(rest) < LONGEST_LINE:
+        chunk = agent.read(timeout=deadline.left())
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace").strip()
+            if text == "ready":
+                return
+            yield text
+    raise TimeoutError("the agent did not finish")
+
+
+def parse_listening(line: str, port: int) -> int:
+    """Parse a `listening` line into the actual port; 0 if it is no answer to `listen PORT`."""
+    match = re.fullmatch(rf"listening {port} (\d{{1,5}})", line, re.ASCII)
+    return int(match[1]) if match else 0
+
+
+def parse_dialed(line: str, dials: Sequence[Dial]) -> Mapping[Dial, DialResult]:
+    """Parse a `dialed` line into one of these dials with its result; empty for any other line."""
+    match = re.fullmatch(
+        r"dialed (\d{1,9}) (?:(wrong|refused|timeout|unreachable)|ok (\d{1,9}) (\d{1,3}\.\d{3}))",
+        line,
+        re.ASCII,
+    )
+    if match is None or int(match[1]) >= len(dials):
+        return {}
+    dial = dials[int(match[1])]
+    if match[2]:
+        return {dial: DialResult(match[2])}
+    outcome = "ok" if int(match[3]) == dial.target else "wrong"
+    return {dial: DialResult(outcome, float(match[4]))}

@@ -1,0 +1,119 @@
+"""Runs on a host during the checks: listens, dials other hosts and reports the results.
+
+Standard library only, Python 3.6 or later. Its source comes over SSH and nothing is installed. It
+ends when its standard input does, or after LIFETIME. Orders arrive there, one per line:
+
+    listen PORT              answered by `listening PORT ACTUAL_PORT`, unless the port is taken
+    dial KEY ADDRESS PORT    answered by `dialed KEY ok NAME SECONDS` (the name of the agent there)
+                             or `dialed KEY wrong|refused|timeout|unreachable`
+    wait                     answered by `ready` once all earlier orders are answered
+
+An address counts as reached only if an agent with the same token answers there: every host with a
+docker0 has the address 172.17.0.1, and reaches itself there.
+"""
+
+import errno
+import os
+import socket
+import sys
+import threading
+import time
+
+LIFETIME = 180.0  # seconds; the agents of fast hosts wait for the facts of slow ones
+DIAL_TIMEOUT = 3.0  # seconds; a firewall that drops packets never answers
+GREETING_TIMEOUT = 10.0  # seconds
+BACKLOG = 1024  # connections; all hosts may dial this one at once
+
+lock = threading.Lock()
+
+
+def report(*words: object) -> None:
+    with lock:
+        sys.stdout.write(" ".join(map(str, words)) + "\n")
+        sys.stdout.flush()
+
+
+def greet(peer: socket.socket, greeting: bytes) -> None:
+    try:
+        peer.settimeout(GREETING_TIMEOUT)
+        peer.sendall(greeting)
+        # The dialer closes first: a port that this side closes stays taken for a minute.
+        peer.recv(1)
+    except OSError:
+        pass
+    peer.close()
+
+
+def serve(listener: socket.socket, greeting: bytes) -> None:
+    while True:
+        peer = listener.accept()[0]
+        threading.Thread(target=greet, args=(peer, greeting), daemon=True).start()
+
+
+def listen(requested: int, greeting: bytes) -> None:
+    """Listen on a port of IPv4 and IPv6; 0 for any port."""
+    port, listeners = requested, []
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            s = socket.socket(family, socket.SOCK_STREAM)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            s.bind((address, port))
+            s.listen(BACKLOG)
+            port = s.getsockname()[1]
+            listeners.append(s)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                for s in listeners:
+                    s.close()
+                return
+    for s in listeners:
+        threading.Thread(target=serve, args=(s, greeting), daemon=True).start()
+    if listeners:
+        report("listening", requested, port)
+
+
+def dial(key: str, address: str, port: int, token: str) -> None:
+    began = time.time()
+    try:
+        s = socket.create_connection((address, port), timeout=DIAL_TIMEOUT)
+        s.settimeout(DIAL_TIMEOUT)
+        words = s.makefile().readline(100).split()
+        s.close()
+        if len(words) == 2 and words[0] == token:
+            report("dialed", key, "ok", words[1], f"{time.time() - began:.3f}")
+        else:
+            report("dialed", key, "wrong")
+    except socket.timeout:
+        report("dialed", key, "timeout")
+    except ConnectionRefusedError:
+        report("dialed", key, "refused")
+    except OSError as error:
+        report("dialed", key, "timeout" if error.errno == errno.ETIMEDOUT else "unreachable")
+
+
+def main(name: str, token: str) -> None:
+    end = threading.Timer(LIFETIME, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    dials = []
+    for line in sys.stdin:
+        order, *words = line.split()
+        if order == "listen":
+            listen(int(words[0]), f"{token} {name}\n".encode())
+        elif order == "dial":
+            key, address, port = words
+            dials.append(
+                threading.Thread(target=dial, args=(key, address, int(port), token), daemon=True)
+            )
+            dials[-1].start()
+        elif order == "wait":
+            for each in dials:
+                each.join()
+            report("ready")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,131 @@
+"""The probe agent for real, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.preflight.probe import AGENT, START_AGENT, parse_listening
+
+
+class Agent:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdin is not None and process.stdout is not None
+        self.stdin, self.stdout = process.stdin, process.stdout
+
+    def until(self, word: str) -> list[str]:
+        lines = []
+        for line in self.stdout:
+            if line.strip() == word:
+                return lines
+            lines.append(line.strip())
+        raise AssertionError(f"ended without {word!r}: {lines}")
+
+    def listen(self, port: int = 0) -> int:
+        """The actual port, or 0."""
+        self.stdin.write(f"listen {port}\nwait\n")
+        self.stdin.flush()
+        return max([0, *(parse_listening(line, port) for line in self.until("ready"))])
+
+    def dial(self, *targets: tuple[str, int]) -> list[str]:
+        """Each report, without the seconds of the good ones."""
+        for key, (address, port) in enumerate(targets):
+            self.stdin.write(f"dial {key} {address} {port}\n")
+        self.stdin.write("wait\n")
+        self.stdin.flush()
+        return sorted(re.sub(r" \d+\.\d{3}$", "", line) for line in self.until("ready"))
+
+
+@contextmanager
+def agent(name: int, token: str = "tok") -> Iterator[Agent]:
+    argv = [sys.executable, "-c", AGENT, str(name), token]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        made = Agent(process)
+        try:
+            yield made
+        finally:
+            made.stdin.close()  # is what ends an agent
+            assert process.wait(10) == 0
+
+
+def test_an_agent_dials_as_often_as_it_is_told_and_reports_each_dial() -> None:
+    with agent(0) as a, agent(1) as b:
+        port = a.listen()
+        assert b.dial(("127.0.0.1", port), ("127.0.0.1", port), ("::1", port)) == [
+            "dialed 0 ok 0",
+            "dialed 1 ok 0",
+            "dialed 2 ok 0",
+        ]
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            refused = closed.getsockname()[1]
+        assert b.dial(("127.0.0.1", refused)) == ["dialed 0 refused"]
+
+
+def test_an_answer_with_another_token_is_another_machine() -> None:
+    with agent(0, token="other") as a, agent(1) as b:
+        port = a.listen()
+        assert b.dial(("127.0.0.1", port)) == ["dialed 0 wrong"]
+
+
+def reserved_port() -> socket.socket:
+    """Outside the range that the kernel hands out, so that it is still free later."""
+    for port in random.sample(range(10_000, 20_000), 100):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("0.0.0.0", port))
+    raise AssertionError("no free port")
+
+
+def test_a_taken_port_is_not_listened_on_and_a_probed_one_is_free_at_once() -> None:
+    with reserved_port() as held:
+        taken = held.getsockname()[1]
+        with agent(0) as a:
+            assert a.listen(taken) == 0
+    with agent(0) as a, agent(1) as b:
+        assert a.listen(taken) == taken
+        assert b.dial(("127.0.0.1", taken)) == ["dialed 0 ok 0"]
+    with socket.socket() as again:  # without SO_REUSEADDR: not even TIME_WAIT may be left
+        again.bind(("0.0.0.0", taken))
+
+
+def test_a_silent_port_is_a_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, agent(0) as a:
+        assert a.dial(("127.0.0.1", mute.getsockname()[1])) == ["dialed 0 timeout"]
+
+
+def started(path: Path, *in_image: str) -> str:
+    """What the script prints with these programs and this command for the image."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", START_AGENT, "sh", AGENT, "3", "tok", *in_image],
+        env={"PATH": str(path)},
+        input="listen 0\n",
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(
+    Path("/usr/libexec/platform-python").exists(), reason="this machine always has a Python"
+)
+def test_the_agent_runs_on_the_hosts_python_or_in_the_image_or_not_at_all(tmp_path: Path) -> None:
+    assert started(tmp_path) == ""
+    assert started(tmp_path, "/bin/echo", "in the image").startswith("in the image -ISc")
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")  # there, but of no use
+    (tmp_path / "python3").chmod(0o755)
+    assert started(tmp_path) == ""
+    (tmp_path / "python3").unlink()
+    (tmp_path / "python3").symlink_to(sys.executable)
+    assert started(tmp_path, "/bin/echo", "in the image").startswith("listening 0 ")

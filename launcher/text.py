@@ -1,5 +1,6 @@
-"""Format and read lists, counts, durations and sizes, and make untrusted text safe to print. PURE."""
+"""Format and read lists, times, durations and sizes, and make untrusted text safe to print. PURE."""
 
+import datetime
 import re
 from collections.abc import Iterable, Mapping
 
@@ -8,6 +9,7 @@ LONGEST_LINE = 2000  # maximum characters of one line
 LONGEST_VALUE = 60  # maximum characters of a wrong value in a message
 LONGEST_PATH = 4096
 DAY = 86400  # seconds
+LATEST = 253402300799.0  # the end of the year 9999, in unix seconds
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
@@ -70,6 +72,13 @@ def names(hosts: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """Format a count: `1 host`, `2 hosts`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def rfc3339(seconds: float) -> str:
+    """Format a time in UTC with milliseconds. Times beyond the calendar are clamped."""
+    within = min(max(seconds, 0.0), LATEST)
+    moment = datetime.datetime.fromtimestamp(within, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:

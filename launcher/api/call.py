@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..diagnosis.first_failure import headline
 from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
@@ -108,7 +107,7 @@ def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) 
     if first in raised:  # otherwise that rank was killed, and the others raised because of it
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state is not RunState.SUCCEEDED:
-        why = headline(failure) if failure else record.state.lower()
+        why = failure.headline if failure else record.state.lower()
         raise RunFailed(record.run_id, why)
     missing = [rank for rank in range(record.attempt.world_size) if rank not in outcomes]
     if missing:

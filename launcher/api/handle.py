@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
-from ..diagnosis.first_failure import FirstFailure
 from ..errors import CommandFailed, DdpctlError, StopUnconfirmed
+from ..failure import FirstFailure
 from ..follow.detach import has_recorder, start_recorder
 from ..hosts import Hosts, cluster_of, load
 from ..logs.query import Wanted, merged

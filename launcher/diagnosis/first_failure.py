@@ -6,34 +6,14 @@ fails because its peer is gone may well be reported first. Among equals, the ear
 clock wins.
 """
 
-import datetime
-from dataclasses import dataclass
-
+from ..failure import FirstFailure
 from ..supervisor.events import RankExit, Stopping
+from ..text import rfc3339
 from . import log_patterns
 from .evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
 from .failure_kinds import FailureKind
 from .rank_exit import classify_exit, oom_message, rank_exit
 from .stop_reason import stop_reason
-
-LATEST = 253402300799.0  # the end of the year 9999
-
-
-@dataclass(frozen=True)
-class FirstFailure:
-    """What failed first. kind: a FailureKind. time: RFC 3339, on the launching machine's clock."""
-
-    host: str
-    node_rank: int
-    rank: int | None
-    local_rank: int | None
-    exit_code: int | None
-    signal: str | None
-    kind: str
-    time: str
-    message: str
-    excerpt: str
-    remedy: str
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
@@ -64,14 +44,6 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         excerpt="\n".join(log_patterns.excerpt(first.lines)),
         remedy=first.remedy or first.kind.remedy,
     )
-
-
-def headline(failure: FirstFailure) -> str:
-    """Return one sentence: which rank or node failed first, and how."""
-    if failure.rank is None:
-        return f"{failure.host} (node {failure.node_rank}): {failure.message}"
-    where = f"{failure.host}, local_rank {failure.local_rank}"
-    return f"rank {failure.rank} ({where}) {failure.message}"
 
 
 def _torchrun(node: NodeEvidence) -> Candidate | None:
@@ -119,10 +91,3 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         return None  # only the launching machine lost contact
     time = node.last_seen - node.clock_skew
     return Candidate(weight, time, node, kind, message, exit_code=node.exit_code)
-
-
-def rfc3339(seconds: float) -> str:
-    """Format a time in UTC with milliseconds. Times beyond the calendar are clamped."""
-    within = min(max(seconds, 0.0), LATEST)
-    moment = datetime.datetime.fromtimestamp(within, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..diagnosis.first_failure import headline
 from ..errors import DdpctlError
 from ..outcomes import Exit
 from ..plan.plan import LaunchOptions
@@ -171,6 +170,6 @@ def _environment(folder: RunFolder, record: RunRecord, code: Exit | None) -> dic
         "DDPCTL_EXIT_CODE": "" if code is None else str(int(code)),
         "DDPCTL_ATTEMPT": str(record.attempt.attempt),
         "DDPCTL_RUN_DIR": str(folder.path),
-        "DDPCTL_FIRST_FAILURE": headline(failure) if failure else "",
+        "DDPCTL_FIRST_FAILURE": failure.headline if failure else "",
         "DDPCTL_FAILED_HOST": failure.host if failure else "",
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .. import text
 from ..diagnosis.evidence import Evidence
 from ..diagnosis.failure_kinds import FailureKind
-from ..diagnosis.first_failure import first_failure, headline
+from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
 from ..errors import DdpctlError
 from ..logs.store import Mark
@@ -274,7 +274,7 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     if failure is None:
         console.say(f"run {run_id} {attempt.state.lower()}")
         return
-    console.error(f"run {run_id} {attempt.state.lower()}: {headline(failure)}")
+    console.error(f"run {run_id} {attempt.state.lower()}: {failure.headline}")
     for line in failure.excerpt.splitlines():
         console.error(f"  | {line}")
     if failure.remedy:

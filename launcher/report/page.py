@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..diagnosis.first_failure import headline
 from ..diagnosis.stack_groups import newest_groups, verdict
 from ..engines.choose import engine_traits
 from ..look.stacks import block
@@ -224,7 +223,7 @@ def failures(record: RunRecord, of: str = "") -> Iterator[str]:
             values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
             yield '<section class="failure">'
             yield f"<h2>{text(f'First failure of {of}attempt {attempt.attempt}')}</h2>"
-            yield f"<p><strong>{text(headline(failure))}</strong></p>"
+            yield f"<p><strong>{text(failure.headline)}</strong></p>"
             yield table([(key, value) for key, value in values if value is not None])
             yield preformatted(failure.excerpt) if failure.excerpt else ""
             yield f"<p>Remedy: {text(failure.remedy)}</p>" if failure.remedy else ""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.first_failure import FirstFailure, rfc3339
 from ..errors import StateError, UsageError
+from ..failure import FirstFailure
 from ..hosts import Cluster, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
@@ -22,6 +22,7 @@ from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
+from ..text import rfc3339
 
 VERSION = 1
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved

@@ -30,7 +30,7 @@ LIST = load_script(__file__, "reported_nodes.sh")
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
 STATE = re.compile("|".join(state for state in RunState if state is not RunState.WAITING))
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
-DIGEST = re.compile(r"[a-z0-9:]{1,100}")
+DIGEST = re.compile(r"([a-z0-9]{1,16}:)?[a-z0-9]{1,100}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
-from launcher.diagnosis.first_failure import FirstFailure, first_failure
+from launcher.diagnosis.first_failure import first_failure
+from launcher.failure import FirstFailure
 from launcher.logs.journal_reader import Reader, Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.start.node_folders import supervisor_file

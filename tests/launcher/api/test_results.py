@@ -22,6 +22,7 @@ from launcher.api.call import (
 from launcher.engines.choose import engine_of
 from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
+from launcher.failure import FirstFailure
 from launcher.hosts import Host
 from launcher.outcomes import RunState
 from launcher.plan.plan import place_in
@@ -32,7 +33,8 @@ from launcher.ssh.node import Node
 def record(state: RunState, world_size: int = 2, failed: int | None = None) -> Any:
     failure = None
     if failed is not None:
-        failure = SimpleNamespace(rank=failed, host="gpu1", local_rank=0, message="exited with 1")
+        message = "exited with 1"
+        failure = FirstFailure("gpu1", 0, failed, 0, 1, None, "exit-code", "", message, "", "")
     attempt = SimpleNamespace(world_size=world_size, first_failure=failure)
     return SimpleNamespace(run_id="r1", state=state, attempt=attempt)
 

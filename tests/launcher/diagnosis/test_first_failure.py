@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
-from launcher.diagnosis.first_failure import FirstFailure, first_failure, headline
+from launcher.diagnosis.first_failure import first_failure
 from launcher.diagnosis.stop_reason import REASONS
+from launcher.failure import FirstFailure
 from launcher.supervisor.events import (
     Clock,
     End,
@@ -92,7 +93,7 @@ def test_a_known_cause_is_named(text: str, code: int, kind: str, message: str) -
 )
 def test_an_ending_without_output_has_a_kind(code: int, kind: str, sentence: str) -> None:
     failure = first(node(0), node(1, rank_exit(1.0, 3, code)))
-    assert (failure.kind, headline(failure)) == (kind, sentence)
+    assert (failure.kind, failure.headline) == (kind, sentence)
 
 
 @pytest.mark.parametrize("effect", ["gloo-peer-kill", "gloo-peer-raise", "gloo-peer-zero"])
@@ -104,7 +105,7 @@ def test_a_lost_connection_is_an_effect_even_when_it_is_seen_first(effect: str) 
     assert (failure.rank, failure.host, failure.kind) == (3, "gpu2", "exception")
     assert failure.excerpt.endswith("ValueError: boom")
     assert "terminate called" not in failure.excerpt and "[rank1]" not in failure.excerpt
-    assert headline(failure) == "rank 3 (gpu2, local_rank 1) raised ValueError: boom"
+    assert failure.headline == "rank 3 (gpu2, local_rank 1) raised ValueError: boom"
 
 
 def test_effects_alone_still_name_the_first_of_them() -> None:
@@ -181,7 +182,7 @@ def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_ef
     lost = stopping(3.0, "rank-failed", 0)
     failure = first(node(0, rank_exit(2.0, 0, 1, output("gloo-peer-kill")), lost), dead)
     assert (failure.kind, failure.host, failure.exit_code) == ("container-killed", "gpu2", 137)
-    assert headline(failure) == "gpu2 (node 1): its container was killed (exit code 137)"
+    assert failure.headline == "gpu2 (node 1): its container was killed (exit code 137)"
 
 
 def test_a_host_out_of_sight_is_lost_only_when_its_peers_lost_it_too() -> None:

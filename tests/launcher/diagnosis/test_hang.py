@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
-from launcher.diagnosis.first_failure import first_failure, headline
+from launcher.diagnosis.first_failure import first_failure
 from launcher.supervisor.events import Event, Frame, RankStacks, Reason, Stack, Stopping
 
 DISTRIBUTED = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -38,7 +38,7 @@ def test_the_straggler_is_the_first_failure() -> None:
     assert failure is not None
     assert (failure.kind, failure.host, failure.node_rank) == ("hung", "node1", 1)
     assert (failure.rank, failure.local_rank) == (3, 1)
-    assert headline(failure) == (
+    assert failure.headline == (
         "rank 3 (node1, local_rank 1) is not where the other ranks are: at train.py:29 in "
         "main: time.sleep(3600); no progress for 30 s"
     )

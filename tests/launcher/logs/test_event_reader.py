@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
-from launcher.diagnosis.first_failure import first_failure, headline
+from launcher.diagnosis.first_failure import first_failure
 from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
 from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
@@ -165,7 +165,7 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
     failure = first_failure(Evidence(4, nodes))
     if failure:
         json.dumps(vars(failure)).encode()
-        headline(failure).encode()
+        failure.headline.encode()
     stacks = [event for node in nodes for _, event in node.of(RankStacks)]
     verdict(grouped(located(stack, "gpu2", 1) for event in stacks for stack in event.ranks))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from launcher.diagnosis.first_failure import FirstFailure
+from launcher.failure import FirstFailure
 from launcher.outcomes import NodeState, RunState
 from launcher.report.charts import Chart, charts
 from launcher.report.journals import Journals, NodeJournal, began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.diagnosis.first_failure import FirstFailure
+from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
 from launcher.runs.record import AttemptRecord

@@ -12,7 +12,6 @@ import pytest
 import supervisors
 from supervisors import Node, attempt, until
 
-from launcher.diagnosis.first_failure import headline
 from launcher.supervisor.events import End, RankExit
 
 
@@ -26,7 +25,7 @@ def test_a_failed_rank_ends_all_nodes(tmp_path: Path) -> None:
     assert (first.reason.rank, first.reason.host) == (3, "gpu2")
     cause = made.cause()
     assert cause is not None and (cause.kind, cause.rank) == ("exception", 3)
-    assert headline(cause) == "rank 3 (gpu2, local_rank 1) raised KeyError: 'lost'"
+    assert cause.headline == "rank 3 (gpu2, local_rank 1) raised KeyError: 'lost'"
 
 
 @contextlib.contextmanager

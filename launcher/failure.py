@@ -1,0 +1,27 @@
+"""What failed first in an attempt, as run.json and messages have it. `diagnosis` finds it out."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """What failed first. kind: a FailureKind. time: RFC 3339, on the launching machine's clock."""
+
+    host: str
+    node_rank: int
+    rank: int | None
+    local_rank: int | None
+    exit_code: int | None
+    signal: str | None
+    kind: str
+    time: str
+    message: str
+    excerpt: str
+    remedy: str
+
+    @property
+    def headline(self) -> str:
+        """One sentence: which rank or node failed first, and how."""
+        if self.rank is None:
+            return f"{self.host} (node {self.node_rank}): {self.message}"
+        return f"rank {self.rank} ({self.host}, local_rank {self.local_rank}) {self.message}"

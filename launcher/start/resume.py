@@ -2,19 +2,23 @@
 
 import contextlib
 import dataclasses
-import shlex
+from collections.abc import Sequence
+from shlex import join
 
 from ..errors import UsageError
-from ..hosts import Cluster, Job, load, user_environment
+from ..hosts import Cluster, Host, Job, load, user_environment
 from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
-from ..runs.record import RunFolder
+from ..runs.record import RunFolder, RunRecord
+from ..runs.reported import reported_nodes
 from ..ssh.node import connected
 from ..terminal.console import Console
-from ..text import counted
+from ..text import counted, names
 from .launch import run_to_the_end
 from .request import Request
+
+MOST_AHEAD = 100  # attempts that a host may be ahead of this machine's record
 
 
 def resume(
@@ -28,53 +32,80 @@ def resume(
     force: bool = False,
 ) -> Outcome:
     """Resume a run. Refuses a live run and, without force, a successful one."""
-    folder: RunFolder | None = None
-    if hosts is not None and not names_hosts(target):
-        with contextlib.suppress(UsageError):  # then only the hosts may know it
-            folder = find_run(target)
-    folder = folder or find(target, hosts, console)
-    run_id, record = folder.run_id, folder.load()
+    folder = the_run(target, hosts, console)
+    record, before = folder.load(), folder.kept_cluster(job_files=hosts is None)
     if record.state is RunState.SUCCEEDED and not force:
         raise UsageError(
-            f"{run_id} has already succeeded: `ddpctl resume {run_id} --force` starts another "
-            "attempt anyway"
+            f"{record.run_id} has already succeeded",
+            f"`ddpctl resume {record.run_id} --force` starts another attempt anyway",
         )
-    before = folder.kept_cluster(job_files=hosts is None)
-    if record.adopted:  # hosts do not report a run's command
-        file = target if names_hosts(target) else hosts
-        if file is None:
-            raise UsageError(
-                f"{run_id} was started on another machine, so its command is not known here: "
-                f"`ddpctl resume {run_id} --hosts HOSTS` runs the command in your hosts file"
-            )
-        cluster = load(file)
-        command = shlex.join(cluster.job.command)
-        console.say(f"{run_id} resumes with the command of {file}: {command}")
+    if record.adopted:
+        cluster = own_hosts_file(record, target if names_hosts(target) else hosts, console)
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
+    require_environment(record, cluster)
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
-    if unknown := set(record.env_names) - set(user_environment(cluster.job)):
-        raise UsageError(
-            f"{run_id}: this machine does not know the values of {', '.join(sorted(unknown))}; "
-            "set them under job.env in a hosts file, and pass it with --hosts"
-        )
-    asked = (*cluster.hosts, *former)
-    with (
-        connected(asked) as nodes,
-        console.step(f"asking {counted(len(asked), 'host')} for the run"),
-    ):
-        statuses, _ = list_nodes(nodes, cluster, run_id)
-    if alive := sorted({status.host for status in statuses if status.alive or status.waits}):
-        raise UsageError(
-            f"{run_id} is still running or waiting on {', '.join(alive)}: `ddpctl attach` follows "
-            "it, `ddpctl kill` ends it"
-        )
+    number = next_attempt_number(record, cluster, former, console)
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
     if hosts is not None:
         kept["nodes"] = None  # use all hosts of the new file
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
-    number = record.attempt.attempt + 1
-    return run_to_the_end(Request(cluster, options, run_id, record, number, former), console)
+    request = Request(cluster, options, record.run_id, record, number, former)
+    return run_to_the_end(request, console)
+
+
+def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:
+    """Return the folder of the run: this machine's record, else one made from the hosts' reports."""
+    if hosts is not None and not names_hosts(target):
+        with contextlib.suppress(UsageError):  # not recorded here; the hosts may still know it
+            return find_run(target)
+    return find(target, hosts, console)
+
+
+def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Cluster:
+    """Return the user's cluster and job for a run of another machine: hosts do not report commands."""
+    if file is None:
+        raise UsageError(
+            f"{record.run_id} was started on another machine, so its command is not known here",
+            f"`ddpctl resume {record.run_id} --hosts HOSTS` runs the command in your hosts file",
+        )
+    cluster = load(file)
+    console.say(f"{record.run_id} resumes with the command of {file}: {join(cluster.job.command)}")
+    return cluster
+
+
+def require_environment(record: RunRecord, cluster: Cluster) -> None:
+    """Raise UsageError if a variable that the run was launched with has no value here."""
+    if missing := set(record.env_names) - set(user_environment(cluster.job)):
+        raise UsageError(
+            f"{record.run_id}: this machine does not know the values of {', '.join(sorted(missing))}",
+            "set them under job.env in a hosts file, and pass it with --hosts",
+        )
+
+
+def next_attempt_number(
+    record: RunRecord, cluster: Cluster, former: Sequence[Host], console: Console
+) -> int:
+    """Return the number of the next attempt. Raises UsageError if the run is live.
+
+    Another machine may have resumed the run meanwhile, so the hosts are asked too.
+    """
+    hosts, run_id = (*cluster.hosts, *former), record.run_id
+    with (
+        connected(hosts) as nodes,
+        console.step(f"asking {counted(len(hosts), 'host')} for the run"),
+    ):
+        statuses, _ = list_nodes(nodes, cluster, run_id)
+        reports, _ = reported_nodes(nodes, run_id)
+    if live := sorted({status.host for status in statuses if status.alive or status.waits}):
+        raise UsageError(
+            f"{run_id} is still running or waiting on {names(live)}",
+            "`ddpctl attach` follows it, `ddpctl kill` ends it",
+        )
+    own = record.attempt.attempt
+    reported = [status for rows in reports.values() for status, _ in rows]
+    others = (status.attempt for status in (*statuses, *reported))
+    return max(own, *(number for number in others if number <= own + MOST_AHEAD), 0) + 1
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,34 @@ def test_resuming_starts_the_next_attempt_of_the_same_run(fake_cluster: Make) ->
     code, _, err = cluster.ddpctl("resume")
     assert code == 0, err
     assert [each["by"] for each in cluster.record["attempts"]] == ["launch", "resume"]
+
+
+def test_a_resume_counts_the_attempts_that_another_machine_has_started(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    shutil.copytree(cluster.state, tmp_path / "other")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    assert cluster.ddpctl("resume")[0] == 1  # attempt 2, from the other machine
+    monkeypatch.setenv("XDG_STATE_HOME", str(cluster.state))
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 1, err
+    assert [each["attempt"] for each in cluster.record["attempts"]] == [1, 3]
+    assert {node.attempt for node in cluster.nodes} == {3}
+
+
+def test_a_host_that_claims_a_huge_attempt_does_not_choose_the_next_number(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    [folder] = cluster.hosts["gpu1"].home.glob(".ddpctl/runs/*/nodes/1/attempt-1")
+    shutil.copytree(folder, folder.with_name("attempt-9999"))
+    cluster.ddpctl("resume")
+    assert [each["attempt"] for each in cluster.record["attempts"]] == [1, 2]
 
 
 def test_resuming_a_run_that_succeeded_needs_force(fake_cluster: Make) -> None:

@@ -176,3 +176,27 @@ def test_one_line_says_where_the_time_of_a_slow_start_went(
     [line] = [line for line in cluster.launch()[2].splitlines() if ": took " in line]
     for step in ("asking 2 hosts", "checking what the hosts already have", "starting 2 nodes"):
         assert step in line
+
+
+def test_launch_with_json_prints_the_record_of_the_ended_run_and_no_log_line(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = lambda node: (node.say("loss 0.1", node.node_rank), node.end(0))[1]
+    code, out, err = cluster.launch("--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document == cluster.record
+    assert document["state"] == "SUCCEEDED"
+    [log] = cluster.state.glob("ddpctl/runs/*/logs/node-0.log")
+    assert "loss 0.1" in log.read_text()
+
+
+def test_launch_with_json_and_detach_prints_the_record_of_the_started_run(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    code, out, err = cluster.launch("--json", "--detach")
+    assert code == 0, err
+    assert json.loads(out)["state"] == "RUNNING"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.engines.running import RunningAttempt
 from launcher.errors import RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
@@ -25,6 +26,7 @@ from launcher.run_id import new_run_id
 from launcher.ssh.node import Node, connected
 from launcher.start import recorder, tickets, waiting_line
 from launcher.start import run_attempt as run_attempt_module
+from launcher.start.choose_hosts import choose_hosts
 from launcher.start.claim_gpus import Claim, Refused, claim_gpus
 from launcher.start.request import Request
 from launcher.start.run_attempt import run_attempt
@@ -358,3 +360,28 @@ def test_a_run_that_loses_its_turn_keeps_its_place(
     first, second, third = listed
     assert first == [] and len(second) == 1 and second == third
     assert cluster.tickets == []
+
+
+def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0", "gpu1")
+    cluster.nodes_end(0)
+    chosen: list[list[str]] = []
+
+    def choose(*arguments: Any) -> Any:
+        cluster.hosts["gpu0"].reachable = not chosen  # the second time, gpu0 does not answer
+        choice = choose_hosts(*arguments)
+        chosen.append([node.name for node in choice.nodes])
+        return choice
+
+    def lose_first(attempt: RunningAttempt, _: Plan) -> list[str]:
+        return ["gpu0: another run was faster"] if attempt.nodes[0].name == "gpu0" else []
+
+    monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
+    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_first)
+    code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
+    assert code == 0, err
+    assert chosen == [["gpu0"], ["gpu1"]]
+    assert list(cluster.hosts["gpu0"].home.glob(".ddpctl/runs/slow-*/nodes/*/attempt-*")) == []
+    assert list(cluster.hosts["gpu1"].home.glob(".ddpctl/runs/slow-*/nodes/0/attempt-1")) != []

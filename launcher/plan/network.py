@@ -41,14 +41,10 @@ def node_addresses(
     return tuple(map(choose, hosts, facts, candidates(hosts, facts)))
 
 
-def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address | None, ...]:
-    """Return the addresses that are known before the hosts were asked."""
-    default = "127.0.0.1" if all(host.is_local for host in hosts) else None
-    ips = [host.internal_ip or default for host in hosts]
-    return tuple(
-        Address(ip, host.interface or "") if ip else None
-        for ip, host in zip(ips, hosts, strict=True)
-    )
+def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address, ...]:
+    """Return what is known of the addresses before the hosts were asked; "" for the rest."""
+    default = "127.0.0.1" if all(host.is_local for host in hosts) else ""
+    return tuple(Address(host.internal_ip or default, host.interface or "") for host in hosts)
 
 
 def candidates(hosts: Sequence[Host], facts: Sequence[Facts]) -> list[list[Address]]:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UsageError
-from ..hosts import Host
+from ..hosts import Host, Job
 
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
 STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
 CONTROL_DIR = "/ddpctl"  # in a container
-ASKED = "<asked at launch>"  # placeholder in a dry run for values that only the hosts know
 OUR_TRAINER = ("-m", "trainer")
 TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute except during evaluation
 
@@ -96,6 +95,7 @@ class Container:
     stop_timeout: int  # seconds
     command: tuple[str, ...] = ()
     env_names: tuple[str, ...] = ()  # set by the user
+    env_at_launch: tuple[str, ...] = ()  # set by ddpctl, once the host was asked
     working_dir: str | None = None
     network: str = "host"
     init: bool = True  # run an init process as PID 1, which reaps zombies
@@ -140,10 +140,9 @@ class NodePlan:
     host: Host
     nproc_per_node: int | None  # None: one per GPU, but the host was not asked yet
     first_rank: int | None  # the global rank of local rank 0
-    torchrun: tuple[str, ...]
     container: Container
-    internal_ip: str
-    interface: str | None
+    internal_ip: str | None  # for traffic between nodes; None before the host was asked
+    interface: str | None  # the one with internal_ip; None if unknown
     place: Place
     paths: JobPaths
     gpu_ids: Mapping[str, int]  # the node's GPUs by UUID; empty before the host was asked
@@ -151,33 +150,31 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One attempt of a run."""
+    """One attempt of a run. Before the hosts were asked, what only they know is None or absent."""
 
     run_id: str
-    name: str
     attempt: int
     owner: str
     engine: EngineTraits
     options: LaunchOptions
-    master_addr: str
-    master_port: int | str
-    control_port: int | str
-    command: tuple[str, ...]
-    image: str
+    job: Job  # without env: its values may be secret
+    command: tuple[str, ...]  # what torchrun runs: the job's, with resume_args on a resume
+    master_addr: str | None
+    master_port: int | None
+    control_port: int | None  # for the supervisors, on node 0
     image_digest: str | None
-    dataset: str | None
     dataset_digest: str | None
-    workdir: str | None
     workdir_digest: str | None
-    stop_timeout: int
-    time_limit: int | None  # seconds
-    max_restarts: int
     since: float | None = None  # when the run asked for its GPUs: unix seconds on node 0's clock
     nodes: tuple[NodePlan, ...] = ()
 
     @property
     def nnodes(self) -> int:
         return len(self.nodes)
+
+    @property
+    def hosts_were_asked(self) -> bool:
+        return self.control_port is not None
 
     @property
     def key(self) -> tuple[float, str]:

@@ -12,6 +12,22 @@ ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site
 SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/spec.json")
 
 
+def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]:
+    """Return torchrun's command line. unknown: stands for values before the hosts were asked.
+
+    A leading --no-python is torchrun's own flag, so it goes before `--`.
+    """
+    command = plan.command
+    own_flags = int(command[:1] in (("--no-python",), ("--no_python",)))
+    return [
+        *("torchrun", "--nnodes", str(plan.nnodes), "--node-rank", str(node.node_rank)),
+        *("--nproc-per-node", str(node.nproc_per_node or "gpu")),
+        *("--master-addr", plan.master_addr or unknown),
+        *("--master-port", str(plan.master_port or unknown)),
+        *("--max-restarts", "0", *command[:own_flags], "--", *command[own_flags:]),
+    ]
+
+
 def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
     """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share."""
     names = [other.host.name for other in plan.nodes]
@@ -24,12 +40,12 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "first_rank": node.first_rank,
         "host": node.host.name,
         "hosts": names[:1] if node.node_rank else names,  # other nodes need only node 0
-        "argv": list(node.torchrun),
+        "argv": torchrun_command(plan, node),
         "cwd": node.container.working_dir,  # None: the image's default, or the launcher's
         "dir": node.paths.control,
         "cancel_file": f"{node.paths.control}/cancelled",
-        "stop_timeout": plan.stop_timeout,
-        "time_limit": plan.time_limit,
+        "stop_timeout": plan.job.stop_timeout,
+        "time_limit": plan.job.time_limit,
         "master_addr": plan.master_addr,
         "control_port": plan.control_port,
         "token": token,

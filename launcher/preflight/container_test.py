@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..engines.choose import container_engine
 from ..errors import DdpctlError
 from ..hosts import Job
-from ..plan.build import container_of
+from ..plan.container import container_of
 from ..plan.plan import LABEL, Container, Mount
 from ..ssh.connect import AT_ONCE
 from ..ssh.node import Node

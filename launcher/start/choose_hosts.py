@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import PreflightError
 from ..facts.gather import gather_one
 from ..facts.script import Facts
-from ..plan.build import Found
+from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..ssh.many import by_name, nodes_failed, try_each
 from ..ssh.node import Node
@@ -51,14 +51,14 @@ def choose_hosts(
             "names; `ddpctl check` shows what is wrong"
         )
     since = since or time.time() + facts[able[0]].clock_skew
-    plan = request.on(able).plan(Found(tuple(facts[node] for node in able), since=since))
+    plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able), since=since))
     attempt = attempt_of(plan, able)
     tickets = Tickets(attempt, plan, ignored_port=True)
     ahead = tickets.ahead()
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
     if len(free) < count:
         return Refused(plan, attempt, tickets.describe(ahead))
-    subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip) for rank in free]
+    subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
     picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
     console.say(f"runs on {names(node.name for node in picked)}")
     return Choice(request.on(picked), picked)

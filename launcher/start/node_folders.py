@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandFailed
-from ..plan.build import writes_as_another_user
+from ..plan.container import writes_as_another_user
 from ..plan.plan import NodePlan, Place, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..ssh.node import Node

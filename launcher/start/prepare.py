@@ -9,7 +9,7 @@ from ..engines.engine_info import ImageInfo
 from ..errors import HostUnreachable, PreflightError
 from ..facts.gather import gather
 from ..facts.script import Facts
-from ..plan.build import Found
+from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_hosts
 from ..preflight.findings import lines
@@ -99,7 +99,7 @@ def make_plan(
     with console.step(f"asking {first.name} which ports are taken"):
         engine = request.cluster.job.engine
         [claims] = each_node([first], lambda node: engine_of(node, engine).claims()).values()
-    found = Found(
+    inputs = PlanInputs(
         facts=survey.facts,
         images=pushed.images,
         dataset_digest=pushed.report.dataset_digest,
@@ -110,4 +110,4 @@ def make_plan(
         since=since or time.time() + survey.facts[0].clock_skew,
         unreached=survey.unreached,
     )
-    return request.plan(found)
+    return request.plan(inputs)

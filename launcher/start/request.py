@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..engines.choose import engine_traits
 from ..hosts import Cluster, Host, user_environment
-from ..plan.build import Found, make_plan
+from ..plan.build import PlanInputs, make_plan
 from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, run_folder
 from ..ssh.local import account_name
@@ -33,8 +33,8 @@ class Request:
     def folder(self) -> RunFolder:
         return run_folder(self.run_id)
 
-    def plan(self, found: Found | None = None) -> Plan:
-        """Return the plan of this attempt, as far as `found` determines it."""
+    def plan(self, inputs: PlanInputs | None = None) -> Plan:
+        """Return the plan of this attempt, as far as `inputs` determine it."""
         return make_plan(
             self.cluster,
             engine_traits(self.cluster.job.engine),
@@ -42,7 +42,7 @@ class Request:
             run_id=self.run_id,
             owner=f"{account_name()}@{socket.gethostname()}",
             attempt=self.attempt,
-            found=found,
+            inputs=inputs,
             env_names=list(user_environment(self.cluster.job)),
         )
 

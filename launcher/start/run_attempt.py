@@ -8,7 +8,7 @@ from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
 from ..hosts import user_environment
 from ..outcomes import Outcome, RunState
-from ..plan.build import writes_as_another_user
+from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.node import Node, connected

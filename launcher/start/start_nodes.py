@@ -47,7 +47,7 @@ def create_nodes(plan: Plan, attempt: RunningAttempt, inputs: NodeInputs) -> Non
         member, node_plan = attempt.by_node[node], plans[node]
         if plan.attempt > 1:  # a container name can be used only once
             for status in _nodes_of(member, plan):
-                member.engine.stop(status, plan.stop_timeout)
+                member.engine.stop(status, plan.job.stop_timeout)
                 member.engine.remove(status)
         documents = {
             "spec.json": supervisor_spec(plan, node_plan, token),

@@ -19,7 +19,7 @@ from launcher.facts.gather import gather
 from launcher.facts.gpus import Gpu
 from launcher.facts.script import Facts
 from launcher.hosts import Cluster, load
-from launcher.plan.build import Found
+from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.many import each_node
 from launcher.ssh.node import Node, connected
@@ -74,8 +74,10 @@ def party(
     ranks = sorted({shared, chance.randrange(3)})
     cluster = dataclasses.replace(given, hosts=tuple(given.hosts[rank] for rank in ranks))
     since = float(chance.randrange(1, 4))
-    found = Found(tuple(facts[r] for r in ranks), (given.job.image,) * len(ranks), since=since)
-    plan = Request(cluster, LaunchOptions(), run_id).plan(found)
+    inputs = PlanInputs(
+        tuple(facts[r] for r in ranks), (given.job.image,) * len(ranks), since=since
+    )
+    plan = Request(cluster, LaunchOptions(), run_id).plan(inputs)
     asleep = tuple(
         dataclasses.replace(
             node,

@@ -205,7 +205,7 @@ def test_the_candidates_are_listed_best_first() -> None:
 def test_before_the_hosts_are_asked_only_the_hosts_file_is_known() -> None:
     assert addresses_in_file([Host("a", internal_ip="10.0.0.1", interface="ib0"), Host("b")]) == (
         Address("10.0.0.1", "ib0"),
-        None,
+        Address("", ""),
     )
     assert addresses_in_file([Host("local")]) == (Address("127.0.0.1", ""),)
 

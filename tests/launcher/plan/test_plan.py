@@ -13,10 +13,10 @@ from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, parse
-from launcher.plan.build import Found, make_plan
-from launcher.plan.plan import ASKED, TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
+from launcher.plan.build import PlanInputs, make_plan
+from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
 from launcher.plan.render import plan_document, plan_text
-from launcher.plan.supervisor_spec import supervisor_spec
+from launcher.plan.supervisor_spec import supervisor_spec, torchrun_command
 from launcher.plan.topology import free_port, same_subnet_first
 from launcher.supervisor.spec import Spec
 
@@ -45,12 +45,16 @@ def spec_of(plan: Plan, node_rank: int) -> dict[str, Any]:
     return supervisor_spec(plan, plan.nodes[node_rank], "token")
 
 
-def two_nodes(found: bool = True) -> Plan:
+def torchrun(plan: Plan, node_rank: int) -> list[str]:
+    return torchrun_command(plan, plan.nodes[node_rank])
+
+
+def two_nodes(known: bool = True) -> Plan:
     cluster = parse(TWO, "hosts.yaml")
     second = facts(ssh_server_ip="192.168.1.2", home="/root", uid=0, gid=0, user="root")
-    asked = Found((facts(), second), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
+    inputs = PlanInputs((facts(), second), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
     names = tuple(cluster.job.env)
-    return planned(cluster, run_id="r1", found=asked if found else None, env_names=names)
+    return planned(cluster, run_id="r1", inputs=inputs if known else None, env_names=names)
 
 
 def test_the_supervisor_reads_what_the_plan_writes() -> None:
@@ -67,7 +71,7 @@ def test_only_node_0_is_sent_the_names_of_all_hosts() -> None:
 
 
 def test_the_torchrun_line_is_the_contracts() -> None:
-    assert " ".join(two_nodes().nodes[1].torchrun) == (
+    assert " ".join(torchrun(two_nodes(), 1)) == (
         "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr 10.0.0.1 "
         "--master-port 29500 --max-restarts 0 -- -m trainer --epochs 10"
     )
@@ -87,11 +91,11 @@ def test_each_node_has_its_own_rank_address_interface_and_user() -> None:
 def test_nccl_gets_exactly_the_interface_of_the_chosen_address() -> None:
     fast = Address("192.168.0.1", "eth1")
     host = facts(addresses=(Address("10.0.0.1", "eth10"), fast), ssh_server_ip=fast.ip)
-    plan = planned("hosts: [a]", found=Found((host,), ("i",)))
+    plan = planned("hosts: [a]", inputs=PlanInputs((host,), ("i",)))
     env = plan.nodes[0].container.env
     assert (plan.master_addr, plan.nodes[0].interface) == (fast.ip, "eth1")
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=eth1", "eth1")
-    slow = planned("hosts: [a]", found=Found((host,), ("i",), unreached=frozenset({fast.ip})))
+    slow = planned("hosts: [a]", inputs=PlanInputs((host,), ("i",), unreached=frozenset({fast.ip})))
     assert (slow.master_addr, slow.nodes[0].interface) == ("10.0.0.1", "eth10")
 
 
@@ -135,20 +139,52 @@ def test_the_users_environment_wins_and_ours_fills_the_rest() -> None:
     assert env["USER"] == env["LOGNAME"] == "ann"
 
 
-def test_a_dry_run_asks_nobody_and_says_what_is_asked() -> None:
-    plan = two_nodes(found=False)
+def test_before_the_hosts_are_asked_unknown_values_are_none_and_a_dry_run_says_so() -> None:
+    plan = two_nodes(known=False)
     assert plan.world_size == 4
-    assert plan.master_addr == "gpu1"
-    assert plan.control_port == ASKED
-    assert plan.nodes[0].container.env["NCCL_SOCKET_IFNAME"] == ASKED
+    assert (plan.master_addr, plan.master_port, plan.control_port) == (None, 29500, None)
+    first, second = plan.nodes
+    assert (first.internal_ip, first.interface) == (None, None)
+    assert (second.internal_ip, second.interface) == ("10.0.0.2", "eth7")
+    assert second.container.env["NCCL_SOCKET_IFNAME"] == "=eth7"
+    shown = plan_text(plan)
+    for line in (
+        "master        <asked at launch>:29500",
+        "address     <asked at launch> on interface <asked at launch>",
+        "address     10.0.0.2 on interface eth7",
+        "mount       ~/.ddpctl/runs/r1/output:/output",
+        "env         NCCL_SOCKET_IFNAME=<asked at launch>",
+        "--master-addr '<asked at launch>' --master-port 29500",
+    ):
+        assert line in shown
+    assert "<asked at launch>" in plan_document(plan)["nodes"][0]["torchrun"]
+
+
+@pytest.mark.parametrize("user", ["host", "root"])
+def test_a_dry_run_names_everything_that_a_launch_sets(user: str) -> None:
+    """The rows of both differ in their values only."""
+    text = f"hosts: [{{host: a, gpus: [0, 1]}}, b]\njob: {{user: {user}}}"
+    host = facts(infiniband=("uverbs0",), rdma_ports=(roce("mlx5_0", "10.0.0.1"),), gpus=gpus(2))
+    second = replace(host, addresses=(Address("10.0.0.1", "ib0"),), network_stack="other")
+    asked = PlanInputs((host, second), ("i", "i"), dataset_digest="d")
+
+    def rows(plan: Plan) -> set[tuple[str, str]]:
+        """Each row's kind; of variables and labels, also the name."""
+        found = set()
+        for line in plan_text(plan).splitlines():
+            kind, _, rest = line.strip().partition(" ")
+            found.add((kind, rest.strip().partition("=")[0] if kind in ("env", "label") else ""))
+        return found
+
+    assert rows(planned(text)) == rows(planned(text, inputs=asked))
 
 
 def test_one_process_a_gpu_and_one_on_a_cpu_host() -> None:
     cluster = parse("hosts: [a, b]", "hosts.yaml")
 
     def nproc(*counts: int) -> list[int | None]:
-        found = Found(tuple(facts(gpus=gpus(n)) for n in counts), ("i", "i"))
-        return [node.nproc_per_node for node in planned(cluster, found=found).nodes]
+        inputs = PlanInputs(tuple(facts(gpus=gpus(n)) for n in counts), ("i", "i"))
+        return [node.nproc_per_node for node in planned(cluster, inputs=inputs).nodes]
 
     assert nproc(8, 8) == [8, 8]
     assert nproc(0, 0) == [1, 1]
@@ -162,13 +198,14 @@ hosts: [{host: a, nproc_per_node: 3}, {host: b, gpus: 2}, {host: a, gpus: 0, npr
 
 def test_nodes_may_have_different_numbers_of_processes() -> None:
     cluster = parse(UNEVEN.replace("host: a, nproc", "host: a, gpus: 3, nproc"), "hosts.yaml")
-    found = Found(tuple(facts(gpus=gpus(4)) for _ in range(4)), ("i",) * 4)
-    plan = planned(cluster, found=found)
+    inputs = PlanInputs(tuple(facts(gpus=gpus(4)) for _ in range(4)), ("i",) * 4)
+    plan = planned(cluster, inputs=inputs)
     assert plan.world_size == 3 + 2 + 1 + 4
     assert [node.first_rank for node in plan.nodes] == [0, 3, 5, 6]
     assert [spec_of(plan, n)["nproc_per_node"] for n in range(4)] == [3, 2, 1, 4]
     assert [spec_of(plan, n)["first_rank"] for n in range(4)] == [0, 3, 5, 6]
-    flags = [node.torchrun[node.torchrun.index("--nproc-per-node") + 1] for node in plan.nodes]
+    lines = [torchrun(plan, rank) for rank in range(4)]
+    flags = [line[line.index("--nproc-per-node") + 1] for line in lines]
     assert flags == ["3", "2", "1", "4"]
     # node 0 and node 2 share the 16 cores of a
     threads = [node.container.env["OMP_NUM_THREADS"] for node in plan.nodes]
@@ -188,7 +225,7 @@ def test_what_the_job_adds_to_its_containers() -> None:
         "tmpfs: {/fast: 1g}}"
     )
     cluster = parse(f"hosts: [a]\njob: {job}\n", "hosts.yaml")
-    plan = planned(cluster, found=Found((facts(infiniband=("uverbs0",)),), ("i",)))
+    plan = planned(cluster, inputs=PlanInputs((facts(infiniband=("uverbs0",)),), ("i",)))
     container = plan.nodes[0].container
     assert container.devices == ("/dev/infiniband", "/dev/fuse")
     assert container.cap_add == ("IPC_LOCK", "SYS_PTRACE")
@@ -203,7 +240,7 @@ def test_amd_gpus_reach_the_container_as_devices() -> None:
     amd = tuple(Gpu(index, "", "AMD MI300X", 1, "amd") for index in range(4))
     host = facts(gpus=amd, gpu_groups=(44, 109))
     text = "hosts: [{host: a, gpus: [1, 3]}, b, {host: c, gpus: 0}]"
-    plan = planned(text, found=Found((host, host, facts()), ("i",) * 3))
+    plan = planned(text, inputs=PlanInputs((host, host, facts()), ("i",) * 3))
     two, every, cpu = (node.container for node in plan.nodes)
     assert two.devices == every.devices == ("/dev/kfd", "/dev/dri")
     assert two.group_add == (44, 109)
@@ -220,7 +257,7 @@ def test_all_leaves_out_the_gpu_of_a_processor() -> None:
     own = Gpu(0, "", "AMD raphael", 512, "amd", integrated=True)
     both = facts(gpus=(own, Gpu(1, "", "AMD navi31", 24576, "amd")))
     text = "hosts: [a, b, {host: c, gpus: [0]}]"
-    plan = planned(text, found=Found((both, facts(gpus=(own,)), both), ("i",) * 3))
+    plan = planned(text, inputs=PlanInputs((both, facts(gpus=(own,)), both), ("i",) * 3))
     card, cpu, named = (node.container for node in plan.nodes)
     assert (card.gpus, card.env["ROCR_VISIBLE_DEVICES"]) == ((1,), "1")
     assert (cpu.gpus, cpu.devices) == ((), ())
@@ -256,7 +293,7 @@ def test_nccl_is_told_of_roce_where_the_address_in_use_is_on_it(
     ports: tuple[RdmaPort, ...], names: tuple[str, ...], expected: tuple[str | None, str | None]
 ) -> None:
     host = facts(infiniband=("uverbs0",), rdma_ports=ports)
-    plan = planned("hosts: [a]", found=Found((host,), ("i",)), env_names=names)
+    plan = planned("hosts: [a]", inputs=PlanInputs((host,), ("i",)), env_names=names)
     env = plan.nodes[0].container.env
     assert (env.get("NCCL_IB_HCA"), env.get("NCCL_IB_GID_INDEX")) == expected
     assert ("NCCL_IB_HCA" in plan_text(plan)) == (
@@ -268,43 +305,43 @@ def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
     cluster = parse(
         "hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}]\njob: {nproc_per_node: 2}", "h"
     )
-    plan = planned(cluster, found=Found((facts(), facts()), ("i", "i")))
+    plan = planned(cluster, inputs=PlanInputs((facts(), facts()), ("i", "i")))
     assert plan.nodes[0].container.env["OMP_NUM_THREADS"] == "4"
 
 
 def test_two_names_of_one_machine_share_its_cores() -> None:
     cluster = parse("hosts: [a, also-a, b]\njob: {nproc_per_node: 2}", "h")
-    found = Found(tuple(facts(boot_id=boot) for boot in ("1", "1", "")), ("i",) * 3)
-    threads = [n.container.env["OMP_NUM_THREADS"] for n in planned(cluster, found=found).nodes]
+    inputs = PlanInputs(tuple(facts(boot_id=boot) for boot in ("1", "1", "")), ("i",) * 3)
+    threads = [n.container.env["OMP_NUM_THREADS"] for n in planned(cluster, inputs=inputs).nodes]
     assert threads == ["4", "4", "8"]
 
 
 def test_resume_is_the_next_attempt_with_its_arguments() -> None:
     cluster = parse("hosts: [local]\njob: {command: [t.py], resume_args: [--resume]}", "h")
     plan = planned(cluster, attempt=2)
-    assert plan.nodes[0].torchrun[-2:] == ("t.py", "--resume")
+    assert torchrun(plan, 0)[-2:] == ["t.py", "--resume"]
     assert plan.nodes[0].container.env["DDPCTL_RESUME"] == "1"
     assert plan.nodes[0].place.control_dir.endswith("/nodes/0/attempt-2")
 
 
 def test_no_python_is_torchruns_own_flag() -> None:
     cluster = parse("hosts: [local]\njob: {command: [--no-python, ./run.sh, -x]}", "h")
-    line = planned(cluster).nodes[0].torchrun
-    assert line[-4:] == ("--no-python", "--", "./run.sh", "-x")
+    line = torchrun(planned(cluster), 0)
+    assert line[-4:] == ["--no-python", "--", "./run.sh", "-x"]
 
 
 def test_auto_finds_ports_that_are_free() -> None:
     cluster = parse("hosts: [local]\njob: {master_port: auto}", "h")
 
-    def ports(taken: frozenset[int]) -> tuple[int | str, int | str]:
-        found = Found((facts(),), ("i",), used_ports=taken)
-        plan = planned(cluster, found=found)
+    def ports(taken: frozenset[int]) -> tuple[int | None, int | None]:
+        inputs = PlanInputs((facts(),), ("i",), used_ports=taken)
+        plan = planned(cluster, inputs=inputs)
         return plan.master_port, plan.control_port
 
     master, control = ports(frozenset())
     assert master != control
-    again = ports(frozenset({int(master)}))
-    assert again[0] == int(master) + 1
+    assert master is not None
+    assert ports(frozenset({master}))[0] == master + 1
 
 
 def test_different_runs_look_at_different_ports_first() -> None:
@@ -313,15 +350,17 @@ def test_different_runs_look_at_different_ports_first() -> None:
 
 def test_a_loopback_address_among_others_is_refused() -> None:
     cluster = parse("hosts: [a, b]", "hosts.yaml")
-    found = Found((facts(ssh_server_ip="127.0.0.1"), facts(ssh_server_ip="10.0.0.2")), ("i", "i"))
+    inputs = PlanInputs(
+        (facts(ssh_server_ip="127.0.0.1"), facts(ssh_server_ip="10.0.0.2")), ("i", "i")
+    )
     with pytest.raises(UsageError, match=r"a \(node 0\).*127\.0\.0\.1.*internal_ip"):
-        planned(cluster, found=found)
+        planned(cluster, inputs=inputs)
 
 
 def test_this_machine_among_others_is_known_by_the_address_they_see() -> None:
     cluster: Cluster = parse("hosts: [local, b]", "hosts.yaml")
-    found = Found((facts(ssh_server_ip=None, ssh_client_ip=None), facts()), ("i", "i"))
-    assert planned(cluster, found=found).master_addr == "10.0.0.9"
+    inputs = PlanInputs((facts(ssh_server_ip=None, ssh_client_ip=None), facts()), ("i", "i"))
+    assert planned(cluster, inputs=inputs).master_addr == "10.0.0.9"
 
 
 def test_the_plan_prints_all_that_a_launch_will_do() -> None:
@@ -330,8 +369,8 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     )
     cluster = parse(TWO, "hosts.yaml")
     host = facts(infiniband=("uverbs0",))
-    found = Found((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
-    plan = planned(cluster, options, found=found, env_names=("NCCL_DEBUG",))
+    inputs = PlanInputs((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
+    plan = planned(cluster, options, inputs=inputs, env_names=("NCCL_DEBUG",))
     rows = [line.strip().split(maxsplit=1) for line in plan_text(plan).splitlines() if line]
     for row in (
         ["hang-timeout", "90 s"],
@@ -357,14 +396,16 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
 
 def test_a_dry_run_does_not_know_the_hosts_infiniband() -> None:
     container = planned("hosts: [a, b]").nodes[0].container
-    assert (container.devices, container.cap_add) == ((ASKED,), (ASKED,))
-    asked = {name for name, value in container.env.items() if value == ASKED}
-    assert asked == {
+    assert (container.devices, container.cap_add) == ((), ())
+    assert set(container.env_at_launch) == {
         "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
-        "OMP_NUM_THREADS",
+        "OMP_NUM_THREADS", "USER", "LOGNAME",
     }  # fmt: skip
-    mine = planned("hosts: [a]", env_names=("NCCL_IB_HCA",)).nodes[0].container
-    assert "NCCL_IB_GID_INDEX" not in mine.env
+    assert not set(container.env_at_launch) & set(container.env)
+    mine = planned("hosts: [a]", env_names=("NCCL_IB_HCA", "USER")).nodes[0].container
+    assert not {"NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "USER"} & set(mine.env_at_launch)
+    shown = plan_text(planned("hosts: [a]\njob: {devices: [/dev/fuse]}"))
+    assert "device      <asked at launch>\n" in shown and "device      /dev/fuse\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -419,7 +460,7 @@ def test_hosts_of_one_subnet_are_taken_together(
 def test_a_node_is_labelled_with_its_gpus_and_the_time_it_asked_for_them() -> None:
     odd = Gpu(1, "[N/A]", "GB10", None)
     host = facts(gpus=(*gpus(1), odd))
-    plan = planned("hosts: [gpu1]", found=Found((host,), ("i",), since=12.3456))
+    plan = planned("hosts: [gpu1]", inputs=PlanInputs((host,), ("i",), since=12.3456))
     labels = plan.nodes[0].container.labels
     assert (labels["io.ddpctl.gpus"], labels["io.ddpctl.since"]) == ("GPU-0,gpu-1", "12.346")
     assert plan.key == (12.346, "r")  # as others read it, else both of two could go first

@@ -13,7 +13,7 @@ from host_facts import facts
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
-from launcher.plan.build import Found, make_plan
+from launcher.plan.build import PlanInputs, make_plan
 from launcher.plan.plan import EngineTraits, LaunchOptions
 from launcher.runs.find import find_run
 from launcher.runs.record import (
@@ -42,7 +42,7 @@ def remember(run_id: str, *, age: float = 0.0) -> RunFolder:
         LaunchOptions(),
         run_id=run_id,
         owner="o",
-        found=Found((facts(),), ("i",)),
+        inputs=PlanInputs((facts(),), ("i",)),
         env_names=["SECRET"],
     )
     folder = RunFolder(state_home() / "runs" / run_id)

@@ -20,7 +20,7 @@ from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome
-from launcher.plan.build import Found
+from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.run_id import new_run_id
 from launcher.ssh.node import Node, connected
@@ -116,8 +116,10 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
         cluster_of_run = type(given)(hosts, given.job)
         wanted = Request(cluster_of_run, LaunchOptions(), f"race-{number}")
         with connected(hosts) as nodes:
-            found = Found(gather(nodes), ("i",) * len(hosts), since=float(chance.randrange(1, 4)))
-            plan = wanted.plan(found)
+            inputs = PlanInputs(
+                gather(nodes), ("i",) * len(hosts), since=float(chance.randrange(1, 4))
+            )
+            plan = wanted.plan(inputs)
             barrier.wait()
             inputs = NodeInputs([0] * len(hosts), {}, {})
             claim = claim_gpus(plan, nodes, inputs, Console(quiet=True))
@@ -218,7 +220,7 @@ def test_a_kill_during_a_long_push_is_not_forgotten(
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
         plan = Request(given, LaunchOptions(), "later").plan(
-            Found(gather(nodes), ("i",), since=9e9)
+            PlanInputs(gather(nodes), ("i",), since=9e9)
         )
         place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
         place.join()
@@ -331,7 +333,7 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
         plan = Request(given, LaunchOptions(), "later").plan(
-            Found(gather(nodes), ("i",), since=9e9)
+            PlanInputs(gather(nodes), ("i",), since=9e9)
         )
         attempt = attempt_of(plan, nodes)
         [member] = attempt.members

@@ -1,0 +1,77 @@
+"""The container of a node, with access to what its job needs on the host. Pure."""
+
+from typing import Any
+
+from ..facts.script import Facts
+from ..hosts import Host, Job
+from .plan import CONTROL_DIR, Container, JobPaths, Mount, NodePlan, Plan
+from .topology import gpu_ids
+
+METRICS_DIR = "/ddpctl-metrics"  # in the container
+AMD_DEVICES = ("/dev/kfd", "/dev/dri")
+STACK_BYTES = 67108864  # the value that NVIDIA's images recommend
+IN_CONTAINER = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
+
+
+def container_of(
+    job: Job, gpus: str | tuple[int, ...], facts: Facts | None, **own: Any
+) -> Container:
+    """Return a container with access to what the job needs on its host.
+
+    That is: GPUs, what NCCL needs (pinned memory, InfiniBand), and what the job adds. The job's
+    limits override ddpctl's. facts: None if the host was not asked. own: the container's other
+    fields.
+    """
+    user = "0:0" if job.user == "root" else job.user
+    if job.user == "host" and facts:
+        user = f"{facts.uid}:{facts.gid}"
+    infiniband = facts.infiniband if facts else None
+    amd = bool(gpus) and facts is not None and facts.has_amd_gpus
+    limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
+    capabilities = ("IPC_LOCK",) if infiniband else ()
+    devices = (
+        *(("/dev/infiniband",) if infiniband else ()),
+        *(AMD_DEVICES if amd else ()),
+    )
+    return Container(
+        gpus=gpus,
+        gpu_vendor="amd" if amd else "nvidia",
+        user=user,
+        group_add=facts.gpu_groups if amd and facts else (),
+        shm_size=job.shm_size,
+        tmpfs=job.tmpfs,
+        ulimits={**limits, **job.ulimits},
+        cap_add=tuple(dict.fromkeys((*capabilities, *job.cap_add))),
+        devices=tuple(dict.fromkeys((*devices, *job.devices))),
+        **own,
+    )
+
+
+def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
+    """Return whether there is a container whose user is neither root nor `uid`, the SSH user."""
+    user = node.container.user.split(":")[0]
+    return plan.engine.in_container and user not in (str(uid), "0")
+
+
+def container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
+    """Return the GPUs as an engine takes them: its `all` is wrong for integrated or no GPUs."""
+    by_id = host.gpus != "all"
+    if facts and not by_id:
+        by_id = not facts.gpus or any(gpu.integrated for gpu in facts.gpus)
+    return gpu_ids(host, facts) if by_id else "all"
+
+
+def container_mounts(job: Job, folders: JobPaths) -> tuple[Mount, ...]:
+    mounts = [Mount(folders.control, IN_CONTAINER.control)]
+    if job.dataset:
+        mounts.append(Mount(folders.data, IN_CONTAINER.data, read_only=True))
+    if job.workdir:
+        mounts.append(Mount(folders.workspace, IN_CONTAINER.workspace))
+    mounts.append(Mount(folders.checkpoints, IN_CONTAINER.checkpoints))
+    mounts.append(Mount(folders.output, IN_CONTAINER.output))
+    for mount in job.mounts:
+        source, target, *mode = mount.split(":")
+        mounts.append(Mount(source, target, read_only="ro" in mode, from_job=True))
+    if job.metrics_dir:
+        mounts.append(Mount(job.metrics_dir, METRICS_DIR, from_job=True))
+    return tuple(mounts)

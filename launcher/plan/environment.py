@@ -1,0 +1,82 @@
+"""The environment variables that ddpctl sets on a node. Pure."""
+
+from collections.abc import Collection, Sequence
+
+from ..facts import rdma
+from ..facts.network import Address
+from ..facts.script import Facts
+from ..hosts import Cluster, Host
+from .plan import EngineTraits, JobPaths, Plan
+
+Variables = dict[str, str | None]  # None: only the host knows the value, and it was not asked yet
+
+
+def run_variables(plan: Plan, nnodes: int, rank: int, paths: JobPaths) -> Variables:
+    return {
+        "DDPCTL_RUN_ID": plan.run_id,
+        "DDPCTL_ATTEMPT": str(plan.attempt),
+        "DDPCTL_NODE_RANK": str(rank),
+        "DDPCTL_NNODES": str(nnodes),
+        "DDPCTL_CHECKPOINT_DIR": paths.checkpoints,
+        "DDPCTL_OUTPUT_DIR": paths.output,
+        "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
+        "PYTHONUNBUFFERED": "1",
+        **({"DDPCTL_DATA_DIR": paths.data} if plan.job.dataset else {}),
+    }
+
+
+def network_variables(
+    address: Address, facts: Facts | None, env_names: Collection[str]
+) -> Variables:
+    """Tell NCCL and Gloo which network to use, and NCCL's RoCE settings unless the user sets one."""
+    interface = address.interface or (None if facts is None else "")
+    env: Variables = {"NCCL_DEBUG": "WARN"}
+    if interface != "":
+        # without "=", NCCL would take eth10 for eth1 too
+        env["NCCL_SOCKET_IFNAME"] = interface and f"={interface}"
+        env["GLOO_SOCKET_IFNAME"] = interface
+    if facts:
+        env |= facts.roce_settings(address.ip, env_names)
+    elif rdma.NAMES.isdisjoint(env_names):
+        env |= dict.fromkeys(sorted(rdma.NAMES))
+    return env
+
+
+def machine_variables(
+    plan: Plan, cluster: Cluster, facts: Sequence[Facts], nproc: Sequence[int | None], rank: int
+) -> Variables:
+    """Share the machine with the run's other nodes on it. nproc: processes of each node.
+
+    Hosts with the same boot id are one machine, whatever their names.
+    """
+    host = cluster.hosts[rank]
+    boot_ids = [own.boot_id for own in facts] or [""] * cluster.nnodes
+    processes = [
+        count or 1
+        for other, count, boot_id in zip(cluster.hosts, nproc, boot_ids, strict=True)
+        if other.machine == host.machine or boot_id == boot_ids[rank] != ""
+    ]
+    threads = str(max(1, facts[rank].cores // sum(processes))) if facts else None
+    env: Variables = {"OMP_NUM_THREADS": threads}
+    if plan.options.network_only and len(processes) > 1:  # NCCL takes each node for a machine
+        env["NCCL_HOSTID"] = f"ddpctl-{rank}"
+    return env
+
+
+def user_variables(plan: Plan, facts: Facts | None) -> Variables:
+    """Name the SSH user to the programs in the container, whose image may not know that user."""
+    if not plan.engine.in_container or plan.job.user != "host":
+        return {}
+    user = facts.user if facts else None
+    return {"HOME": "/tmp", "USER": user, "LOGNAME": user}
+
+
+def gpu_variables(
+    engine: EngineTraits, host: Host, gpus: str | tuple[int, ...], facts: Facts | None
+) -> Variables:
+    """Hide the GPUs that the node does not use. Docker itself hides those of NVIDIA."""
+    amd = facts is not None and facts.has_amd_gpus
+    if gpus == "all" or not (gpus or host.gpus == 0) or (engine.in_container and not amd):
+        return {}
+    name = "ROCR_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
+    return {name: ",".join(str(gpu) for gpu in gpus)}

@@ -38,7 +38,7 @@ def layers_of_images(node: Node) -> list[list[str]]:
         raise unavailable(node.name, done.stderr.decode(errors="replace"))
     found = []
     for line in done.stdout.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found.append([str(layer) for layer in array(json.loads(line))])
     return found
 

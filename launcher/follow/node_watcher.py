@@ -11,6 +11,7 @@ from ..engines.running import RunningNode
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal_reader import Reader, Record
+from ..ssh.limits import LONG_OUTPUT
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
@@ -100,7 +101,7 @@ class NodeWatcher:
             reason = f"{node.name} (its log stream ended)"
             try:
                 if known_events:  # lines up to here were shown, but the diagnosis needs the events
-                    done = node.script(EVENTS, journal, str(offset), "\t!\t")
+                    done = node.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
                     self.put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
                     known_events = False
                 stream = self.stream = node.open_script(TAIL, str(offset + 1), journal, stdin=False)

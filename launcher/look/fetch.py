@@ -14,6 +14,7 @@ from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
+from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -88,9 +89,14 @@ def list_files(
 
     def ask(node: Node) -> list[RemoteFile]:
         place = attempt.by_node[node].place
-        rows = node.script(LIST, place.run_dir, timeout=600.0).stdout.split(b"\0")[:-1]
-        files = [file for row in rows if (file := parse_row(row, node, place))]
-        if refused := len(rows) - len(files):
+        listed = node.script(LIST, place.run_dir, timeout=600.0, limit=LONG_OUTPUT)
+        files, refused = [], 0
+        for row in listed.rows():
+            if file := parse_row(row, node, place):
+                files.append(file)
+            else:
+                refused += 1
+        if refused:
             console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
         return files
 

@@ -16,7 +16,7 @@ from ..errors import DdpctlError
 from ..hosts import Job
 from ..plan.container import container_of
 from ..plan.plan import LABEL, Container, Mount
-from ..ssh.connect import AT_ONCE
+from ..ssh.limits import AT_ONCE
 from ..ssh.node import Node
 from .findings import Finding, failure, split, warning
 from .inventory import Inventory, odd_one_out

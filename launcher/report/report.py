@@ -8,6 +8,7 @@ import yaml
 from ..errors import DdpctlError, StateError, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
+from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -69,9 +70,12 @@ def _ask(
         def read(node: Node) -> tuple[bytes, bytes]:
             run_dir = attempt.by_node[node].place.run_dir
             metrics = node.run(
-                ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"], timeout=60.0
+                ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"],
+                timeout=60.0,
+                limit=LONG_OUTPUT,
             )
-            return metrics.stdout, node.script(EVENTS, run_dir, timeout=60.0).stdout
+            events = node.script(EVENTS, run_dir, timeout=60.0, limit=2 * LONG_OUTPUT)
+            return metrics.stdout, events.stdout
 
         return try_each(list(machines.values()), read)
 

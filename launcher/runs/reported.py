@@ -19,6 +19,7 @@ from ..logs.journal_reader import Reader
 from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id
+from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -67,7 +68,9 @@ def reported_nodes(
     """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
     def ask(node: Node) -> list[Report]:
-        reports = parse_reports(node.script(LIST, run_id, timeout=60.0).stdout, node.name)
+        reports = parse_reports(
+            node.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout, node.name
+        )
         return [report for report in reports if run_id in ("", report[0].run_id)]
 
     return try_each(one_per_account(nodes), ask)

@@ -19,14 +19,13 @@ from ..text import duration
 from . import proxy
 from .authenticate import authenticate
 from .known_hosts import preferred_algorithms, verify
+from .limits import AT_ONCE, CONNECT_TIMEOUT
 from .proxy import Dropped
 from .route import Route, jump_route, route_to
 from .transport import Transport
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks
 
-TIMEOUT = 10.0  # seconds per step of a login, unless the SSH config has another value
-AT_ONCE = 32  # hosts
 LOGINS = 8  # concurrent logins through one server; sshd's default MaxStartups may drop the tenth
 TRIES = 6
 PAUSE = 0.25  # seconds before the second try; doubles with each further try
@@ -118,7 +117,7 @@ def connect_early(hosts: Sequence[Host]) -> None:
     """
     for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
         _early[host] = Future()
-        job = functools.partial(_connect_to, host, TIMEOUT)
+        job = functools.partial(_connect_to, host, CONNECT_TIMEOUT)
         threading.Thread(target=_settle, args=[_early[host], job], daemon=True).start()
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
-from .connect import AT_ONCE
+from .limits import AT_ONCE
 from .node import Node
 
 T = TypeVar("T")

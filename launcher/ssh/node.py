@@ -19,7 +19,7 @@ from ..hosts import Host
 from ..text import duration
 from . import shell
 from .client import SshMachine
-from .connect import TIMEOUT
+from .limits import CONNECT_TIMEOUT, SHORT_OUTPUT
 from .local import LocalMachine
 from .stream import Completed, Deadline, Stream
 
@@ -38,7 +38,7 @@ class Resource(Protocol):
 class Node:
     """One host. Connects on first use and keeps the connection. Thread-safe."""
 
-    def __init__(self, host: Host, *, connect_timeout: float = TIMEOUT) -> None:
+    def __init__(self, host: Host, *, connect_timeout: float = CONNECT_TIMEOUT) -> None:
         self.host = host
         self.name = host.name
         self._machine = (
@@ -54,11 +54,19 @@ class Node:
         """Connect. Raises HostUnreachable with the remedy."""
         self._machine.connect()
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 30.0) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
+        limit: int = SHORT_OUTPUT,
+    ) -> Completed:
         """Run one command in the home folder and wait for it to end.
 
-        Raises CommandTimeout after `timeout` seconds, HostUnreachable if the connection is lost,
-        CommandFailed if the account cannot run commands.
+        Stops it and raises CommandTimeout after `timeout` seconds, CommandFailed if it prints more
+        than `limit` bytes. Raises HostUnreachable if the connection is lost, CommandFailed if the
+        account cannot run commands.
         """
         deadline = Deadline(timeout)
 
@@ -76,6 +84,14 @@ class Node:
                 stdout = bytearray()
                 while chunk := stream.read(timeout=deadline.left()):
                     stdout += chunk
+                    if len(stdout) > limit:
+                        raise CommandFailed(
+                            f"`{argv[0]}` printed more than {limit / 1e6:g} MB and was stopped",
+                            "check the commands on that host's PATH and the files in its ~/.ddpctl",
+                            host=self.name,
+                        )
+                    if deadline.left() == 0.0:
+                        raise TimeoutError
                 stderr = stream.stderr.read(deadline.left() or 0.0)
                 return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
         except TimeoutError:
@@ -85,9 +101,16 @@ class Node:
                 host=self.name,
             ) from None
 
-    def script(self, text: str, *args: str, stdin: bytes = b"", timeout: float = 30.0) -> Completed:
+    def script(
+        self,
+        text: str,
+        *args: str,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
+        limit: int = SHORT_OUTPUT,
+    ) -> Completed:
         """Run a POSIX `sh` script with `args` as $1, $2, and so on. Otherwise like `run`."""
-        return self.run(shell.script(text, args), stdin=stdin, timeout=timeout)
+        return self.run(shell.script(text, args), stdin=stdin, timeout=timeout, limit=limit)
 
     def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
         """Start one command and return its streams.

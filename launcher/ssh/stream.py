@@ -3,6 +3,7 @@
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -24,6 +25,13 @@ class Completed:
         """Why it failed: the last line of stderr or, without one, the exit code."""
         lines = self.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit {self.code}"
+
+    def rows(self) -> Iterator[bytes]:
+        """Yield the parts of stdout that end with NUL, without it. Keeps no list of them."""
+        start = 0
+        while (end := self.stdout.find(b"\0", start)) >= 0:
+            yield self.stdout[start:end]
+            start = end + 1
 
 
 class Stderr:

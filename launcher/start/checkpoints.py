@@ -19,6 +19,7 @@ from ..errors import CommandFailed
 from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import STORE, run_dir_in
 from ..runs.record import RunRecord
+from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -66,7 +67,9 @@ class Checkpoints:
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
         """Run a script with the run's folder as $1. Raises CommandFailed."""
-        done = self.node.script(text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT)
+        done = self.node.script(
+            text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
+        )
         if done.code != 0:
             raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {done.reason}")
         return done
@@ -133,7 +136,7 @@ def checkpoint_folders(
 def with_content(folder: Checkpoints) -> Checkpoints:
     """Return the folder with what the host says it contains, without malformed rows and paths."""
     newest, damaged, files = "", [], {}
-    for row in folder.script(LIST).stdout.split(b"\0")[:-1]:
+    for row in folder.script(LIST).rows():
         if match := ROW.fullmatch(row.decode(errors="surrogateescape")):
             kind, step, time, size, path = match.groups()
             if kind == "whole":

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from ...errors import DdpctlError, HostUnreachable, PushFailed
+from ...errors import CommandFailed, DdpctlError, HostUnreachable, PushFailed
 from ...facts.shared_homes import find_shared_homes
 from ...ssh import shell
+from ...ssh.limits import LONG_OUTPUT
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...ssh.script_files import load_script
@@ -33,6 +34,7 @@ from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
+LONGEST_MANIFEST = 150_000_000  # bytes; of about a million files
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
 BEGIN = load_script(__file__, "begin_tree.sh")
@@ -197,10 +199,14 @@ def cached_manifest(digest: str) -> Manifest | None:
 
 
 def fetched_manifest(node: Node, digest: str) -> Manifest | None:
-    """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one."""
-    done = node.script(READ_MANIFEST, digest, timeout=60.0)
-    with contextlib.suppress(zlib.error):
-        if found := manifest.parse(zlib.decompress(done.stdout), digest):
+    """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one.
+
+    One that is longer than any that ddpctl can use is not valid either.
+    """
+    with contextlib.suppress(CommandFailed, zlib.error):
+        done = node.script(READ_MANIFEST, digest, timeout=60.0, limit=2 * LONG_OUTPUT)
+        text = zlib.decompressobj().decompress(done.stdout, LONGEST_MANIFEST)
+        if found := manifest.parse(text, digest):
             write_cache(_cache_file(digest), found.text)
             return found
     return None

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import tarfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import PushFailed
-from launcher.push.files import manifest, tar
+from launcher.hosts import Host
+from launcher.push.files import manifest, push_tree, tar
 from launcher.push.files.manifest import Entry
+from launcher.push.files.push_tree import fetched_manifest
 from launcher.push.files.scan import scan
+from launcher.ssh.node import Node
 from launcher.state import cache_home
 
 
@@ -207,3 +211,20 @@ def test_a_damaged_cache_of_hashes_is_ignored(tmp_path: Path, damage: str) -> No
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
     (caches / f"{name}.json").write_text(damage)
     assert scan(str(folder), ignore=False).manifest.digest == first
+
+
+def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = manifest.make([Entry(b"a", "f", 5, b"0" * 64)])
+    there = tmp_path / ".ddpctl" / "manifests" / made.digest
+    there.parent.mkdir(parents=True)
+    there.write_bytes(zlib.compress(made.text))
+    node = Node(Host("local"))
+    assert fetched_manifest(node, made.digest) == made
+    monkeypatch.setattr(push_tree, "LONGEST_MANIFEST", len(made.text) - 1)
+    assert fetched_manifest(node, made.digest) is None
+    there.write_bytes(b"x")
+    assert fetched_manifest(node, made.digest) is None

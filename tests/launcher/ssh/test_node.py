@@ -229,6 +229,30 @@ def test_a_command_that_hangs_times_out(machine: Node) -> None:
     assert machine.run(["echo", "still here"]).stdout == b"still here\n"
 
 
+def test_a_command_that_prints_without_end_is_stopped(machine: Node, tmp_path: Path) -> None:
+    script = 'echo $$ > "$1"; exec cat /dev/zero'
+    with pytest.raises(
+        CommandFailed, match=r"`sh` printed more than 1 MB and was stopped; .*"
+    ) as error:
+        machine.script(script, str(tmp_path / "pid"), limit=1_000_000)
+    assert "\n" not in str(error.value)
+    await_end(int((tmp_path / "pid").read_text()))
+
+
+def test_the_deadline_holds_for_a_command_that_never_pauses(machine: Node, tmp_path: Path) -> None:
+    script = 'echo $$ > "$1"; while :; do echo word; done'
+    with pytest.raises(CommandTimeout, match=r"did not end within 0\.5s"):
+        machine.script(script, str(tmp_path / "pid"), timeout=0.5, limit=1 << 40)
+    await_end(int((tmp_path / "pid").read_text()))
+
+
+def await_end(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_a_command_starts_in_the_home_folder(machine: Node) -> None:
     account = machine.run(["sh", "-c", 'getent passwd "$(id -u)" | cut -d: -f6']).stdout
     expected = machine.home().encode() if machine.host.is_local else account.strip()

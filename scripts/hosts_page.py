@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.hosts.schema import HOST, JOB, Key  # noqa: E402
+from launcher.hosts.schema import HOST, JOB, SchemaKey  # noqa: E402
 
 
 def document(page: str, example: str) -> str:
@@ -24,7 +24,7 @@ def document(page: str, example: str) -> str:
     return f"{before}{fence}{example}```\n"
 
 
-def _table(keys: Mapping[str, Key]) -> str:
+def _table(keys: Mapping[str, SchemaKey]) -> str:
     rows = ["| key | meaning | value | default |", "|---|---|---|---|"]
     for name, key in keys.items():
         cells = [text.replace("|", "\\|") for text in (key.meaning, key.allowed, key.default)]

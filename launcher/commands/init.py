@@ -16,7 +16,7 @@ from . import complete, options
 from .options import flag, option
 
 if TYPE_CHECKING:
-    from ..hosts.init import Answers, Entry
+    from ..hosts.init import Answers, HostLine
 
 SSH_CONFIG = "~/.ssh/config"
 
@@ -127,33 +127,33 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
     return dataclasses.replace(answers, hosts=entries, gpus=gpus)
 
 
-def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple[Entry, ...]:
+def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple[HostLine, ...]:
     from ..hosts import load
-    from ..hosts.init import Entry, ssh_aliases
+    from ..hosts.init import HostLine, ssh_aliases
 
-    found = [Entry(name) for name in named]
+    found = [HostLine(name) for name in named]
     if hostfile is not None:
         for each in load(hostfile, job_files=False).hosts:
             name = f"{each.user}@{each.host}" if each.user else each.host
-            found.append(Entry(name, each.gpus if isinstance(each.gpus, int) else None))
+            found.append(HostLine(name, each.gpus if isinstance(each.gpus, int) else None))
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
             raise UsageError(f"--ssh-config {pattern!r}: matches no Host of {config}")
-        found += [Entry(name) for name in names]
+        found += [HostLine(name) for name in names]
     if not found:
         raise UsageError("no hosts: pass --host, --hostfile or --ssh-config, or use a terminal")
     return tuple(found)
 
 
-def _asked_hosts() -> tuple[Entry, ...]:
-    from ..hosts.init import Entry, ssh_aliases
+def _asked_hosts() -> tuple[HostLine, ...]:
+    from ..hosts.init import HostLine, ssh_aliases
 
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
     answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
-    return tuple(Entry(name) for name in answer.replace(",", " ").split())
+    return tuple(HostLine(name) for name in answer.replace(",", " ").split())
 
 
 def _prompt(question: str, default: str) -> str:

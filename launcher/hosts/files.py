@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..errors import HostsFileError
 from ..text import LONGEST_PATH, quoted
+from .mistakes import Mistake, raise_any
 from .model import Job
-from .problems import Problem, raise_any
 from .schema import PathKind
 from .values import wrong_env_name
 
@@ -16,7 +16,7 @@ MAX_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Place:
+class LocalPath:
     """A local path in the hosts file."""
 
     line: int
@@ -39,35 +39,36 @@ def text_of(path: Path) -> str:
         what = f"found byte 0x{error.object[error.start]:02x}, which is not UTF-8"
     except (OSError, ValueError) as error:
         what = f"cannot be read: {_reason(error)}"
-    raise HostsFileError([Problem(line, "", what, remedy).text(str(path))])
+    raise HostsFileError([Mistake(line, "", what, remedy).text(str(path))])
 
 
-def missing(places: Iterable[Place]) -> Iterator[Problem]:
-    """Yield a problem for each unusable file or folder, and for each wrong line of an env_file."""
-    for place in places:
-        if why := _why_unusable(place):
-            what = f"found {quoted(place.path, LONGEST_PATH)}, which {why}"
-            kind = "a folder" if place.kind == "folder" else "a file"
+def missing(paths: Iterable[LocalPath]) -> Iterator[Mistake]:
+    """Yield a mistake for each unusable file or folder, and for each wrong line of an env_file."""
+    for local in paths:
+        if why := _why_unusable(local):
+            what = f"found {quoted(local.path, LONGEST_PATH)}, which {why}"
             # a "file" is a private key, which the user should not create here
-            remedy = "correct the path" + (" or create it" if place.kind != "file" else "")
-            yield Problem(place.line, place.key, what, remedy, f"{kind} on this machine")
-        elif place.kind == "env file":
-            yield from _env_lines(place)[1]
+            remedy = "correct the path" + (" or create it" if local.kind != "file" else "")
+            if local.key.endswith("dataset"):
+                remedy += "; for data that is already on the hosts, use mounts"
+            yield Mistake(local.line, local.key, what, remedy)
+        elif local.kind == "env file":
+            yield from _env_lines(local)[1]
 
 
-def _why_unusable(place: Place) -> str:
-    path = Path(place.path)
+def _why_unusable(local: LocalPath) -> str:
+    path = Path(local.path)
     try:
         mode = path.stat().st_mode
-        if place.kind == "folder":
-            return "" if stat.S_ISDIR(mode) else "is not a folder"
+        if local.kind == "folder":
+            return "" if stat.S_ISDIR(mode) else "is not a folder on this machine"
         if not stat.S_ISREG(mode):
-            return "is not a file"
+            return "is not a file on this machine"
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1 if place.kind == "env file" else 1)
+            data = file.read(MAX_BYTES + 1 if local.kind == "env file" else 1)
         return "is larger than 1 MB" if len(data) > MAX_BYTES else ""
     except FileNotFoundError:
-        return "does not exist"
+        return "does not exist on this machine"
     except (OSError, ValueError) as error:
         return f"cannot be read ({_reason(error)})"
 
@@ -86,16 +87,16 @@ def user_environment(job: Job) -> dict[str, str]:
 
 def read_env_file(path: str) -> dict[str, str]:
     """Parse the NAME=value lines of a file. Raises HostsFileError, which never contains a value."""
-    place = Place(0, "", path, "env file")
-    raise_any("job.env_file", list(missing([place])))
-    return _env_lines(place)[0]
+    local = LocalPath(0, "", path, "env file")
+    raise_any("job.env_file", list(missing([local])))
+    return _env_lines(local)[0]
 
 
-def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
-    """Parse the file. Problems contain line numbers and names, but no values, which are secret."""
+def _env_lines(local: LocalPath) -> tuple[dict[str, str], list[Mistake]]:
+    """Parse the file. Mistakes name line numbers and variables, but no values, which are secret."""
     values: dict[str, str] = {}
-    problems: list[Problem] = []
-    for number, raw in enumerate(Path(place.path).read_bytes().split(b"\n"), 1):
+    mistakes: list[Mistake] = []
+    for number, raw in enumerate(Path(local.path).read_bytes().split(b"\n"), 1):
         line = raw.removesuffix(b"\r").decode("utf-8", "replace")
         name, equals, value = line.partition("=")
         name = name.strip()
@@ -105,8 +106,7 @@ def _env_lines(place: Place) -> tuple[dict[str, str], list[Problem]]:
         if not equals or "\ufffd" in line or "\0" in line:
             found, remedy = "a line that is not NAME=value in UTF-8", "correct or remove it"
         if remedy:
-            key = f"{place.key}: {quoted(place.path, LONGEST_PATH)} line {number}"
-            what = f"found {found}"
-            problems.append(Problem(place.line, key.removeprefix(": "), what, remedy, "NAME=value"))
+            key = f"{local.key}: {quoted(local.path, LONGEST_PATH)} line {number}"
+            mistakes.append(Mistake(local.line, key.removeprefix(": "), f"found {found}", remedy))
         values[name] = value
-    return values, problems
+    return values, mistakes

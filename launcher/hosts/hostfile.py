@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 
 from ..text import quoted
-from .problems import Problem, nearest
+from .mistakes import Mistake, nearest
 from .values import split_login
-from .yaml_tree import Tree, tree_of
+from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")
@@ -30,23 +30,23 @@ def is_host_list(hosts: str) -> bool:
     return bool(looks_like_one) and not os.path.exists(hosts)  # noqa: PTH110
 
 
-def read_hostfile(text: str, problems: list[Problem]) -> Tree:
+def read_hostfile(text: str, mistakes: list[Mistake]) -> RawValue:
     lines = enumerate(map(_significant, text.split("\n")), 1)
-    return _hosts([(number, line) for number, line in lines if line], problems)
+    return _hosts([(number, line) for number, line in lines if line], mistakes)
 
 
-def read_host_list(value: str, problems: list[Problem]) -> Tree:
+def read_host_list(value: str, mistakes: list[Mistake]) -> RawValue:
     """Parse `gpu1:8,gpu2:8`. A host without a number uses all its GPUs."""
-    return _hosts([(0, word) for word in value.split(",")], problems)
+    return _hosts([(0, word) for word in value.split(",")], mistakes)
 
 
 def _significant(line: str) -> str:
     return line.partition("#")[0].strip()
 
 
-def _hosts(lines: Iterable[tuple[int, str]], problems: list[Problem]) -> Tree:
+def _hosts(lines: Iterable[tuple[int, str]], mistakes: list[Mistake]) -> RawValue:
     """Parse `[user@]name[:gpus] [slots=N]`, one per line, into the tree of a hosts file."""
-    hosts: list[Tree] = []
+    hosts: list[RawValue] = []
     for line, written in lines:
         word, *options = re.sub(r"\s*=\s*", "=", written).split() or [""]
         host = split_login(word)
@@ -56,12 +56,11 @@ def _hosts(lines: Iterable[tuple[int, str]], problems: list[Problem]) -> Tree:
         unknown = [name for name in given if name not in _KNOWN]
         if unknown or len(given) < len(options) or not all(map(str.isdecimal, given.values())):
             near = nearest(unknown[0], _KNOWN) if unknown else None
-            allowed = "HOST slots=N" if line else "HOST:GPUS, separated by commas"
+            remedy = "write HOST slots=N" if line else "write HOST:GPUS, separated by commas"
             what = f"found {quoted(written)}"
-            problem = Problem(line, f"hosts[{len(hosts)}]", what, "correct it", allowed, near)
-            problems.append(problem)
-            given = {"slots": "0"}  # so that the line's GPUs cause no second problem
+            mistakes.append(Mistake(line, f"hosts[{len(hosts)}]", what, remedy, near))
+            given = {"slots": "0"}  # so that the line's GPUs cause no second mistake
         if "slots" in given:
             host["gpus"] = given["slots"]
-        hosts.append(tree_of(host, line))
-    return tree_of({"hosts": hosts})
+        hosts.append(raw(host, line))
+    return raw({"hosts": hosts})

@@ -16,7 +16,7 @@ from .schema import FILE
 INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
-class Entry(NamedTuple):
+class HostLine(NamedTuple):
     """A host name for `ssh`, or `local`. gpus: None for the default. note: becomes a comment."""
 
     host: str
@@ -31,7 +31,7 @@ class Answers:
     gpus: all, a count or ids such as 0,1; for hosts without their own count.
     """
 
-    hosts: tuple[Entry, ...]
+    hosts: tuple[HostLine, ...]
     user: str | None = None
     identity_file: str | None = None
     gpus: str = "all"
@@ -100,7 +100,7 @@ def _rows(keys: Iterable[tuple[str, str, str]], given: Mapping[str, str]) -> str
     return "\n".join(lines)
 
 
-def _host(entry: Entry) -> str:
+def _host(entry: HostLine) -> str:
     key, gpus = ("", "") if entry.gpus is None else ("host: ", f"\n    gpus: {entry.gpus}")
     line = f"  - {key}{scalar(entry.host)}"
     return (f"{line:<30} # {entry.note}" if entry.note else line) + gpus

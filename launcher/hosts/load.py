@@ -1,4 +1,4 @@
-"""Read a hosts file: text to tree, tree to values, values to a `Cluster`. Collects all problems.
+"""Read a hosts file: text to tree, tree to values, values to a `Cluster`. Collects all mistakes.
 
 `load` reads files, `parse` does not. `parse(dump(cluster), ...)` returns an equal cluster.
 """
@@ -13,23 +13,23 @@ from typing import Any, TypeAlias
 from ..errors import UsageError
 from ..state import current_folder, expanded
 from ..text import quoted
-from .files import Place, missing, text_of
+from .files import LocalPath, missing, text_of
 from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
+from .mistakes import MOST, Mistake, Wrong, raise_any
 from .model import Cluster, Host, Job
-from .problems import Problem, Wrong, raise_any
-from .rules import Entry, broken_rules
-from .schema import DEFAULTS, HOST, JOB, SECTIONS, Key, unknown
+from .rules import HostEntry, broken_rules
+from .schema import DEFAULTS, HOST, JOB, SECTIONS, SchemaKey, unknown
 from .select import select
 from .values import split_login, text, wrong
-from .yaml_tree import LIST, MAPPING, NOTHING, Tree, read_yaml, tree_of
+from .yaml_tree import LIST, MAPPING, NOTHING, RawValue, raw, read_yaml
 
 Source: TypeAlias = str | Path | Sequence[str] | None
 Hosts: TypeAlias = Source | Cluster
 
 COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
-Sections: TypeAlias = Mapping[str, Tree]
-Parser: TypeAlias = Callable[[str, list[Problem]], Tree]
+Sections: TypeAlias = Mapping[str, RawValue]
+Parser: TypeAlias = Callable[[str, list[Mistake]], RawValue]
 _AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
 
 
@@ -54,7 +54,7 @@ def cluster_of(
 def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
     """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
-    hosts=None: load ./hosts.yaml. Raises HostsFileError with a line per problem, including missing
+    hosts=None: load ./hosts.yaml. Raises HostsFileError with a line per mistake, including missing
     files. job_files=False: the job's own files may be missing, for commands that do not need them
     (`ps`, `kill` from any machine). overridden: keys of the job that the command line replaces;
     their files may be missing.
@@ -74,20 +74,20 @@ def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] =
         reading = _Reading(str(hosts), path.parent)
         made = reading.text(text_of(path))
         unused = {f"job.{key}" for key in (overridden if job_files else JOB)}
-        reading.problems += missing(place for place in reading.places if place.key not in unused)
-    raise_any(reading.source, reading.problems)
+        reading.mistakes += missing(place for place in reading.paths if place.key not in unused)
+    raise_any(reading.source, reading.mistakes)
     return made
 
 
 def parse(text: str, source: str) -> Cluster:
-    """Parse `text`. Raises HostsFileError with all problems.
+    """Parse `text`. Raises HostsFileError with all mistakes.
 
     source: the name in messages; relative paths are relative to its folder. Does not check whether
     files exist.
     """
     reading = _Reading(source, Path(source).parent)
     made = reading.text(text)
-    raise_any(source, reading.problems)
+    raise_any(source, reading.mistakes)
     return made
 
 
@@ -102,61 +102,61 @@ def override_job(
     """
     reading = _Reading(source, current_folder())
     read: dict[str, Any] = {}
-    if strangers := given.keys() - JOB.keys():
-        raise TypeError(f"{source} got an unexpected keyword argument {min(strangers)!r}")
+    if unknown_names := given.keys() - JOB.keys():
+        raise TypeError(f"{source} got an unexpected keyword argument {min(unknown_names)!r}")
     for name, value in given.items():
         if value is not None:
             flag = "COMMAND" if name == "command" else "--" + name.replace("_", "-")
             key = flag if source == COMMAND_LINE else name
-            read |= reading.value(name, JOB[name], tree_of(value), key)
+            read |= reading.value(name, JOB[name], raw(value), key)
     if "env" in read:
         read["env"] = {**cluster.job.env, **read["env"]}
     job, hosts = replace(cluster.job, **read), cluster.hosts
     if "nproc_per_node" in read:
         hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
-    entries = [Entry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(hosts)]
-    reading.problems += [*broken_rules(entries, job), *missing(reading.places)]
-    raise_any(reading.source, reading.problems)
+    entries = [HostEntry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(hosts)]
+    reading.mistakes += [*broken_rules(entries, job), *missing(reading.paths)]
+    raise_any(reading.source, reading.mistakes)
     return replace(cluster, hosts=hosts, job=job)
 
 
 class _Reading:
-    """Reads one source. Collects its problems and the paths that it names."""
+    """Reads one source. Collects its mistakes and the paths that it names."""
 
     def __init__(self, source: str, base: str | Path) -> None:
         self.source = source
         self.base = Path(base)
-        self.problems: list[Problem] = []
-        self.places: list[Place] = []
+        self.mistakes: list[Mistake] = []
+        self.paths: list[LocalPath] = []
 
     @contextlib.contextmanager
-    def _at(self, key: str, allowed: str = "") -> Iterator[None]:
+    def _at(self, key: str, remedy: str = "") -> Iterator[None]:
         try:
             yield
         except Wrong as error:
-            self.problems += [problem.within(key, allowed) for problem in error.problems]
+            self.mistakes += [mistake.within(key, remedy) for mistake in error.mistakes]
 
     def text(self, text: str, read: Parser | None = None) -> Cluster:
-        """Return the cluster. It is complete only if `problems` is empty."""
+        """Return the cluster. It is complete only if `mistakes` is empty."""
         read = read or (read_hostfile if is_hostfile(text) else read_yaml)
         try:
-            return self.cluster(read(text, self.problems))
+            return self.cluster(read(text, self.mistakes))
         except Wrong as error:
-            self.problems += error.problems
+            self.mistakes += error.mistakes
             return Cluster(())
 
-    def cluster(self, tree: Tree) -> Cluster:
+    def cluster(self, tree: RawValue) -> Cluster:
         if tree.kind != MAPPING:
             found = "an empty file" if tree.kind == NOTHING else ""
             raise wrong(tree, "write hosts: and one `- NAME` per line", found)
-        strangers = [name for name in tree.entries if name not in SECTIONS]
-        self.problems += [unknown(name, tree.entries[name].line, SECTIONS) for name in strangers]
-        sections = {name: tree.entries.get(name, Tree(tree.line, NOTHING)) for name in SECTIONS}
+        others = ((name, value) for name, value in tree.entries.items() if name not in SECTIONS)
+        self.mistakes += [unknown(name, value.line, SECTIONS) for name, value in others]
+        sections = {name: tree.entries.get(name, RawValue(tree.line, NOTHING)) for name in SECTIONS}
         defaults = self._section(sections, "defaults", DEFAULTS)
         job = Job(**self._section(sections, "job", JOB))
         hosts, spares = (self._hosts(sections, name, defaults) for name in ("hosts", "spares"))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
-        self.problems += broken_rules([*hosts, *spares], job, lines)
+        self.mistakes += broken_rules([*hosts, *spares], job, lines)
         return Cluster(
             hosts=tuple(entry.host for entry in hosts),
             spares=tuple(entry.host for entry in spares),
@@ -164,14 +164,16 @@ class _Reading:
             source=self.source,
         )
 
-    def _section(self, sections: Sections, name: str, keys: Mapping[str, Key]) -> dict[str, Any]:
+    def _section(
+        self, sections: Sections, name: str, keys: Mapping[str, SchemaKey]
+    ) -> dict[str, Any]:
         tree = sections[name]
         with self._at(name):  # a section in which every line is commented out is empty, not wrong
             if tree.kind not in (MAPPING, NOTHING):
-                raise wrong(tree, f"indent the keys of {name} below it")
+                raise wrong(tree, f"indent the keys under `{name}:`")
         return self._keys(tree, keys, name)
 
-    def _hosts(self, sections: Sections, name: str, defaults: Mapping[str, Any]) -> list[Entry]:
+    def _hosts(self, sections: Sections, name: str, defaults: Mapping[str, Any]) -> list[HostEntry]:
         tree = sections[name]
         with self._at(name):
             is_empty = tree.kind in (LIST, NOTHING) and not tree.items
@@ -181,42 +183,44 @@ class _Reading:
         made = [self._entry(f"{name}[{i}]", item, defaults) for i, item in enumerate(tree.items)]
         return [entry for entry in made if entry is not None]
 
-    def _entry(self, key: str, item: Tree, defaults: Mapping[str, Any]) -> Entry | None:
+    def _entry(self, key: str, item: RawValue, defaults: Mapping[str, Any]) -> HostEntry | None:
         own: dict[str, Any] = {}
-        with self._at(key, HOST["host"].allowed):
+        with self._at(key, f"write {HOST['host'].allowed}"):
             table = item if item.kind == MAPPING else _long_form(item)
             own = self._keys(table, HOST, key)
             if "host" not in table.entries:
-                raise Wrong(Problem(item.line, ".host", "found no host", "write host: NAME"))
+                raise Wrong(Mistake(item.line, ".host", "found no host", "write host: NAME"))
         if "host" not in own:
             return None
         # SSH is not used for this machine, so the SSH defaults do not apply.
         applied = ("gpus", "interface") if own["host"] == "local" else DEFAULTS
         merged = {name: value for name, value in defaults.items() if name in applied} | own
-        return Entry(key, item.line, frozenset(own), Host(**merged))
+        return HostEntry(key, item.line, frozenset(own), Host(**merged))
 
-    def _keys(self, table: Tree, keys: Mapping[str, Key], path: str) -> dict[str, Any]:
-        """Return the valid values in `table`. Records the problems of the others."""
+    def _keys(self, table: RawValue, keys: Mapping[str, SchemaKey], path: str) -> dict[str, Any]:
+        """Return the valid values in `table`. Records the mistakes of the others."""
         read: dict[str, Any] = {}
         for name, tree in table.entries.items():
+            if len(self.mistakes) > MOST:  # an alias may repeat thousands of wrong keys
+                break
             if name in keys:
                 read |= self.value(name, keys[name], tree, f"{path}.{name}")
             else:
-                self.problems.append(unknown(name, tree.line, keys).within(f"{path}."))
+                self.mistakes.append(unknown(name, tree.line, keys).within(f"{path}."))
         return read
 
-    def value(self, name: str, key: Key, tree: Tree, path: str) -> dict[str, Any]:
-        """Return {name: value}, or {} after recording the problem."""
+    def value(self, name: str, key: SchemaKey, tree: RawValue, path: str) -> dict[str, Any]:
+        """Return {name: value}, or {} after recording the mistake."""
         read: dict[str, Any] = {}
-        with self._at(path, key.allowed):
+        with self._at(path, f"write {key.allowed}"):
             value = key.read(tree)
             if key.path and isinstance(value, str):
                 value = self._absolute(value, tree)
-                self.places.append(Place(tree.line, path, value, key.path))
+                self.paths.append(LocalPath(tree.line, path, value, key.path))
             read[name] = value
         return read
 
-    def _absolute(self, written: str, tree: Tree) -> str:
+    def _absolute(self, written: str, tree: RawValue) -> str:
         path = self.base / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
@@ -225,7 +229,7 @@ class _Reading:
         return absolute
 
 
-def _long_form(item: Tree) -> Tree:
+def _long_form(item: RawValue) -> RawValue:
     """Return an entry `[user@]host[:port]` as a mapping."""
     if item.kind == LIST:
         raise wrong(item, "write one host per entry")
@@ -235,4 +239,4 @@ def _long_form(item: Tree) -> Tree:
         name = quoted(parts["host"])
         remedy = f"write {{host: {name}, port: {port}}} or {{host: {name}, gpus: {port}}}"
         raise wrong(item, remedy, f"{item.shown}, which may mean a port or a number of GPUs")
-    return tree_of(parts, item.line)
+    return raw(parts, item.line)

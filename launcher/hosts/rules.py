@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..text import quoted
+from .mistakes import Mistake
 from .model import Host, Job
-from .problems import Problem
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 _CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
@@ -15,7 +15,7 @@ _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics")
 
 
 @dataclass(frozen=True)
-class Entry:
+class HostEntry:
     """A host with its position in the file. own: its own keys, without defaults."""
 
     key: str
@@ -23,16 +23,16 @@ class Entry:
     own: frozenset[str]
     host: Host
 
-    def problem(self, key: str, found: str, remedy: str) -> Problem:
-        return Problem(self.line, self.key + key, f"found {found}", remedy)
+    def mistake(self, key: str, found: str, remedy: str) -> Mistake:
+        return Mistake(self.line, self.key + key, f"found {found}", remedy)
 
 
 def broken_rules(
-    entries: Sequence[Entry], job: Job, lines: Mapping[str, int] | None = None
-) -> Iterator[Problem]:
-    """Yield a problem per broken rule. lines: the line number of each key of the job."""
-    by_machine: dict[tuple[str, int], list[Entry]] = {}
-    by_address: dict[str, Entry] = {}
+    entries: Sequence[HostEntry], job: Job, lines: Mapping[str, int] | None = None
+) -> Iterator[Mistake]:
+    """Yield a mistake per broken rule. lines: the line number of each key of the job."""
+    by_machine: dict[tuple[str, int], list[HostEntry]] = {}
+    by_address: dict[str, HostEntry] = {}
     for entry in entries:
         yield from _entry_rules(entry, job)
         same = by_machine.setdefault(entry.host.machine, [])
@@ -43,21 +43,21 @@ def broken_rules(
             first = by_address.setdefault(address, entry)
             if first.host.machine != entry.host.machine:
                 found = f"{address}, which {first.key} has too (line {first.line})"
-                yield entry.problem(".internal_ip", found, "write each machine's own address")
+                yield entry.mistake(".internal_ip", found, "write each machine's own address")
     for key, found, remedy in _container_rules(job):
-        yield Problem((lines or {}).get(key, 0), f"job.{key}", f"found {found}", remedy)
+        yield Mistake((lines or {}).get(key, 0), f"job.{key}", f"found {found}", remedy)
 
 
-def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
+def _entry_rules(entry: HostEntry, job: Job) -> Iterator[Mistake]:
     host = entry.host
     ssh_keys = [key for key in _SSH_KEYS if key in entry.own]
     if host.is_local and ssh_keys:
         found = f"{', '.join(ssh_keys)} on host: local"
         remedy = "remove it: this machine is used without SSH"
-        yield entry.problem(f".{ssh_keys[0]}", found, remedy)
+        yield entry.mistake(f".{ssh_keys[0]}", found, remedy)
     if job.engine == "process" and not host.is_local:
         remedy = "use host: local, or engine: docker for other machines"
-        yield entry.problem(".host", f"{host.name} with engine: process", remedy)
+        yield entry.mistake(".host", f"{host.name} with engine: process", remedy)
     count = len(host.gpu_ids)
     key, wanted = f"{entry.key}.nproc_per_node", host.nproc_per_node
     if wanted is None:
@@ -65,11 +65,11 @@ def _entry_rules(entry: Entry, job: Job) -> Iterator[Problem]:
     if 0 < count < wanted:
         found = f"{count} GPU{'s' if count > 1 else ''} for {key} {wanted}"
         remedy = f"give it {wanted} GPUs or set nproc_per_node: {count}"
-        yield entry.problem(".gpus", found, remedy)
+        yield entry.mistake(".gpus", found, remedy)
 
 
-def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
-    """Yield a problem if `entry` may use a GPU of an earlier entry on the same machine."""
+def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mistake]:
+    """Yield a mistake if `entry` may use a GPU of an earlier entry on the same machine."""
     mine = entry.host
     for other in earlier if mine.gpus != 0 else ():
         theirs = other.host
@@ -84,7 +84,7 @@ def _shared_gpus(earlier: Sequence[Entry], entry: Entry) -> Iterator[Problem]:
         if other.line:
             found += f" (first on line {other.line})"
         remedy = "list the same machine twice only with different GPU ids, or gpus: 0"
-        yield entry.problem("", found, f"{remedy}, for example gpus: [0, 1] and gpus: [2, 3]")
+        yield entry.mistake("", found, f"{remedy}, for example gpus: [0, 1] and gpus: [2, 3]")
         return
 
 

@@ -1,25 +1,22 @@
-"""YAML as a tree with line numbers. Scalars stay as written, and tags create no objects.
-
-Documents designed to exhaust the parser (deep nesting, aliases of aliases) are refused.
-"""
+"""YAML as a tree with line numbers. Values stay as they are written, and tags create no objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 
 from ..text import quoted
-from .problems import Problem, Wrong
+from .mistakes import Mistake, Wrong
 
 MAX_ALIASES = 100
+MAX_DEPTH = 50  # of lists and mappings in each other
 LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
 
 # PyYAML's optional C parser is ten times as fast.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_RESOLVER: Any = yaml.resolver.Resolver()
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _KINDS = {
     f"{_TAG}str": TEXT,
@@ -36,14 +33,14 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Tree:
-    """A value. line: where it starts, or where its key does. kind: its YAML type, in words."""
+class RawValue:
+    """A value as written. line: where it starts, or where its key does. kind: its type, in words."""
 
     line: int
     kind: str = TEXT
-    text: str = ""  # of a scalar, as written
-    items: tuple[Tree, ...] = ()  # of a list
-    entries: Mapping[str, Tree] = field(default_factory=dict)  # of a mapping
+    text: str = ""  # of one value
+    items: tuple[RawValue, ...] = ()  # of a list
+    entries: Mapping[str, RawValue] = field(default_factory=dict)  # of a mapping
 
     @property
     def shown(self) -> str:
@@ -52,105 +49,100 @@ class Tree:
         return quoted(self.text) if self.text.strip() else "empty text"
 
 
-def tree_of(value: object, line: int = 0) -> Tree:
-    """Return the tree of a value that was not written in YAML."""
+def raw(value: object, line: int = 0) -> RawValue:
+    """Return the raw form of a value that was not written in YAML."""
     if isinstance(value, Mapping):
-        entries = {str(name): tree_of(each, line) for name, each in value.items()}
-        return Tree(line, MAPPING, entries=entries)
+        entries = {str(name): raw(each, line) for name, each in value.items()}
+        return RawValue(line, MAPPING, entries=entries)
     if isinstance(value, (list, tuple)):
-        return Tree(line, LIST, items=tuple(tree_of(each, line) for each in value))
-    return value if isinstance(value, Tree) else Tree(line, text=str(value))
+        return RawValue(line, LIST, items=tuple(raw(each, line) for each in value))
+    return value if isinstance(value, RawValue) else RawValue(line, text=str(value))
 
 
-def read_yaml(text: str, problems: list[Problem]) -> Tree:
-    """Parse one document. Raises Wrong if it is not YAML; appends all other problems."""
+def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
+    """Parse one document. Raises Wrong if it is not YAML; appends all other mistakes."""
     try:
-        return _Composer(text, problems).document()
+        _refuse_bombs(yaml.parse(text, Loader=_LOADER))
+        document = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else -1
         written = "".join(text.split("\n")[line : line + 1])
-        what, remedy = f"not YAML: {quoted(error.problem or '?')}", "fix the YAML at this line"
+        context, problem = error.context or "", error.problem or "?"
+        why = context if context.startswith("found") else problem.removeprefix("but ")
+        what, remedy = f"not YAML: {quoted(why)}", "fix the YAML at this line"
         if "\t" in written[: len(written) - len(written.lstrip())]:
             what, remedy = "found a tab", "indent with spaces"
-        raise Wrong(Problem(line + 1, "", what, remedy)) from None
+        raise Wrong(Mistake(line + 1, "", what, remedy)) from None
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         what = f"not YAML: {quoted(' '.join(str(error).split()))}"
-        raise Wrong(Problem(0, "", what, "save the file as UTF-8 text")) from None
-    except RecursionError:
-        raise Wrong(Problem(0, "", "found too many nested lists", "nest fewer")) from None
+        raise Wrong(Mistake(0, "", what, "save the file as UTF-8 text")) from None
+    return _Conversion(mistakes).value(document, "") if document else RawValue(1, NOTHING)
 
 
-class _Composer:
-    """Builds the tree from PyYAML's events. Like PyYAML's own composer, but with limits."""
-
-    def __init__(self, text: str, problems: list[Problem]) -> None:
-        self.events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
-        self.problems = problems
-        self.anchors: dict[str, Tree] = {}
-        self.aliases = 0
-
-    def document(self) -> Tree:
-        next(self.events)  # the start of the stream
-        if isinstance(next(self.events), yaml.StreamEndEvent):
-            return Tree(1, NOTHING)
-        tree = self._tree(next(self.events), "")
-        next(self.events)  # the end of the document
-        if not isinstance(event := next(self.events), yaml.StreamEndEvent):
-            raise _not_yaml("found a second document", event)
-        return tree
-
-    def _tree(self, event: Any, path: str) -> Tree:
+def _refuse_bombs(events: Iterable[Any]) -> None:
+    """Refuse documents that are meant to exhaust whoever composes them."""
+    depth = aliases = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
         line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
-            self.aliases += 1
-            if event.anchor not in self.anchors or self.aliases > MAX_ALIASES:
-                many = f"found more than {MAX_ALIASES} aliases"
-                undefined = f"found the alias *{event.anchor} without &{event.anchor} above it"
-                raise _not_yaml(many if self.aliases > MAX_ALIASES else undefined, event)
-            return self.anchors[event.anchor]
-        tag = None if event.tag == "!" else event.tag
-        if tag and tag not in _KINDS:
-            what = f"found the YAML tag {quoted(tag)}"
-            self.problems.append(Problem(line, path, what, "remove the tag", "plain values"))
-        if isinstance(event, yaml.SequenceStartEvent):
-            items: list[Tree] = []
-            while not isinstance(inner := next(self.events), yaml.SequenceEndEvent):
-                items.append(self._tree(inner, f"{path}[{len(items)}]"))
-            tree = Tree(line, LIST, items=tuple(items))
-        elif isinstance(event, yaml.MappingStartEvent):
-            tree = Tree(line, MAPPING, entries=self._entries(path))
-        else:
-            tag = tag or _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
-            tree = Tree(line, _KINDS.get(tag, TEXT), event.value)
-        if event.anchor:
-            self.anchors[event.anchor] = tree
-        return tree
+        if depth > MAX_DEPTH:
+            raise Wrong(Mistake(line, "", "found too many nested lists", "nest fewer"))
+        if aliases > MAX_ALIASES:
+            what = f"found more than {MAX_ALIASES} aliases"
+            raise Wrong(Mistake(line, "", what, "write the values in full"))
 
-    def _entries(self, path: str) -> dict[str, Tree]:
-        entries: dict[str, Tree] = {}
-        merged: list[Tree] = []
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            key = self._tree(event, path)
+
+class _Conversion:
+    """Converts PyYAML's nodes, each once: aliases stand for one node. Collects mistakes."""
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        self.mistakes = mistakes
+        self.values: dict[int, RawValue | None] = {}  # by id of the node; None: has begun
+
+    def value(self, node: Any, path: str) -> RawValue:
+        line = node.start_mark.line + 1
+        if id(node) not in self.values:
+            self.values[id(node)] = None
+            self.values[id(node)] = self._convert(node, path, line)
+        if (value := self.values[id(node)]) is None:
+            what = "found an alias inside the value that it stands for"
+            raise Wrong(Mistake(line, path, what, "write the value in full"))
+        return value
+
+    def _convert(self, node: Any, path: str, line: int) -> RawValue:
+        if node.tag not in _KINDS:
+            what, remedy = f"found the YAML tag {quoted(node.tag)}", "remove the tag"
+            self.mistakes.append(Mistake(line, path, what, remedy))
+        if isinstance(node, yaml.SequenceNode):
+            items = (self.value(item, f"{path}[{i}]") for i, item in enumerate(node.value))
+            return RawValue(line, LIST, items=tuple(items))
+        if isinstance(node, yaml.MappingNode):
+            return RawValue(line, MAPPING, entries=self._entries(node, path))
+        return RawValue(line, _KINDS.get(node.tag, TEXT), node.value)
+
+    def _entries(self, mapping: yaml.MappingNode, path: str) -> dict[str, RawValue]:
+        entries: dict[str, RawValue] = {}
+        merged: list[RawValue] = []
+        for key_node, value_node in mapping.value:
+            key = self.value(key_node, path)
             inner = f"{path}.{quoted(key.text)}".removeprefix(".")
-            value = replace(self._tree(next(self.events), inner), line=key.line)
+            value = replace(self.value(value_node, inner), line=key.line)
             if key.kind in (LIST, MAPPING):
                 what = "found a key that is not text"
-                self.problems.append(Problem(key.line, path, what, "use a plain word"))
+                self.mistakes.append(Mistake(key.line, path, what, "use a plain word"))
             elif key.kind == MERGE:
                 merged += value.items or [value]
             elif key.text in entries:
                 what = f"written twice (first on line {entries[key.text].line})"
-                self.problems.append(Problem(key.line, inner, what, "keep one of them"))
+                self.mistakes.append(Mistake(key.line, inner, what, "keep one of them"))
             else:
                 entries[key.text] = value
         for other in merged:  # `<<`: own keys win, then earlier mappings
             entries = {**other.entries, **entries}
             if other.kind != MAPPING:
-                what = f"found `<<` of {other.kind}"
-                self.problems.append(Problem(other.line, path, what, allowed="`<<` of a mapping"))
+                what, remedy = f"found `<<` of {other.kind}", "write `<<` of a mapping"
+                self.mistakes.append(Mistake(other.line, path, what, remedy))
         return entries
-
-
-def _not_yaml(what: str, event: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)

@@ -7,7 +7,7 @@ from ..errors import HostUnreachable
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Host
-from ..hosts.init import Entry
+from ..hosts.init import HostLine
 from ..ssh.many import ask_each
 from ..ssh.node import connected
 from ..ssh.route import route_to
@@ -23,7 +23,7 @@ def ssh_login(host: Host) -> tuple[str, str]:
     return route.user, next((key for key in route.identity_files if Path(key).is_file()), "")
 
 
-def look(hosts: Sequence[Host], console: Console) -> list[Entry]:
+def look(hosts: Sequence[Host], console: Console) -> list[HostLine]:
     """Ask all hosts concurrently. Prints a line about each host that does not answer.
 
     An entry has the number of GPUs (None without an answer) and a note for the user.
@@ -37,13 +37,13 @@ def look(hosts: Sequence[Host], console: Console) -> list[Entry]:
     return [described(host.name, found.get(host.name)) for host in hosts]
 
 
-def described(host: str, facts: Facts | None) -> Entry:
+def described(host: str, facts: Facts | None) -> HostLine:
     if facts is None:
-        return Entry(host, None, "did not answer; `ddpctl check` shows why")
+        return HostLine(host, None, "did not answer; `ddpctl check` shows why")
     models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:
         what = f"{count} x {models.pop()}"
     disk = facts.details.disk(facts.home) if facts.details else None
     free = f", {disk.kib_free / 2**20:.0f} GiB free in {facts.home}" if disk else ""
-    return Entry(host, count, what + free)
+    return HostLine(host, count, what + free)

@@ -17,7 +17,7 @@ from launcher.cli import application
 from launcher.commands.complete import hosts_files
 from launcher.facts.script import parse as parse_facts
 from launcher.hosts import load, parse
-from launcher.hosts.init import Answers, Entry, compose, scalar, ssh_aliases
+from launcher.hosts.init import Answers, HostLine, compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described
 
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)
@@ -53,7 +53,7 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
 
 @given(st.lists(WORDS, min_size=1, max_size=5))
 def test_any_command_reads_back(words: list[str]) -> None:
-    text = compose(Answers(hosts=(Entry("a"),), command=tuple(words)), "hosts.yaml")
+    text = compose(Answers(hosts=(HostLine("a"),), command=tuple(words)), "hosts.yaml")
     assert parse(text, "hosts.yaml").job.command == tuple(words)
 
 
@@ -177,7 +177,7 @@ def test_what_a_host_says_of_its_gpus_stays_in_a_comment(
     lies = "A100\n    user: evil\x85job: 1\u2028x"
     output = f"@@gpus\n0, GPU-1, {lies}, 1\n@@user\nuid=1(a) gid=1(a)\n@@home\n/h\n@@end\n1\n"
     note = described("a", parse_facts(output)).note
-    text = compose(Answers(hosts=(Entry("a", None, note),)), "hosts.yaml")
+    text = compose(Answers(hosts=(HostLine("a", None, note),)), "hosts.yaml")
     assert parse(text, "hosts.yaml") == parse(
-        compose(Answers(hosts=(Entry("a"),)), "hosts.yaml"), "hosts.yaml"
+        compose(Answers(hosts=(HostLine("a"),)), "hosts.yaml"), "hosts.yaml"
     )

@@ -11,7 +11,7 @@ import yaml
 
 from launcher.errors import HostsFileError
 from launcher.hosts import parse
-from launcher.hosts.init import Answers, Entry, compose
+from launcher.hosts.init import Answers, HostLine, compose
 from launcher.hosts.schema import FILE, SCHEMA
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +74,15 @@ def test_a_hosts_file_that_we_show_loads_and_has_no_error_in_an_editor(name: str
         "hosts: [a]\njob: {command: []}",
         "hosts: [a]\njob: {env: [A=1]}",
         "hosts: [a]\njob: {stop_timeout: 1m}",
+        "hosts: [{host: a, interface: 'ib0,ib1'}]",
+        "hosts: [a]\njob: {image: Foo/Bar}",
+        "hosts: [a]\njob: {mounts: [/a]}",
+        "hosts: [a]\njob: {mounts: ['/a/../b:/c']}",
+        "hosts: [a]\njob: {devices: [fuse]}",
+        "hosts: [a]\njob: {ulimits: {nofiles: 1}}",
+        "hosts: [a]\njob: {tmpfs: {scratch: 1g}}",
+        "hosts: [a]\njob: {user: bob}",
+        "hosts: [a]\njob: {metrics_dir: relative}",
     ],
 )
 def test_the_editor_and_ddpctl_refuse_the_same_mistakes(text: str) -> None:
@@ -83,5 +92,5 @@ def test_the_editor_and_ddpctl_refuse_the_same_mistakes(text: str) -> None:
 
 
 def test_init_tells_the_editor_where_the_schema_is() -> None:
-    first = compose(Answers(hosts=(Entry("a"),)), "hosts.yaml").splitlines()[0]
+    first = compose(Answers(hosts=(HostLine("a"),)), "hosts.yaml").splitlines()[0]
     assert first == f"# yaml-language-server: $schema=file://{FILE}"

@@ -68,7 +68,7 @@ def test_a_launch_that_cannot_work_asks_no_host(
 def test_a_missing_workdir_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"], workdir="cod")
     code, _, err = cluster.ddpctl("launch", cluster.hosts_file)
-    assert (code, "/cod, which does not exist; allowed: a folder" in err) == (2, True), err
+    assert (code, "/cod, which does not exist on this machine; correct" in err) == (2, True), err
     assert not cluster.hosts["gpu0"].asked
 
 

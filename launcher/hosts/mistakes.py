@@ -1,0 +1,66 @@
+"""Mistakes in a hosts file, and how to show them: one line each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import HostsFileError
+from ..text import LONGEST_PATH, quoted
+
+MOST = 1000  # mistakes that are shown
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake. line: 0 if there is none, as for a flag. near: what the user probably meant.
+
+    allowed: all names that would be right, which are printed once per file.
+    """
+
+    line: int
+    key: str
+    what: str
+    remedy: str = ""
+    near: str | None = None
+    allowed: str = ""
+
+    def within(self, key: str, remedy: str = "") -> Mistake:
+        """Return the mistake with `key` before its own key. `remedy` counts only if it has none."""
+        return replace(self, key=key + self.key, remedy=self.remedy or remedy)
+
+    def text(self, source: str) -> str:
+        place = quoted(source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
+        near = f"did you mean '{self.near}'?" if self.near else ""
+        allowed = f"allowed: {self.allowed}" if self.allowed else ""
+        text = "; ".join(filter(None, [self.what, self.remedy, near, allowed]))
+        return ": ".join(filter(None, [place, self.key, text]))
+
+
+class Wrong(Exception):
+    """A value is wrong. The keys of its mistakes are relative to that value."""
+
+    def __init__(self, *mistakes: Mistake) -> None:
+        super().__init__()
+        self.mistakes = mistakes
+
+
+def raise_any(source: str, mistakes: Sequence[Mistake]) -> None:
+    """Raise HostsFileError if there are mistakes. It has each once, in the order of the file."""
+    lines, printed = dict[str, None](), set[str]()
+    for mistake in sorted(mistakes, key=lambda mistake: mistake.line)[:MOST]:
+        if mistake.allowed in printed:
+            mistake = replace(mistake, allowed="")
+        printed.add(mistake.allowed)
+        lines[mistake.text(source)] = None
+    if len(mistakes) > MOST:
+        lines[Mistake(0, "", "found more mistakes", "correct these first").text(source)] = None
+    if lines:
+        raise HostsFileError([*lines])
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` is probably a typo of, or None."""
+    matches = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), 1, 0.6)
+    return matches[0] if matches else None

@@ -11,7 +11,7 @@ from .charts import Chart, Curve, Point
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; a letter is 11 units high and up to 6.5 wide
 LETTER = 6.5
 TOP, BOTTOM = 8.0, HEIGHT - 20.0  # of the plot; the labels of the x axis are below it
-COLOURS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
+COLORS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
 
 
@@ -21,13 +21,13 @@ def text(value: object) -> str:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Draw charts with one legend, which can hide curves. A name has one colour in all charts."""
+    """Draw charts with one legend, which can hide curves. A name has one color in all charts."""
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""
     rules, legend = "", ""
     for n, name in enumerate(names):
-        rules += f".color-{n}{{--c:{colour_of(n)}}}"
+        rules += f".color-{n}{{--c:{color_of(n)}}}"
         rules += f"body:has(#s{n}:not(:checked)) .series.color-{n}{{display:none}}"
         legend += f'<li class="color-{n}"><label><input type="checkbox" id="s{n}" checked><i></i>'
         legend += f"{text(name)}</label></li>"
@@ -43,7 +43,7 @@ def figures(charts: Sequence[Chart]) -> str:
 
 
 def svg(chart: Chart, names: Sequence[str]) -> str:
-    """Draw one chart. A curve's colour is that of its index in `names`."""
+    """Draw one chart. A curve's color is that of its index in `names`."""
     values = [value for curve in chart.curves for _, value in curve.points]
     low, high = (min(values), max(values)) if chart.top is None else (0.0, max(chart.top, *values))
     y_axis = log_axis(low, high) if chart.log and low > 0 else linear_axis(low, high)
@@ -82,10 +82,10 @@ def kind(curve: Curve) -> str:
     return " detail" * curve.is_detail + " only" * (len(curve.points) == 1)
 
 
-def colour_of(index: int) -> str:
-    """Return a unique colour: after COLOURS, hues that are a golden angle apart."""
-    if index < len(COLOURS):
-        return COLOURS[index]
+def color_of(index: int) -> str:
+    """Return a unique color: after COLORS, hues that are a golden angle apart."""
+    if index < len(COLORS):
+        return COLORS[index]
     return f"hsl({index * 137.508 % 360:.2f} 60% {45 + index % 3 * 8}%)"
 
 
@@ -118,7 +118,8 @@ def linear_axis(low: float, high: float) -> Axis:
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= (high - low) / 5)
     first, last = math.ceil(low / step), math.floor(high / step)
-    return Axis(low, high, [n * step for n in range(first, last + 1)])
+    ticks = [min(max(low, n * step), high) for n in range(first, last + 1)]  # rounding may leave it
+    return Axis(low, high, ticks)
 
 
 def log_axis(low: float, high: float) -> Axis:

@@ -17,7 +17,7 @@ from launcher.report.drawing import (
     LETTER,
     MOST_POINTS,
     WIDTH,
-    colour_of,
+    color_of,
     figures,
     label,
     linear_axis,
@@ -147,6 +147,7 @@ def test_a_linear_axis_has_a_few_round_numbers(low: float, high: float, shown: l
 
 
 @given(NUMBERS, NUMBERS)
+@example(0.2, 0.2)
 def test_every_axis_has_two_to_nine_labels_between_its_ends(one: float, other: float) -> None:
     low, high = sorted(number(value) or 0.0 for value in (one, other))
     axes = [linear_axis(low, high)] + ([log_axis(low, high)] if low > 0 else [])
@@ -189,10 +190,10 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_spikes() -> None:
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)
 
 
-def test_one_legend_names_every_curve_and_no_two_share_a_colour() -> None:
+def test_one_legend_names_every_curve_and_no_two_share_a_color() -> None:
     curves = tuple(Curve(str(n), ((n, 1.0), (n + 1, 2.0))) for n in range(64))
     drawn = figures([Chart("many", curves), Chart("again", curves[:3])])
     assert drawn.count('<ul class="legend">') == 1 and drawn.count("<li") == 64
     assert len(set(re.findall(r"--c:([^}]*)}", drawn))) == 64
     assert drawn.count('class="series color-2"') == 2  # in both charts
-    assert all(f"--c:{colour_of(n)}" in drawn for n in range(64))
+    assert all(f"--c:{color_of(n)}" in drawn for n in range(64))

@@ -51,7 +51,7 @@ def push(
     """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
 
     here, there: the image on this machine and on each node; there=None: ask the engines for both.
-    Raises HostsNotReady (a PushFailed) with each failed host; the others are ready.
+    Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
     machines = one_per_account(nodes)
@@ -61,7 +61,7 @@ def push(
             run = _Push(cluster.job, parts, parts if only else ALL, local, progress)
             found, failures = run.run(machines, here, there)
     except OSError as error:  # of a file or pipe, but not of stdout
-        raise PushFailed(f"this machine: the push failed: {error}; push again") from error
+        raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
         report = progress.close()
     for node, failure in failures.items():
@@ -145,9 +145,8 @@ class _Push:
         self, part: str, tree: Tree, there: Mapping[Node, Collection[str]], fanout: Fanout
     ) -> dict[Node, DdpctlError]:
         missing = [node for node, has in there.items() if part not in has]
-        remedy = f"does not have the current {part}; run `ddpctl push HOSTS --{part}`"
-        failures: dict[Node, DdpctlError]
-        failures = {node: PushFailed(f"{node.name}: {remedy}") for node in missing}
+        lacks = PushFailed(f"does not have the current {part}", f"run `ddpctl push HOSTS --{part}`")
+        failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
         if missing and part in self.parts:
             failures = TreePush(tree, part, fanout).run(missing)
         for node in there:

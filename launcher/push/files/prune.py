@@ -75,7 +75,9 @@ def prune(
         trees = scan_job(cluster.job, {"dataset", "workdir"})
     except OSError as error:
         raise PushFailed(
-            f"this machine: cannot read the job's folders: {error}; nothing was deleted"
+            f"cannot read the job's folders: {error}; nothing was deleted",
+            "make them readable",
+            host="this machine",
         ) from None
 
     def run(node: Node, script: str, *arguments: str) -> str:

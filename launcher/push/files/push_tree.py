@@ -133,8 +133,10 @@ class TreePush:
         size = deltas[base].size
         if trees.free is not None and size > trees.free:
             raise PushFailed(
-                f"{node.name}: {self.part}: needs {decimal(size)} but the disk of ~/.ddpctl "
-                f"has {decimal(trees.free)} free; free some space, then push again"
+                f"{self.part}: needs {decimal(size)} but the disk of ~/.ddpctl has "
+                f"{decimal(trees.free)} free",
+                "free some space, then push again",
+                host=node.name,
             )
         self._script(node, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))
         return Start(base, deltas[base].write)

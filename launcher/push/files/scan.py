@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from pathspec import GitIgnoreSpec
 
-from ...errors import PushFailed
+from ...errors import PushFailed, Several
 from ...hosts import Job
 from ...state import cache_home, home_folder, read_cache, state_home, write_cache
 from ...text import LONGEST_PATH, quoted
@@ -64,18 +64,18 @@ class Tree:
 def scan(folder: str, *, ignore: bool) -> Tree:
     """Scan a folder. ignore: skip .git and what .gitignore and .ddpctlignore exclude.
 
-    Raises PushFailed, which lists unreadable paths and links that lead out of the tree.
+    Raises Several, with each unreadable path and each link that leads out of the tree.
     """
     walk = _Walk(os.fsencode(os.path.realpath(folder)))
     if not os.path.isdir(walk.root):
-        raise PushFailed(f"{folder}: not a folder; fix the path in the hosts file")
+        raise PushFailed(f"{folder}: not a folder", "correct the path in the hosts file")
     began = time.time_ns()
     walk.run(ignore=ignore)
     contents = _hash_files(walk, began)
     if walk.problems:
         more = len(walk.problems) - SHOWN
-        tail = [f"and {more} more like these"] if more > 0 else []
-        raise PushFailed("\n".join(walk.problems[:SHOWN] + tail))
+        tail = [PushFailed(f"and {more} more like these")] if more > 0 else []
+        raise Several(walk.problems[:SHOWN] + tail)
     for path, stamp in walk.stamps.items():
         kind = "x" if stamp.executable else "f"
         walk.entries.append(Entry(path, kind, stamp.size, contents[path].encode()))
@@ -108,7 +108,7 @@ class _Walk:
         self.entries: list[Entry] = []  # folders and links
         self.stamps: dict[bytes, Stamp] = {}  # files
         self.skipped: list[bytes] = []
-        self.problems: list[str] = []
+        self.problems: list[PushFailed] = []
         # Never pushed, even as part of a home folder: they change during a push and belong to this
         # machine only.
         own = (cache_home(), state_home(), home_folder() / ".ddpctl")
@@ -156,9 +156,13 @@ class _Walk:
                 target = os.readlink(child.path)
                 inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
                 if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
+                    to = path_text(target)
                     self.problems.append(
-                        f"{path_text(child.path)}: is a link out of the folder (to {path_text(target)}), "
-                        "which would be broken on the hosts; replace it with what it links to"
+                        PushFailed(
+                            f"{path_text(child.path)}: is a link out of the folder (to {to}), "
+                            "which would be broken on the hosts",
+                            "replace it with what it links to",
+                        )
                     )
                 else:
                     self.entries.append(Entry(path, "l", 0, target))
@@ -170,8 +174,10 @@ class _Walk:
     def problem(self, path: bytes, error: OSError) -> None:
         where = path_text(os.path.join(self.root, path))
         self.problems.append(
-            f"{where}: {error.strerror}; make it readable or remove it; .ddpctlignore can exclude "
-            "it from a workdir"
+            PushFailed(
+                f"{where}: {error.strerror}",
+                "make it readable, remove it, or exclude it from the workdir with .ddpctlignore",
+            )
         )
 
 

@@ -76,7 +76,7 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
         file = open_file(path)
     except OSError as error:
         raise PushFailed(
-            f"{path_text(path)}: {error.strerror} during the push; push again"
+            f"{path_text(path)}: {error.strerror} during the push", "push again"
         ) from None
     with file:
         left, digest = entry.size, hashlib.sha256()
@@ -88,5 +88,6 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
             left -= len(block)
             yield block
         if left or digest.hexdigest().encode() != entry.content:
-            changed = "changed during the push; push again when it is complete"
-            raise PushFailed(f"{path_text(path)}: {changed}")
+            raise PushFailed(
+                f"{path_text(path)}: changed during the push", "push again when it is complete"
+            )

@@ -27,8 +27,8 @@ Outcome = tuple[Found, dict[Node, DdpctlError]]  # the image of each host; faile
 def check_image(name: str, there: Mapping[Node, ImageInfo | None]) -> Outcome:
     """Check that all hosts have the same image. there: each host's image of that name."""
     found = {node: image for node, image in there.items() if image is not None}
-    missing = f"does not have {name}; run `ddpctl push HOSTS --image`"
-    failures = {node: PushFailed(f"{node.name}: {missing}") for node in there if node not in found}
+    missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
+    failures = {node: missing.on(node.name) for node in there if node not in found}
     remedy = "`ddpctl push HOSTS --image` makes them the same"
     return found, {**failures, **_different(name, found, remedy)}
 
@@ -69,8 +69,9 @@ def _different(name: str, found: Found, remedy: str) -> dict[Node, PushFailed]:
     first = next(iter(found), None)
     return {
         node: PushFailed(
-            f"{node.name}: {name} is not the same image as on {first.name} "
-            f"({image.id[:19]}, {found[first].id[:19]}); {remedy}"
+            f"{name} is not the same image as on {first.name} ({image.id[:19]}, {found[first].id[:19]})",
+            remedy,
+            host=node.name,
         )
         for node, image in found.items()
         if first and not same(image, found[first])
@@ -83,8 +84,10 @@ def _pull(node: Node, name: str) -> ImageInfo:
         return images.pull(node, name)
     except CommandFailed as error:
         raise PushFailed(
-            f"{node.name}: the image {name} is neither on this machine nor on the host, and the host "
-            f"cannot pull it ({error}); build it here (`docker build -t {name} .`) or fix job.image"
+            f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
+            f"({error.what})",
+            f"build it here (`docker build -t {name} .`) or correct job.image",
+            host=node.name,
         ) from None
 
 
@@ -164,8 +167,10 @@ class _Sending:
             remember(image, self.here)
         elif not same(image, self.here):
             raise PushFailed(
-                f"{node.name}: {self.name} is not the image that was sent; another user may have "
-                "moved the tag in the meantime"
+                f"{self.name} is not the image that was sent; another user may have moved the tag "
+                "in the meantime",
+                "push again",
+                host=node.name,
             )
         return image
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
+from ...text import duration
 from ..push_progress import Progress
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import Event, Relay, TransferDamaged, one_time_pair
@@ -61,14 +62,15 @@ class Chain:
 
     def _follow(self, relay: Relay) -> None:
         """Handle a host's events until its agent ends, which ends its transfers too."""
-        why: DdpctlError = TransferDamaged(f"{relay.node.name}: its relay agent ended")
+        why: DdpctlError = TransferDamaged("its relay agent ended", host=relay.node.name)
         try:
             for event in relay.events():
                 transfer = self._transfers.get(event.payload)
                 if transfer and relay in transfer.hosts:
                     transfer.handle(transfer.hosts[relay], event)
         except DdpctlError as error:
-            why = HostUnreachable(f"{error}; the next push continues where this one stopped")
+            remedy = f"{error.remedy}; the next push continues where this one stopped"
+            why = HostUnreachable(error.what, remedy, host=relay.node.name)
         except (OSError, ValueError):
             pass
         relay.lost = why
@@ -126,9 +128,12 @@ class Transfer:
                 if state != seen:
                     deadline, seen = time.monotonic() + END_TIMEOUT, state
                 elif time.monotonic() > deadline:
-                    why = f"{self.payload.part}: no progress for {END_TIMEOUT:.0f} s"
+                    stuck = PushFailed(
+                        f"{self.payload.part}: no progress for {duration(END_TIMEOUT)}",
+                        "check whether a disk or the engine hangs there, then push again",
+                    )
                     for host in unfinished:
-                        self.end(host, PushFailed(f"{host.relay.node.name}: {why}"))
+                        self.end(host, stuck.on(host.relay.node.name))
                 self._bypass_slow_hosts()
                 self._try_the_second_host()
         return {r.node: host.error for r, host in self.hosts.items() if host.error is not None}
@@ -143,15 +148,16 @@ class Transfer:
             self._feed_from_here(host, event)
         elif event.kind == "failed":
             why = "damaged in transit" if event.text == "damaged" else event.text
-            self.end(host, TransferDamaged(str(failed(name, part, why))))
+            error = failed(name, part, why)
+            self.end(host, TransferDamaged(error.what, error.remedy, host=name))
         elif event.kind == "done" and event.count != 0:
             self.end(host, failed(name, part, event.text or f"exit {event.count}"))
         elif event.kind == "done":
             try:
                 self.payload.finish(host.relay.node)
                 self.end(host, None)
-            except DdpctlError as error:
-                self.end(host, error)
+            except DdpctlError as failure:
+                self.end(host, failure)
 
     def _count(self, host: HostTransfer, have: int) -> None:
         with self._changed:

@@ -45,6 +45,7 @@ def failed(host: str, part: str, stderr: str) -> PushFailed:
     for symptom, remedy in REMEDIES.items():
         for line in lines:
             if symptom in line.lower():
-                return PushFailed(f"{host}: {part}: {line}; {remedy}")
+                return PushFailed(f"{part}: {line}", remedy, host=host)
     telling = [line for line in lines if "exiting now" not in line.lower()]
-    return PushFailed(f"{host}: {part}: {(telling or lines)[-1]}")
+    remedy = "try again; `ddpctl check HOSTS` may show why"
+    return PushFailed(f"{part}: {(telling or lines)[-1]}", remedy, host=host)

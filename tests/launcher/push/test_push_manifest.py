@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import PushFailed
+from launcher.errors import PushFailed, Several
 from launcher.hosts import Host
 from launcher.push.files import manifest, push_tree, tar
 from launcher.push.files.manifest import Entry
@@ -69,7 +69,7 @@ def test_a_link_out_of_the_tree_is_refused_by_name(tmp_path: Path, target: str) 
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "odd\nname").symlink_to(target)
-    with pytest.raises(PushFailed, match=r"odd\\nname: is a link out of the folder") as caught:
+    with pytest.raises(Several, match=r"odd\\nname': is a link out of the folder") as caught:
         scan(str(tree), ignore=False)
     assert "\n" not in str(caught.value)
 

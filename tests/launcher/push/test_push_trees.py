@@ -163,7 +163,7 @@ def test_a_full_disk_is_one_line_and_publishes_nothing(
     if mounted.returncode != 0:
         pytest.skip("may not mount")
     try:
-        with pytest.raises(PushFailed, match="free some space, then push again") as caught:
+        with pytest.raises(HostsNotReady, match="free some space, then push again") as caught:
             pushes([machine], dataset=str(data))
         assert "\n" not in str(caught.value)
         assert not machine.trees("datasets")
@@ -187,7 +187,7 @@ def test_a_file_that_changes_during_the_push_leaves_nothing_behind(
         return whole(*args, **kwargs)
 
     monkeypatch.setattr(tar, "stream", late)
-    with pytest.raises(PushFailed, match=r"7\.bin: changed during the push") as caught:
+    with pytest.raises(HostsNotReady, match=r"7\.bin: changed during the push") as caught:
         pushes(hosts, dataset=str(data))
     assert "\n" not in str(caught.value)
     assert not any(machine.trees("datasets") + machine.drafts("datasets") for machine in hosts)

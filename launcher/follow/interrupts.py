@@ -14,12 +14,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Inside `with`, a signal raises KeyboardInterrupt. Only the main thread can receive signals.
 
-    Inside `held()`, a signal is only queued, so that the current action can be completed or undone first.
+    Inside `held()`, a signal is only queued, so that the current action can be completed or undone
+    first. Such blocks may be nested.
     """
 
     def __init__(self) -> None:
         self._pending: list[int] = []
-        self._held = False
+        self._holds = 0  # nested `held()` blocks
         self._before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
@@ -34,17 +35,17 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        self._held = True
+        self._holds += 1
         try:
             yield
         finally:
-            self._held = False
+            self._holds -= 1
 
     def take(self) -> int | None:
         """Remove and return the oldest queued signal; None if the queue is empty."""
         return self._pending.pop(0) if self._pending else None
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if not self._held:
+        if not self._holds:
             raise KeyboardInterrupt
         self._pending.append(number)

@@ -1,0 +1,39 @@
+"""Signals wait until the code that holds them has completed its action."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from launcher.follow.interrupts import Interrupts
+
+
+def interrupts_at_once(number: signal.Signals = signal.SIGINT) -> bool:
+    """Send this process a signal. Return whether it raised KeyboardInterrupt."""
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_a_signal_is_queued_until_the_outermost_hold_ends() -> None:
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            with interrupts.held():
+                assert not interrupts_at_once(signal.SIGINT)
+            assert not interrupts_at_once(signal.SIGTERM)
+            assert interrupts.take() == signal.SIGINT
+            assert interrupts.take() == signal.SIGTERM
+            assert interrupts.take() is None
+        assert interrupts_at_once()
+
+
+def test_an_error_ends_only_the_hold_that_it_leaves() -> None:
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            with pytest.raises(ValueError, match="boom"), interrupts.held():
+                raise ValueError("boom")
+            assert not interrupts_at_once()
+        assert interrupts_at_once()
